@@ -1,0 +1,86 @@
+"""Attention mechanisms behind one contract: one file and one YAML each.
+
+`names()` lists them, `create()` builds one; notebooks, tests and the model use the same door.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from protlm.attention.base import Attention
+from protlm.errors import UserError, one_of
+from protlm.paths import conf_dir
+
+__all__ = ["Attention", "create", "mechanism", "names"]
+
+_FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
+
+
+def names() -> list[str]:
+    """The mechanisms there are: the names of the files in `conf/attention`."""
+    return sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))
+
+
+def mechanism(name: str) -> type[Attention]:
+    """The class of a mechanism, by its name.
+
+    Raises:
+        UserError: there is no such mechanism.
+    """
+    # The name comes from a config or a checkpoint: it must not reach any module but these.
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
+        raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")
+    module = importlib.import_module(f"{__name__}.{name}")
+    classes = [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Attention) and member.__module__ == module.__name__
+    ]
+    assert len(classes) == 1, f"{module.__name__} must define exactly one Attention"
+    return classes[0]
+
+
+def create(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    num_heads: int,
+    head_dim: int,
+    model_dim: int,
+    max_length: int,
+    seed: int = 0,
+) -> Attention:
+    """Builds a mechanism.
+
+    Args:
+        name: one of `names()`.
+        options: the mechanism's own settings, as in its YAML without the name.
+        num_heads: heads the mechanism mixes.
+        head_dim: width K of a query and a key.
+        model_dim: width D of the block's input.
+        max_length: the longest input, in positions, for mechanisms with tables of positions.
+        seed: what random projections are drawn from, together with the redraw index.
+
+    Raises:
+        UserError: an unknown name, an unknown option, or an impossible setting.
+    """
+    cls = mechanism(name)
+    accepted = list(inspect.signature(cls).parameters)
+    allowed = [p for p in accepted if p not in _FROM_THE_MODEL]
+    if unknown := sorted(set(options) - set(allowed)):
+        raise UserError(
+            f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
+        )
+    sizes = {
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "model_dim": model_dim,
+        "max_length": max_length,
+        "seed": seed,
+    }
+    try:
+        return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
+    except TypeError as error:
+        raise UserError(f"attention={name}: {error}; settings: {one_of(allowed)}") from error

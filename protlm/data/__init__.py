@@ -1,0 +1,1 @@
+"""From records of UniProt to batches of tokens."""

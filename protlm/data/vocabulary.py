@@ -1,0 +1,115 @@
+"""The vocabulary: ESM-2's 33 tokens in ESM-2's order, one immutable object."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from protlm.errors import InputDataError
+
+
+@final
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens and their numbers; total over residue letters, and hashable.
+
+    `residues` are the 25 letters that stand for an amino acid or a class of them; `standard`
+    the 20 amino acids. Lower case is the reader's business: here only capitals are known.
+    """
+
+    tokens: tuple[str, ...]
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, token: str) -> int:
+        return self._number[token]
+
+    @property
+    def cls(self) -> int:
+        return self._number["<cls>"]
+
+    @property
+    def pad(self) -> int:
+        return self._number["<pad>"]
+
+    @property
+    def eos(self) -> int:
+        return self._number["<eos>"]
+
+    @property
+    def mask(self) -> int:
+        return self._number["<mask>"]
+
+    @cached_property
+    def residues(self) -> np.ndarray:
+        """Numbers of the 25 residue letters, uint8, ascending."""
+        return np.array([self._number[a] for a in sorted(RESIDUES, key=self._number.__getitem__)],
+                        dtype=np.uint8)
+
+    @cached_property
+    def is_residue(self) -> np.ndarray:
+        """For each token whether it stands for a residue, bool [V]."""
+        claims = np.zeros(len(self), dtype=bool)
+        claims[self.residues] = True
+        return claims
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the tokens in order; in every manifest, checkpoint and output."""
+        return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
+
+    @cached_property
+    def _encoder(self) -> np.ndarray:
+        table = np.full(256, self.pad, dtype=np.uint8)
+        for letter in RESIDUES:
+            table[ord(letter)] = self._number[letter]
+        return table
+
+    def encode(self, sequence: str) -> np.ndarray:
+        """Numbers of a sequence's residues, uint8, without special tokens.
+
+        Raises:
+            InputDataError: a letter is no residue; the message names it and its position.
+
+        >>> VOCABULARY.encode("MKV").tolist()
+        [20, 15, 7]
+        """
+        try:
+            tokens = self._encoder[np.frombuffer(sequence.encode("ascii"), dtype=np.uint8)]
+        except UnicodeEncodeError as error:
+            letter, position = sequence[error.start], error.start + 1
+            raise InputDataError(_unknown_letter(letter, position)) from None
+        bad = np.flatnonzero(tokens == self.pad)
+        if bad.size:
+            raise InputDataError(_unknown_letter(sequence[bad[0]], int(bad[0]) + 1))
+        return tokens
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens; special tokens stand in angle brackets.
+
+        >>> VOCABULARY.decode(VOCABULARY.encode("MKV"))
+        'MKV'
+        """
+        return "".join(self.tokens[number] for number in tokens)
+
+
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO"
+STANDARD = "ACDEFGHIKLMNPQRSTVWY"
+
+VOCABULARY = Vocabulary(
+    ("<cls>", "<pad>", "<eos>", "<unk>", *RESIDUES, ".", "-", "<null_1>", "<mask>")
+)
+
+
+def _unknown_letter(letter: str, position: int) -> str:
+    return (
+        f"{letter!r} at residue {position} is not one of {''.join(sorted(RESIDUES))}: "
+        "write X for an unknown residue"
+    )

@@ -1,0 +1,1 @@
+"""The transformer: blocks, positions, heads, and the files a model is kept in."""

@@ -1,0 +1,19 @@
+"""The legend of shape suffixes: a name such as `q_BHLK` says which axes a tensor has.
+
+Digits in a suffix are literal sizes (`mask_B11L`). Scalars, flat buffers and parameters that
+torch names carry no suffix. A test rejects suffix letters that are not in the legend.
+"""
+
+LEGEND: dict[str, str] = {
+    "B": "batch",
+    "L": "positions (residues and special tokens)",
+    "M": "key positions, or chunk positions, where they differ from L",
+    "H": "attention heads",
+    "K": "query and key width of a head",
+    "C": "value width of a head",
+    "D": "model width",
+    "F": "feed-forward width",
+    "R": "random features",
+    "V": "vocabulary",
+    "N": "layers",
+}

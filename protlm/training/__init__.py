@@ -1,0 +1,1 @@
+"""Training with Lightning: module, data, objective, callbacks, checkpoints."""
