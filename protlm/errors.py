@@ -1,6 +1,11 @@
 """The errors a user can mend, and the exit code each one ends a command with."""
 
+import os
+import sys
+import traceback
+from collections.abc import Callable
 from enum import IntEnum
+from typing import NoReturn
 
 
 class ExitCode(IntEnum):
@@ -43,3 +48,33 @@ def one_of(names: list[str]) -> str:
     'a, b'
     """
     return ", ".join(sorted(names)) if names else "(none)"
+
+
+def exit_with_message(command: Callable[[], None], *, debug: bool = False) -> NoReturn:
+    """Runs a command and ends the process: 0, or one sentence on standard error and its code.
+
+    With `debug` the traceback of a `UserError` is shown too.
+    """
+    try:
+        command()
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        _say(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does; nothing is left to tell it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.OK)
+    except Exception as error:
+        traceback.print_exc()
+        _say(f"internal error, please report it: {type(error).__name__}: {error}")
+        sys.exit(ExitCode.INTERNAL)
+    sys.exit(ExitCode.OK)
+
+
+def _say(message: str) -> None:
+    print(f"protlm: {message}", file=sys.stderr)

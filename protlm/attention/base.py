@@ -74,7 +74,12 @@ class Attention(nn.Module, ABC):
 
 
 class RandomFeatures(ABC):
-    """A mechanism with random projections, redrawn outside `forward` on a schedule."""
+    """A mechanism with random projections, redrawn outside `forward`.
+
+    `redraw_every` counts optimiser steps; None keeps the first draw.
+    """
+
+    redraw_every: int | None
 
     @abstractmethod
     def redraw(self, index: int) -> None:

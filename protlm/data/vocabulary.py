@@ -50,8 +50,10 @@ class Vocabulary:
     @cached_property
     def residues(self) -> np.ndarray:
         """Numbers of the 25 residue letters, uint8, ascending."""
-        return np.array([self._number[a] for a in sorted(RESIDUES, key=self._number.__getitem__)],
-                        dtype=np.uint8)
+        return np.array(
+            [self._number[a] for a in sorted(RESIDUES, key=self._number.__getitem__)],
+            dtype=np.uint8,
+        )
 
     @cached_property
     def is_residue(self) -> np.ndarray:

@@ -1,0 +1,56 @@
+# Every target first makes .venv from requirements.lock, when it is missing or older than the lock.
+
+PYTHON := .venv/bin/python
+INSTALLED := .venv/.installed
+# One thread for each test process: they run side by side.
+PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+
+.PHONY: help setup demo test test-all lint format notebooks bench
+
+help: ## Say what each target does (the default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
+
+demo: $(INSTALLED) ## Run the main job on the shipped sample: prepare, train, evaluate, embed, look inside
+	@$(PYTHON) -m data_prep.demo
+
+test: $(INSTALLED) ## Run the tests, less those marked slow
+	$(PYTEST) -m "not slow"
+
+test-all: $(INSTALLED) ## Run every test
+	$(PYTEST)
+
+lint: $(INSTALLED) ## Check style, types, the layers of imports, and spelling
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/codespell
+
+format: $(INSTALLED) ## Rewrite the code in the house format
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+notebooks: $(INSTALLED) ## Execute the notebooks
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --nbmake notebooks
+
+bench: $(INSTALLED) ## Time the attention mechanisms on this machine against PyTorch's own attention
+	$(PYTHON) -m benchmarks.attention
+
+# The environment is made anew, so that it never holds more than the lock names; the stamp comes
+# last, so that an interrupted installation is repeated.
+$(INSTALLED): requirements.lock
+	@python=$$(for name in python3 python3.13 python3.12 python3.11; do \
+	  "$$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    && echo "$$name" && break; done); \
+	if [ -z "$$python" ]; then \
+	  echo "make: no Python 3.11 or newer with its venv module was found: install both (on Debian" \
+	    "and Ubuntu: apt install python3 python3-venv), then type the same again" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Installing into .venv from requirements.lock (once; torch is large) ..."; \
+	"$$python" -m venv --clear .venv
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

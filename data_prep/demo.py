@@ -1,0 +1,149 @@
+"""`make demo`: the main job on the shipped sample, step by step, each step a command anyone can type.
+
+A step whose output stands already is not repeated, so an interrupted demo continues.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from protlm.errors import InputDataError, exit_with_message
+from protlm.paths import complete_file, sample_dir
+
+SPLITS = ("test_iid", "test_remote_homolog", "test_ood_cluster", "test_ood_family")
+FOLDER = Path("demo")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the demo, what it is for, and what it leaves."""
+
+    title: str
+    arguments: list[str]
+    output: Path
+
+
+def steps(folder: Path, sample: Path) -> list[Step]:
+    """The demo's commands in order."""
+    data, run = folder / "data", folder / "run"
+    metrics, fasta = folder / "metrics.json", folder / "proteins.fasta"
+    protein = sample / "structures" / "test" / DEMO_STRUCTURE
+    model = ["-m", str(run)]
+    return [
+        Step(
+            "Prepare 12,373 UniProt sequences: FASTA to checked HDF5 shards",
+            [
+                "prepare",
+                str(sample / "uniprot_sample.fasta.gz"),
+                *("--out", str(data)),
+                *("--split-table", str(sample / "uniprot_sample.splits.tsv.gz")),
+            ],
+            data,
+        ),
+        Step(
+            "Train a small Performer-ReLU",
+            ["train", "experiment=demo", f"data.dir={data}", f"run_dir={run}"],
+            run / "loss.png",
+        ),
+        Step(
+            "Evaluate it: masked and causal, in and out of distribution, and contacts",
+            [
+                "evaluate",
+                f"checkpoint={run}",
+                "evaluation=[masked,contacts]",
+                f"data.dir={data}",
+                f"split=[{','.join(SPLITS)}]",
+                f"output={metrics}",
+            ],
+            metrics,
+        ),
+        Step(
+            "Embed a FASTA file",
+            ["embed", str(fasta), *model, "-o", str(folder / "embeddings.h5")],
+            folder / "embeddings.h5",
+        ),
+        Step(
+            "Write the attention maps of BPT1_BOVIN",
+            [
+                "attention",
+                str(sample / "bpt1_bovin.fasta"),
+                *model,
+                *("-o", str(folder / "attention.h5")),
+                *("--figure", str(folder / "attention.png")),
+            ],
+            folder / "attention.h5",
+        ),
+        Step(
+            "Predict the contacts of a protein of known structure",
+            [
+                "contacts",
+                str(protein),
+                *model,
+                *("-o", str(folder / "contacts.h5")),
+                *("--figure", str(folder / "contacts.png")),
+            ],
+            folder / "contacts.h5",
+        ),
+    ]
+
+
+def demo(folder: Path = FOLDER) -> None:
+    """Runs every step, prints the results table and lists what was made.
+
+    Raises:
+        InputDataError: the trained model is no better than the unigram baseline.
+    """
+    start = time.monotonic()
+    sample = sample_dir()
+    folder.mkdir(exist_ok=True)
+    fasta = folder / "proteins.fasta"
+    if not fasta.exists():
+        with complete_file(fasta) as temporary:
+            temporary.write_text(sample.joinpath("proteins.fasta").read_text())
+    for step in steps(folder, sample):
+        _run(step)
+    _results(folder / "metrics.json")
+    print(f"\nMade in {folder}/ in {time.monotonic() - start:.0f} seconds:")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            print(f"  {path}  ({path.stat().st_size:,} bytes)")
+
+
+def _run(step: Step) -> None:
+    print(f"\n== {step.title}\n$ protlm {shlex.join(step.arguments)}", flush=True)
+    if step.output.exists():
+        print(f"{step.output} is there already")
+        return
+    code = subprocess.run([sys.executable, "-m", "protlm", *step.arguments], check=False).returncode
+    if code:
+        sys.exit(code)
+
+
+def _results(metrics: Path) -> None:
+    results = json.loads(metrics.read_text())["results"]
+    table = Table("split", "masked perplexity", "unigram baseline", "lower by", "accuracy")
+    for split in SPLITS:
+        model, unigram = (results[split]["masked"][who] for who in ("model", "empirical"))
+        gain = 1 - model["perplexity"] / unigram["perplexity"]
+        table.add_row(
+            split,
+            f"{model['perplexity']:.2f}",
+            f"{unigram['perplexity']:.2f}",
+            f"{gain:.1%}",
+            f"{model['accuracy']:.1%} (baseline {unigram['accuracy']:.1%})",
+        )
+    Console().print(table)
+    iid = results["test_iid"]["masked"]
+    if iid["model"]["perplexity"] >= iid["empirical"]["perplexity"]:
+        raise InputDataError("the model is no better than the unigram baseline on test_iid")
+
+
+if __name__ == "__main__":
+    exit_with_message(demo)

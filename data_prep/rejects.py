@@ -1,0 +1,41 @@
+"""How many records may be left out before something is wrong with the input."""
+
+import math
+
+from protlm.data.records import Tally
+from protlm.data.records.fasta import NUL
+from protlm.errors import InputDataError
+
+# NUL bytes are holes of a file that was never written to its end.
+_MAX_NUL_RATE = 0.001
+
+
+def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
+    """Refuses a set of which more was left out than is allowed, or all of it.
+
+    Raises:
+        InputDataError: the share of records that were rejected is above `max_reject_rate`.
+    """
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.rejected.items()))
+    if tally.num_rejected == tally.records:
+        raise InputDataError(f"none of the {tally.records:,} records can be used: {reasons}")
+    if tally.rejected.get(NUL, 0) > _MAX_NUL_RATE * tally.records:
+        raise InputDataError(
+            f"{tally.rejected[NUL]:,} of {tally.records:,} records hold NUL bytes: the file is "
+            "damaged; fetch it again"
+        )
+    if tally.num_rejected > max_reject_rate * tally.records:
+        raise InputDataError(
+            f"{tally.num_rejected:,} of {tally.records:,} records cannot be used ({reasons}), "
+            f"more than {max_reject_rate:.2%}: mend the file, or type: --max-reject-rate "
+            f"{_rounded_up(tally.num_rejected / tally.records)}"
+        )
+
+
+def _rounded_up(rate: float) -> float:
+    """The rate in thousandths, never less than it is.
+
+    >>> _rounded_up(0.0512)
+    0.052
+    """
+    return math.ceil(rate * 1000) / 1000

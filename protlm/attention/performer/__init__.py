@@ -1,0 +1,1 @@
+"""What the Performers share: feature maps, projections, and linear attention over features."""

@@ -1,0 +1,46 @@
+"""The Performer with the ReLU kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
+
+from typing import final
+
+from protlm.attention.performer.base import Performer
+from protlm.attention.performer.features import relu_features
+from protlm.errors import UserError
+
+
+@final
+class PerformerRelu(Performer):
+    """Attention with weights φ(q)·φ(k), φ_r(x) = relu(ω_r·x) + ε, normalised over the keys.
+
+    As in the code released with the paper, x is scaled neither by K^(-1/4) nor by 1/√R, either of
+    which would only change the size of ε beside the features. Rows ω_r are orthogonal in blocks
+    with chi(K) norms; without a projection φ_r(x) = relu(x_r) + ε on the head's own coordinates.
+
+    Args:
+        head_dim: width K of a query and a key.
+        num_features: rows R of the projection; None for no projection, R = K.
+        kernel_epsilon: ε, so that no row is without weight.
+        redraw_every: optimiser steps between two draws; None keeps the first for good.
+        seed: what the projections are drawn from, together with the redraw index.
+
+    Raises:
+        UserError: a negative ε, counts below 1, or a redraw without a projection.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        num_features: int | None = None,
+        kernel_epsilon: float = 1e-3,
+        redraw_every: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not kernel_epsilon >= 0:
+            raise UserError(f"attention.kernel_epsilon={kernel_epsilon} must be 0 or more")
+        super().__init__(
+            maps=relu_features(kernel_epsilon),
+            head_dim=head_dim,
+            num_features=num_features,
+            redraw_every=redraw_every,
+            seed=seed,
+        )

@@ -1,0 +1,68 @@
+"""Exact softmax attention: softmax(q kᵀ / √K) v (Vaswani et al., arXiv 1706.03762, eq. 1)."""
+
+import math
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protlm.attention.base import Attention
+from protlm.attention.masking import visible_keys, zero_padding
+
+
+@final
+class Softmax(Attention):
+    """Exact attention by torch's fused kernels: time grows with L², memory with L."""
+
+    supports_bidirectional: ClassVar[bool] = True
+    supports_causal: ClassVar[bool] = True
+
+    def forward(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+    ) -> Tensor:
+        """See `Attention.forward`."""
+        # The fused kernels take a mask or causality, not both, and one mask for both would be
+        # L×L. So the key mask is one more coordinate: 1 in a query, far below any logit in a
+        # padded key. Values get a column too: the kernels want one width for all three.
+        bias_BHL1 = torch.zeros_like(k_BHLK[..., :1]).masked_fill(
+            ~mask_BL[:, None, :, None], torch.finfo(k_BHLK.dtype).min / 2
+        )
+        wide = F.scaled_dot_product_attention(
+            F.pad(zero_padding(q_BHLK, mask_BL), (0, 1), value=1.0),
+            torch.cat([zero_padding(k_BHLK, mask_BL), bias_BHL1], dim=-1),
+            F.pad(zero_padding(v_BHLC, mask_BL), (0, 1)),
+            is_causal=causal,
+            scale=1 / math.sqrt(q_BHLK.shape[-1]),
+        )
+        return zero_padding(wide[..., :-1].to(v_BHLC.dtype), mask_BL)
+
+    def attention_map(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        rows: slice | None = None,
+    ) -> Tensor:
+        """The map or a block of its rows, in float32 (float64 for float64 queries)."""
+        rows = slice(None) if rows is None else rows
+        dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
+        q_BHMK = zero_padding(q_BHLK, mask_BL)[:, :, rows].to(dtype)
+        visible_B1ML = visible_keys(mask_BL, rows, causal=causal)
+        with torch.autocast(q_BHLK.device.type, enabled=False):
+            logits_BHML = q_BHMK @ zero_padding(k_BHLK, mask_BL).to(dtype).mT
+        logits_BHML = logits_BHML / math.sqrt(q_BHLK.shape[-1])
+        # A finite floor, so that a row that sees nothing is 0 below and not NaN.
+        floor = torch.finfo(dtype).min
+        weights_BHML = logits_BHML.masked_fill(~visible_B1ML, floor).softmax(dim=-1)
+        return weights_BHML.masked_fill(~visible_B1ML, 0)

@@ -1,0 +1,267 @@
+"""From configs and checkpoints to objects: the only place where settings become a model or a run.
+
+Names in a config or a checkpoint reach modules of `protlm.attention` and `protlm.evaluation` and
+nothing else.
+"""
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from protlm.attention import Attention, create
+from protlm.config import EvaluateConfig, ModelConfig, Objective, TrainConfig
+from protlm.data.shards import SplitReader
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError, one_of
+from protlm.evaluation.base import Evaluation
+from protlm.model import checkpoint as checkpoints
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+from protlm.paths import conf_dir
+
+if TYPE_CHECKING:
+    from protlm.training.datamodule import SequenceData
+    from protlm.training.module import LanguageModeling
+
+Config = TypeVar("Config", TrainConfig, EvaluateConfig)
+
+
+def register_schemas() -> None:
+    """Tells Hydra the schemas that `conf/train.yaml` and `conf/evaluate.yaml` start from."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="evaluate_schema", node=EvaluateConfig)
+
+
+def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
+    """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`.
+
+    Raises:
+        UserError: an unknown key or choice, a wrong type, a required value that is missing; the
+            message names the alternatives.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    register_schemas()
+    name = "train" if schema is TrainConfig else "evaluate"
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            config = hydra_compose(name, list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(_explain(error, schema, overrides)) from error
+    return to_schema(config, schema)
+
+
+def to_schema(config: Any, schema: type[Config]) -> Config:
+    """Turns a composed config into its dataclass; every required value must be there."""
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
+    built = OmegaConf.to_object(config)
+    assert isinstance(built, schema)
+    return built
+
+
+def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
+    """A config as plain containers and values, as it stands in a run's `config.yaml`."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _explain(error: Exception, schema: type, overrides: Sequence[str]) -> str:
+    """One sentence about a failed composition, with the alternatives where there are some."""
+    for override in overrides:
+        key = re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
+        if found := _unknown_key(key, schema):
+            return found
+    text = " ".join(str(error.__cause__ or error).split())
+    text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
+    causes = [o for o in overrides if o.partition("=")[0].split(".")[-1] in _full_key(error)]
+    return f"{causes[0]}: {text}" if causes else text
+
+
+def _full_key(error: BaseException) -> str:
+    found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
+    return found.group(1).split(".")[-1] if found else ""
+
+
+def _unknown_key(key: str, schema: type) -> str | None:
+    """Walks a dotted key down the schema; says where it leaves it."""
+    import dataclasses
+
+    here: Any = schema
+    walked: list[str] = []
+    for part in key.split("."):
+        if not dataclasses.is_dataclass(here):
+            return None
+        fields = {f.name: f.type for f in dataclasses.fields(here)}
+        if part not in fields and not (not walked and part in ("experiment", "hydra")):
+            close = difflib.get_close_matches(part, fields, n=1)
+            hint = f"; did you mean {'.'.join([*walked, close[0]])}?" if close else ""
+            where = ".".join(walked) or "the config"
+            return f"{key} is not a setting; {where} has: {one_of(list(fields))}{hint}"
+        here = fields.get(part)
+        walked.append(part)
+    return None
+
+
+def build_network(
+    model: ModelConfig, attention: dict[str, Any], *, seed: int
+) -> ProteinLM:
+    """A network with fresh weights, a pure function of the config and the seed.
+
+    Raises:
+        UserError: settings that do not exist or do not fit each other.
+    """
+    options = dict(attention)
+    name = str(options.pop("name", ""))
+
+    def mechanism(layer: int) -> Attention:
+        return create(
+            name,
+            options,
+            num_heads=model.num_heads,
+            head_dim=model.model_dim // model.num_heads,
+            model_dim=model.model_dim,
+            max_length=model.max_length,
+            seed=_layer_seed(seed, layer),
+        )
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ProteinLM(
+            model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism
+        )
+
+
+def _layer_seed(seed: int, layer: int) -> int:
+    # Layers draw different projections; the stride keeps neighbouring seeds apart.
+    return seed * 100_003 + layer
+
+
+def describe(config: TrainConfig) -> dict[str, Any]:
+    """Plain values that rebuild the model of a run; they stand in every checkpoint."""
+    plain = to_plain(config)
+    return {
+        "format": checkpoints.FORMAT,
+        "vocabulary": VOCABULARY.hash,
+        "objective": config.objective.name.value,
+        "model": plain["model"],
+        "attention": plain["attention"],
+        "seed": config.seed,
+        "max_length": config.data.max_length,
+    }
+
+
+def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
+    """The LightningModule of a run."""
+    from protlm.training.module import LanguageModeling
+
+    return LanguageModeling(
+        network,
+        description=describe(config),
+        causal=config.objective.name is Objective.causal,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        max_steps=config.trainer.max_steps,
+        seed=config.seed,
+    )
+
+
+def build_data(train: SplitReader, valid: SplitReader, config: TrainConfig) -> "SequenceData":
+    """The LightningDataModule of a run."""
+    from protlm.training.datamodule import SequenceData
+
+    return SequenceData(
+        train, valid, config=config.data, objective=config.objective, seed=config.seed
+    )
+
+
+def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
+    """Loads a model from a run folder, a checkpoint, or an exported folder.
+
+    Raises:
+        InputDataError: there is none, it is damaged, or its vocabulary is another.
+    """
+    found = checkpoints.read(path)
+    if found.description["vocabulary"] != VOCABULARY.hash:
+        raise InputDataError(f"{found.path} was trained with another vocabulary than protlm's")
+    network = _rebuild(found.description, found.description["seed"])
+    try:
+        network.load_state_dict(found.weights)
+    except RuntimeError as error:
+        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
+        raise InputDataError(f"{found.path} does not fit its own description: {reason}") from None
+
+    def rebuild(seed: int) -> ProteinLM:
+        return _rebuild(found.description, seed)
+
+    return PretrainedModel(network, found.description, rebuild=rebuild).to(pick_device(device))
+
+
+def _rebuild(description: dict[str, Any], seed: int) -> ProteinLM:
+    try:
+        schema = OmegaConf.merge(OmegaConf.structured(ModelConfig), description["model"])
+    except OmegaConfBaseException as error:
+        reason = str(error).split("\n", 1)[0]
+        raise InputDataError(f"the model's description has a wrong setting: {reason}") from error
+    model = OmegaConf.to_object(schema)
+    assert isinstance(model, ModelConfig)
+    return build_network(model, description["attention"], seed=seed)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device a person named, or with `auto` the best there is."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise UserError(f"device {name} cannot be used: {reason}; use auto or cpu") from None
+    return device
+
+
+def build_evaluation(label: str, settings: dict[str, Any]) -> Evaluation:
+    """An evaluation from its settings: `name` is a module of `protlm.evaluation`.
+
+    Raises:
+        UserError: no such evaluation, or a setting it does not have.
+    """
+    options = dict(settings)
+    name = str(options.pop("name", ""))
+    cls = _evaluation_class(name)
+    allowed = list(inspect.signature(cls).parameters)
+    if unknown := sorted(set(options) - set(allowed)):
+        raise UserError(
+            f"evaluation.{label}.{unknown[0]} is not a setting; it has: {one_of(allowed)}"
+        )
+    factory: Callable[..., Evaluation] = cls
+    return factory(**options)
+
+
+def _evaluation_class(name: str) -> type[Evaluation]:
+    known = ("accuracy", "contacts")
+    if name not in known:
+        raise UserError(f"evaluation {name!r} does not exist; there are: {one_of(list(known))}")
+    module = importlib.import_module(f"protlm.evaluation.{name}")
+    found = [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Evaluation) and member.__module__ == module.__name__
+    ]
+    assert len(found) == 1, f"{module.__name__} must define exactly one Evaluation"
+    return found[0]

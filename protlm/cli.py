@@ -1,0 +1,289 @@
+"""The command table. Heavy modules are imported by the command that needs them."""
+
+import os
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+from typer.exceptions import TyperException
+
+from protlm.errors import UserError, exit_with_message
+
+app = typer.Typer(
+    name="protlm",
+    help="Train protein language models with linear-cost attention, embed proteins, look inside.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Check, describe or export prepared shards.")
+checkpoint_app = typer.Typer(help="Describe, check or export a model.")
+app.add_typer(data_app, name="data")
+app.add_typer(checkpoint_app, name="checkpoint")
+
+Choice = TypeVar("Choice", bound=StrEnum)
+_SEVERAL = {
+    "--include": "mean|per_tok|bos",
+    "--repr-layers": r"-?\d+",
+    "--layers": r"-?\d+",
+    "--heads": r"\d+",
+}
+_HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+Model = Annotated[
+    Path, typer.Option("--model", "-m", help="A run folder, a .ckpt file or an exported folder.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Figure = Annotated[Path | None, typer.Option(help="Also draw the one protein into this PNG.")]
+Duplicates = Annotated[
+    str, typer.Option(help="A repeated identifier: error, first (skip it), suffix (call it _2).")
+]
+
+
+@app.command()
+def prepare(
+    sources: Annotated[list[Path], typer.Argument(help="FASTA files, plain or gzip.")],
+    out: Annotated[Path, typer.Option(help="The folder of shards to make.")],
+    split_table: Annotated[
+        Path | None, typer.Option(help="TSV with the columns accession and split.")
+    ] = None,
+    valid_fraction: Annotated[float, typer.Option(help="Share of the validation split.")] = 0.01,
+    test_fraction: Annotated[float, typer.Option(help="Share of the test split.")] = 0.01,
+    max_reject_rate: Annotated[
+        float, typer.Option(help="Stop when more than this share of the records is rejected.")
+    ] = 0.01,
+    allow_nucleotides: Annotated[
+        bool, typer.Option("--allow-nucleotides", help="Accept what looks like DNA or RNA.")
+    ] = False,
+) -> None:
+    """Turn FASTA files into checked HDF5 shards."""
+    from data_prep.prepare import prepare as run
+    from data_prep.split import HashSplit, TableSplit
+
+    hashed = HashSplit(valid_fraction=valid_fraction, test_fraction=test_fraction)
+    run(
+        sources,
+        out,
+        split_rule=hashed if split_table is None else TableSplit(split_table),
+        max_reject_rate=max_reject_rate,
+        allow_nucleotides=allow_nucleotides,
+    )
+
+
+@data_app.command("verify")
+def data_verify(directory: Path) -> None:
+    """Check every shard against the manifest."""
+    from protlm.data_sets import verify
+
+    verify(directory)
+
+
+@data_app.command("info")
+def data_info(directory: Path) -> None:
+    """Print splits, lengths, sources, and what was dropped or changed."""
+    from protlm.data_sets import info
+
+    info(directory)
+
+
+@data_app.command("export")
+def data_export(
+    directory: Path,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
+    split: Annotated[str | None, typer.Option(help="One split; default: all.")] = None,
+) -> None:
+    """Write the sequences back as FASTA."""
+    from protlm.data_sets import export
+
+    export(directory, output, split)
+
+
+@app.command(context_settings=_HYDRA)
+def train(context: typer.Context) -> None:
+    """Train a model, or continue a run: protlm train [key=value ...]."""
+    _replace_by("protlm.train", context.args)
+
+
+@app.command(context_settings=_HYDRA)
+def evaluate(context: typer.Context) -> None:
+    """Evaluate a model: protlm evaluate checkpoint=RUN [key=value ...]."""
+    _replace_by("protlm.evaluate", context.args)
+
+
+@app.command()
+def embed(
+    fasta: Annotated[Path, typer.Argument(help="Proteins, plain or gzip.")],
+    model: Model,
+    output: Output,
+    include: Annotated[list[str] | None, typer.Option(help="mean, per_tok, bos.")] = None,
+    repr_layers: Annotated[
+        list[int] | None, typer.Option(help="0: the embedding; n: after block n; -1: the last.")
+    ] = None,
+    toks_per_batch: Annotated[int, typer.Option(help="Tokens in a batch, padding included.")] = 4096,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    device: Device = "auto",
+    duplicates: Duplicates = "error",
+) -> None:
+    """Embed the proteins of a FASTA file into one HDF5 file."""
+    from protlm.embed import EmbedOptions, Include
+    from protlm.embed import embed as run
+    from protlm.proteins import Duplicates
+
+    options = EmbedOptions(
+        include=tuple(_choice("--include", name, Include) for name in include or ["mean"]),
+        layers=tuple(repr_layers or [-1]),
+        tokens_per_batch=toks_per_batch,
+        dtype=_dtype(dtype),
+        device=device,
+        duplicates=_choice("--duplicates", duplicates, Duplicates),
+    )
+    run(fasta, model, output, options)
+
+
+@app.command()
+def attention(
+    fasta: Annotated[Path, typer.Argument(help="Proteins, plain or gzip.")],
+    model: Model,
+    output: Output,
+    layers: Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last.")] = None,
+    heads: Annotated[list[int] | None, typer.Option(help="From 1.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    device: Device = "auto",
+    duplicates: Duplicates = "error",
+    figure: Figure = None,
+) -> None:
+    """Write the exact attention maps of proteins, in blocks of rows."""
+    from protlm.attention_maps import MapOptions, attention_maps
+    from protlm.proteins import Duplicates
+
+    options = MapOptions(
+        layers=tuple(layers) if layers else None,
+        heads=tuple(heads) if heads else None,
+        dtype=_dtype(dtype),
+        device=device,
+        duplicates=_choice("--duplicates", duplicates, Duplicates),
+        figure=figure,
+    )
+    attention_maps(fasta, model, output, options)
+
+
+@app.command()
+def contacts(
+    protein: Annotated[Path, typer.Argument(help="A FASTA file, or a PDB or mmCIF structure.")],
+    model: Model,
+    output: Output,
+    fit: Annotated[
+        Path | None, typer.Option(help="Structures to fit on; default: the shipped ones.")
+    ] = None,
+    chain: Annotated[str | None, typer.Option(help="The chain of the structure.")] = None,
+    device: Device = "auto",
+    figure: Figure = None,
+) -> None:
+    """Predict contacts from attention maps."""
+    from protlm.contacts import ContactOptions
+    from protlm.contacts import contacts as run
+
+    run(protein, model, output, ContactOptions(fit, chain, device, figure))
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(path: Path) -> None:
+    """Print what a run, a checkpoint or an exported folder holds."""
+    from protlm.checkpoints import info
+
+    info(path)
+
+
+@checkpoint_app.command("verify")
+def checkpoint_verify(path: Path) -> None:
+    """Check the checkpoints of a run, or one checkpoint, against their SHA-256."""
+    from protlm.checkpoints import verify
+
+    verify(path)
+
+
+@checkpoint_app.command("export")
+def checkpoint_export(path: Path, output: Annotated[Path, typer.Option("--output", "-o")]) -> None:
+    """Write model.safetensors and config.json into a new folder."""
+    from protlm.checkpoints import export
+
+    export(path, output)
+
+
+def main() -> NoReturn:
+    """The entry point: runs the command of this process's arguments."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
+    if debug and not hydra:
+        arguments.remove("--debug")
+    exit_with_message(lambda: _run(arguments), debug=debug)
+
+
+def _run(arguments: list[str]) -> None:
+    """Parses and runs; a usage error is a `UserError` like any other."""
+    if arguments in ([], ["data"], ["checkpoint"]):
+        arguments = [*arguments, "--help"]
+    try:
+        code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)
+    except TyperException as error:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        known = arguments[:1] if arguments[0] in _command_names() else []
+        raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
+    sys.exit(code or 0)
+
+
+def _command_names() -> set[str]:
+    groups = [group.name for group in app.registered_groups]
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
+    return {name for name in [*groups, *commands] if name}
+
+
+def _spread(arguments: list[str]) -> list[str]:
+    """Lets one flag take several values: `--include mean per_tok`, as in esm-extract.
+
+    >>> _spread(["--include", "mean", "per_tok", "--heads", "1", "x.fasta"])
+    ['--include', 'mean', '--include', 'per_tok', '--heads', '1', 'x.fasta']
+    """
+    spread: list[str] = []
+    flag, fresh = "", False
+    for argument in arguments:
+        if argument in _SEVERAL:
+            flag, fresh = argument, True
+        elif flag and re.fullmatch(_SEVERAL[flag], argument):
+            if not fresh:
+                spread.append(flag)
+            fresh = False
+        else:
+            flag = ""
+        spread.append(argument)
+    return spread
+
+
+def _replace_by(module: str, arguments: list[str]) -> NoReturn:
+    # Launchers start the other ranks as `python -m <main module> <arguments>`: that must be the
+    # module that trains, so this process becomes it.
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+
+
+def _choice(flag: str, value: str, choices: type[Choice]) -> Choice:
+    try:
+        return choices(value)
+    except ValueError:
+        allowed = ", ".join(choice.value for choice in choices)
+        raise UserError(f"{flag} {value} is not one of {allowed}") from None
+
+
+def _dtype(value: str) -> str:
+    if value not in ("float32", "float16"):
+        raise UserError(f"--dtype {value} is not one of float32, float16")
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The schema of every setting: a misspelt key or a wrong type fails before anything is built.
+
+Enum members carry the names that stand in the YAML files.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Positions(StrEnum):
+    """How the model knows where a residue stands."""
+
+    learned = "learned"
+    sinusoidal = "sinusoidal"
+    rotary = "rotary"
+
+
+class Norm(StrEnum):
+    """LayerNorm or RMSNorm."""
+
+    layer = "layer"
+    rms = "rms"
+
+
+class NormOrder(StrEnum):
+    """Normalise before a sublayer, or after its residual sum."""
+
+    pre = "pre"
+    post = "post"
+
+
+class Activation(StrEnum):
+    """The feed-forward non-linearity; SwiGLU has a third, gating matrix."""
+
+    relu = "relu"
+    gelu = "gelu"
+    swiglu = "swiglu"
+
+
+class Objective(StrEnum):
+    """What the model predicts: masked residues, or the next one."""
+
+    masked = "masked"
+    causal = "causal"
+
+
+class Crop(StrEnum):
+    """Which residues of an over-long sequence a sample holds."""
+
+    prefix = "prefix"
+    random = "random"
+
+
+class Verify(StrEnum):
+    """How shards are checked at start: by hash, or by size alone."""
+
+    full = "full"
+    sizes = "sizes"
+
+
+class Schedule(StrEnum):
+    """The learning rate after warm-up."""
+
+    constant = "constant"
+    cosine = "cosine"
+
+
+class WandbMode(StrEnum):
+    """Whether Weights & Biases is used, and whether it may use the network."""
+
+    off = "off"
+    offline = "offline"
+    online = "online"
+
+
+@dataclass
+class ModelConfig:
+    """The transformer around an attention mechanism."""
+
+    num_layers: int
+    num_heads: int
+    model_dim: int
+    feedforward_dim: int
+    max_length: int = 1024
+    positions: Positions = Positions.learned
+    norm: Norm = Norm.layer
+    norm_order: NormOrder = NormOrder.pre
+    activation: Activation = Activation.relu
+    qk_norm: bool = False
+    dropout: float = 0.0
+
+
+@dataclass
+class ObjectiveConfig:
+    """What is predicted, and for `masked` how the input is corrupted (BERT: 15 %, 80/10/10)."""
+
+    name: Objective = Objective.masked
+    fraction: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+
+
+@dataclass
+class DataConfig:
+    """Which shards, and how they become batches."""
+
+    dir: str
+    train_split: str = "train"
+    valid_split: str = "valid"
+    max_length: int = 1024
+    crop: Crop = Crop.prefix
+    tokens_per_batch: int = 16_384
+    num_workers: int = 0
+    verify: Verify = Verify.full
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW; decay acts on matrices only."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+    weight_decay: float = 0.1
+
+
+@dataclass
+class ScheduleConfig:
+    """Linear warm-up, then constant or cosine down to `final_share` of the peak at `max_steps`."""
+
+    name: Schedule = Schedule.constant
+    warmup_steps: int = 0
+    final_share: float = 0.1
+
+
+@dataclass
+class TrainerConfig:
+    """How long, on what, and what is written down on the way."""
+
+    max_steps: int
+    accelerator: str = "auto"
+    devices: int = 1
+    num_nodes: int = 1
+    precision: str = "32-true"
+    accumulate: int = 1
+    gradient_clip: float = 0.5
+    activation_checkpointing: bool = False
+    log_every: int = 10
+    valid_every: int = 500
+    valid_batches: int | None = None
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 3
+
+
+@dataclass
+class LoggerConfig:
+    """Logs beside the CSV file, which is always written."""
+
+    tensorboard: bool = False
+    wandb: WandbMode = WandbMode.off
+    wandb_project: str = "protlm"
+
+
+@dataclass
+class TrainConfig:
+    """One training run."""
+
+    run_dir: str
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig
+    attention: dict[str, Any] = field(default_factory=dict)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    seed: int = 0
+
+
+@dataclass
+class EvaluationDataConfig:
+    """The shards an evaluation reads."""
+
+    dir: str | None = None
+    train_split: str = "train"
+    tokens_per_batch: int = 16_384
+    verify: Verify = Verify.full
+
+
+@dataclass
+class EvaluateConfig:
+    """One call of `protlm evaluate`: checkpoint, evaluations, splits, where the result goes."""
+
+    checkpoint: str
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    data: EvaluationDataConfig = field(default_factory=EvaluationDataConfig)
+    split: Any = "test_iid"
+    output: str | None = None
+    device: str = "auto"

@@ -1,0 +1,174 @@
+"""The manifest of a data set: its shards and their hashes, its sources, what was left out."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protlm import __version__
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError
+from protlm.paths import existing_file
+
+FORMAT = "protlm-shards"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+_SPLIT = re.compile(r"[a-z0-9_]{1,64}")
+_FILE = re.compile(r"[a-z0-9_]{1,64}/shard-[0-9]{5,8}\.h5")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_BYTES = 1 << 26
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """What a shard must be: `file` is relative to the manifest, `sha256` is over all its bytes."""
+
+    file: str
+    sequences: int
+    residues: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """A file that the sequences come from, by its name alone."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the records of the sources, by reason."""
+
+    records: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    noted: dict[str, int] = field(default_factory=dict)
+
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        """The counts of what was not simply taken, under the word for what happened."""
+        return {"rejected": self.rejected, "changed": self.changed, "noted": self.noted}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A data set in one table; `splits` has the shards of each split in their order."""
+
+    splits: dict[str, tuple[ShardEntry, ...]]
+    sources: tuple[SourceEntry, ...]
+    counts: Counts
+    split_rule: dict[str, Any]
+    vocabulary: str = VOCABULARY.hash
+    tool_version: str = __version__
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+
+    def write(self, directory: Path) -> None:
+        """Writes `manifest.json`; equal manifests give equal bytes."""
+        text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
+        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def is_split_name(name: str) -> bool:
+    """Whether a split may be called so: it becomes the name of a folder.
+
+    >>> is_split_name("test_iid"), is_split_name("../test")
+    (True, False)
+    """
+    return _SPLIT.fullmatch(name) is not None
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Reads and checks the manifest of a data set.
+
+    Raises:
+        UserError: there is none, or it is of another format version or vocabulary.
+        InputDataError: it is damaged, or names a file outside the data set.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError(
+            f"{directory} holds no {MANIFEST}; make a data set with: "
+            f"protlm prepare SOURCE.fasta.gz --out {directory}"
+        )
+    try:
+        if existing_file(path, "a manifest").stat().st_size > _MAX_BYTES:
+            raise ValueError(f"larger than {_MAX_BYTES:,} bytes")
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        _check_version(path, fields)
+        return _parse(fields)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputDataError(
+            f"{path} is damaged ({error}); make the data set again with protlm prepare"
+        ) from error
+
+
+def _check_version(path: Path, fields: dict[str, Any]) -> None:
+    if fields["format"] != FORMAT or fields["format_version"] != FORMAT_VERSION:
+        raise UserError(
+            f"{path} is {fields['format']!s:.40} version {fields['format_version']!s:.40}; this "
+            f"protlm reads {FORMAT} version {FORMAT_VERSION}: make it again with protlm prepare"
+        )
+    if fields["vocabulary"] != VOCABULARY.hash:
+        raise UserError(
+            f"{path} was made with another vocabulary ({fields['vocabulary']!s:.12}, not "
+            f"{VOCABULARY.hash:.12}): make it again with protlm prepare"
+        )
+
+
+def _parse(fields: dict[str, Any]) -> Manifest:
+    splits = {
+        split: tuple(_shard(split, entry) for entry in _a(list, entries))
+        for split, entries in _a(dict, fields["splits"]).items()
+    }
+    counts = _a(dict, fields["counts"])
+    return Manifest(
+        splits=splits,
+        sources=tuple(
+            SourceEntry(_a(str, e["file"]), _count(e["bytes"]), _matching(_SHA256, e["sha256"]))
+            for e in fields["sources"]
+        ),
+        counts=Counts(
+            _count(counts["records"]),
+            *(_counts(counts[kind]) for kind in ("rejected", "changed", "noted")),
+        ),
+        split_rule=_a(dict, fields["split_rule"]),
+        tool_version=_a(str, fields["tool_version"]),
+    )
+
+
+def _shard(split: str, entry: dict[str, Any]) -> ShardEntry:
+    # A path is never built from data that could lead out of the folder.
+    file = _matching(_FILE, entry["file"])
+    if not file.startswith(f"{_matching(_SPLIT, split)}/"):
+        raise ValueError(f"{file} is listed under the split {split}")
+    numbers = (_count(entry[name]) for name in ("sequences", "residues", "bytes"))
+    return ShardEntry(file, *numbers, sha256=_matching(_SHA256, entry["sha256"]))
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {_a(str, reason): _count(number) for reason, number in _a(dict, value).items()}
+
+
+def _matching(pattern: re.Pattern[str], value: Any) -> str:
+    if not pattern.fullmatch(_a(str, value)):
+        raise ValueError(f"{value[:80]!r} is not allowed here")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _a(int, value) < 0:
+        raise ValueError(f"{value} is negative")
+    return value
+
+
+def _a(kind: type[_T], value: Any) -> _T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r:.80} is not of type {kind.__name__}")
+    return value

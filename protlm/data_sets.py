@@ -1,0 +1,112 @@
+"""The commands `protlm data verify`, `info` and `export`."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from protlm.data import shards
+from protlm.data.manifest import Manifest, read_manifest
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError, one_of
+from protlm.paths import complete_file
+
+_COLUMNS = 60
+_QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
+_LISTED_FAULTS = 20
+
+
+def verify(directory: Path) -> None:
+    """Checks a data set and prints a line for each split.
+
+    Raises:
+        UserError: there is no data set.
+        InputDataError: something is damaged, missing or too much; the message lists it.
+    """
+    faults = shards.verify(directory)
+    if faults:
+        more = [f"and {len(faults) - _LISTED_FAULTS} more"] if len(faults) > _LISTED_FAULTS else []
+        raise InputDataError("; ".join([*faults[:_LISTED_FAULTS], *more]))
+    for split, entries in sorted(read_manifest(directory).splits.items()):
+        sequences, residues = (
+            sum(entry.sequences for entry in entries),
+            sum(entry.residues for entry in entries),
+        )
+        print(
+            f"{split}: {sequences:,} sequences, {residues:,} residues in {len(entries)} shards: ok"
+        )
+
+
+def info(directory: Path) -> None:
+    """Prints splits, lengths, sources and counts of a data set.
+
+    Raises:
+        UserError: there is no data set.
+        InputDataError: it is damaged.
+    """
+    manifest = read_manifest(directory)
+    console = Console()
+    console.print(_splits_table(directory, manifest))
+    table = Table("source", "bytes", "SHA-256", box=None)
+    for source in manifest.sources:
+        table.add_row(escape(source.file), f"{source.bytes:,}", source.sha256)
+    console.print(table)
+    table = Table("records", f"{manifest.counts.records:,}", box=None)
+    for kind, counts in manifest.counts.by_kind().items():
+        for reason, number in sorted(counts.items()):
+            table.add_row(escape(f"{kind}: {reason}"), f"{number:,}")
+    console.print(table)
+    rule = ", ".join(f"{name} {value}" for name, value in manifest.split_rule.items())
+    console.print(f"split {rule}; made by protlm {manifest.tool_version}", markup=False)
+
+
+def _splits_table(directory: Path, manifest: Manifest) -> Table:
+    table = Table("split", "sequences", "residues", "shards", box=None)
+    for quantile in _QUANTILES:
+        table.add_column(f"length {quantile:.0%}", justify="right")
+    for split, entries in sorted(manifest.splits.items()):
+        lengths = shards.open_split(directory, split, verify="sizes").lengths
+        quantiles = np.quantile(lengths, _QUANTILES, method="nearest")
+        sizes = (len(lengths), int(lengths.sum()), len(entries), *quantiles.astype(int))
+        table.add_row(split, *(f"{size:,}" for size in sizes))
+    return table
+
+
+def export(directory: Path, output: Path | None, split: str | None) -> None:
+    """Writes the sequences back as FASTA, each under its accession.
+
+    Args:
+        directory: the data set.
+        output: a file to make; None prints.
+        split: one split; None writes all.
+
+    Raises:
+        UserError: no data set, or no such split.
+        InputDataError: a shard is damaged.
+        OutputError: `output` exists or cannot be written.
+    """
+    splits = sorted(read_manifest(directory).splits)
+    if split is not None and split not in splits:
+        raise UserError(f"{directory} has no split {split!r}; it has: {one_of(splits)}")
+    readers = [shards.open_split(directory, name) for name in ([split] if split else splits)]
+    with _opened(output) as file:
+        for reader in readers:
+            for index in range(len(reader)):
+                sequence = VOCABULARY.decode(reader[index])
+                rows = [sequence[i : i + _COLUMNS] for i in range(0, len(sequence), _COLUMNS)]
+                file.write("\n".join([f">{reader.identifier(index)}", *rows, ""]))
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+        return
+    with complete_file(output) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield file

@@ -1,0 +1,123 @@
+"""`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from protlm.build import build_evaluation, compose, load_model
+from protlm.config import EvaluateConfig
+from protlm.data.shards import open_split
+from protlm.errors import UserError, exit_with_message
+from protlm.evaluation.base import Evaluation, EvaluationData
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import check_output, complete_file
+
+ONCE = "any"
+
+
+def main() -> None:
+    """Runs the command with this process's arguments."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    exit_with_message(lambda: evaluate(compose(EvaluateConfig, arguments)), debug=debug)
+
+
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+    """Evaluates a model; prints a table and writes the JSON when an output is named.
+
+    Returns:
+        {"checkpoint", "model_hash", "results": {split: {evaluation: values}}}; what reads no split
+        stands under "any".
+
+    Raises:
+        UserError: settings, splits or evaluations that do not exist.
+        InputDataError: a damaged checkpoint or shard.
+    """
+    output = None if config.output is None else Path(config.output)
+    if output is not None:
+        check_output(output)
+    evaluations = {
+        label: build_evaluation(label, settings) for label, settings in config.evaluation.items()
+    }
+    if not evaluations:
+        raise UserError("there is nothing to evaluate; type evaluation=[masked,causal,contacts]")
+    model = load_model(Path(config.checkpoint), device=config.device)
+    report = {
+        "checkpoint": config.checkpoint,
+        "model_hash": model.hash,
+        "results": _results(model, evaluations, config),
+    }
+    _print(report["results"])
+    if output is not None:
+        with complete_file(output) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def _results(
+    model: PretrainedModel, evaluations: dict[str, Evaluation], config: EvaluateConfig
+) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    once = {label: e for label, e in evaluations.items() if not e.needs_data}
+    each = {label: e for label, e in evaluations.items() if e.needs_data}
+    for split in _splits(config.split) if each else []:
+        data = _data(config, split)
+        results[split] = {label: e.run(model, data) for label, e in each.items()}
+    if once:
+        results[ONCE] = {label: e.run(model, None) for label, e in once.items()}
+    return results
+
+
+def _splits(split: Any) -> list[str]:
+    return [split] if isinstance(split, str) else [str(name) for name in split]
+
+
+def _data(config: EvaluateConfig, split: str) -> EvaluationData:
+    if config.data.dir is None:
+        raise UserError("these evaluations read shards; type data.dir=DIR")
+    directory, verify = Path(config.data.dir), config.data.verify.value
+    return EvaluationData(
+        split=open_split(directory, split, verify=verify),
+        train=open_split(directory, config.data.train_split, verify=verify),
+        tokens_per_batch=config.data.tokens_per_batch,
+    )
+
+
+def _print(results: dict[str, Any]) -> None:
+    accuracy = Table("split", "objective", "predictor", "accuracy", "perplexity", "targets")
+    for split, by_label in results.items():
+        for label, values in by_label.items():
+            for who in ("model", "empirical", "uniform") if "targets" in values else ():
+                row = values[who]
+                accuracy.add_row(
+                    split,
+                    label,
+                    who,
+                    f"{row['accuracy']:.2%}",
+                    f"{row['perplexity']:.2f}",
+                    f"{values['targets']:,}",
+                )
+    console = Console()
+    if accuracy.row_count:
+        console.print(accuracy)
+    contacts = results.get(ONCE, {}).get("contacts")
+    if contacts:
+        console.print(_contact_table(contacts))
+
+
+def _contact_table(contacts: dict[str, Any]) -> Table:
+    divisors = ("P@L", "P@L/2", "P@L/5")
+    table = Table("contacts", "range", *divisors, "proteins")
+    for who in ("model", "random_weights"):
+        for separation, by_divisor in contacts[who].items():
+            cells = [f"{by_divisor[divisor]['mean']:.1%}" for divisor in divisors]
+            table.add_row(who, separation, *cells, str(by_divisor["P@L"]["count"]))
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Accuracy and perplexity on residues, beside the empirical and the uniform baseline.
+
+Masked: arXiv 1810.04805, on the masked positions only. Causal: every residue from those before it.
+Perplexity is exp(total nats / count); sums are divided once (arXiv 2009.14794, C.2).
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from protlm.data.batching import BatchRule, BatchStream
+from protlm.data.dataset import Batch, SequenceDataset
+from protlm.data.masking import IGNORE, MaskingRule
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import UserError
+from protlm.evaluation.base import Evaluation, EvaluationData
+from protlm.evaluation.baseline import Unigram, count_residues
+from protlm.model.pretrained import PretrainedModel
+
+
+class Accuracy(Evaluation):
+    """Masked or causal accuracy and perplexity of a model on a split.
+
+    What is masked in a sequence depends on `seed` and the sequence's place in the split alone.
+
+    Args:
+        objective: `masked` or `causal`.
+        fraction: the share of residues that are masked; every one of them becomes `<mask>`.
+        seed: what the masked positions are drawn from.
+    """
+
+    def __init__(self, *, objective: str, fraction: float = 0.15, seed: int = 0) -> None:
+        if objective not in ("masked", "causal"):
+            raise UserError(f"objective={objective} is not one of: causal, masked")
+        self.objective = objective
+        self.masking = MaskingRule(fraction=fraction, mask_share=1.0, random_share=0.0)
+        self.seed = seed
+
+    def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
+        """Returns the model's and both baselines' accuracy and perplexity, and the counts."""
+        assert data is not None
+        max_length = int(model.description["max_length"])
+        train = (data.train[index][: max_length - 2] for index in range(len(data.train)))
+        unigram = Unigram.from_counts(count_residues(train))
+        sums = torch.zeros(3, dtype=torch.float64)
+        base = [0.0, 0, 0]
+        for batch in self._batches(data, max_length):
+            targets_BL = _residues_only(batch.targets_BL)
+            sums += self._score(model, batch, targets_BL)
+            chosen = targets_BL[targets_BL != IGNORE].numpy()
+            base = [a + b for a, b in zip(base, unigram.score(chosen), strict=True)]
+        nats, correct, count = sums.tolist()
+        if not count:
+            raise UserError("the split holds no residue to predict; choose another split")
+        return {
+            "model": ratio(nats, correct, count),
+            "empirical": ratio(*base),
+            "uniform": ratio(count * math.log(len(STANDARD)), count / len(STANDARD), count),
+            "targets": int(count),
+            "sequences": len(data.split),
+            "trained_as": model.description["objective"],
+        }
+
+    def _batches(self, data: EvaluationData, max_length: int) -> DataLoader[Batch]:
+        dataset = SequenceDataset(
+            data.split,
+            objective=self.objective,
+            masking=self.masking,
+            max_length=max_length,
+            crop="prefix",
+            seed=self.seed,
+        )
+        rule = BatchRule(
+            tokens_per_batch=data.tokens_per_batch, max_length=max_length, shuffle=False
+        )
+        stream = BatchStream(data.split.lengths, rule)
+        return DataLoader(dataset, sampler=stream, batch_size=None, collate_fn=lambda batch: batch)
+
+    @torch.inference_mode()
+    def _score(
+        self, model: PretrainedModel, batch: Batch, targets_BL: torch.Tensor
+    ) -> torch.Tensor:
+        device = model.device
+        out = model.network(
+            batch.tokens_BL.to(device),
+            batch.mask_BL.to(device),
+            causal=self.objective == "causal",
+        )
+        chosen_BL = targets_BL != IGNORE
+        logits = out.logits_BLV[chosen_BL.to(device)].float().cpu()
+        targets = targets_BL[chosen_BL]
+        nats = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+        correct = (logits.argmax(-1) == targets).sum()
+        return torch.stack([nats.double(), correct.double(), torch.tensor(len(targets)).double()])
+
+
+def _residues_only(targets_BL: torch.Tensor) -> torch.Tensor:
+    """Leaves the end of the sequence out, so that baselines and model are asked the same."""
+    is_residue = torch.from_numpy(VOCABULARY.is_residue)
+    keep_BL = (targets_BL != IGNORE) & is_residue[targets_BL.clamp(min=0)]
+    return targets_BL.masked_fill(~keep_BL, IGNORE)
+
+
+def ratio(nats: float, correct: float, count: float) -> dict[str, float]:
+    """Accuracy and perplexity from sums.
+
+    >>> ratio(0.0, 3, 4)
+    {'accuracy': 0.75, 'perplexity': 1.0}
+    """
+    return {"accuracy": correct / count, "perplexity": math.exp(nats / count)}

@@ -1,0 +1,104 @@
+"""Precision of predicted contacts: P@L, P@L/2 and P@L/5 by separation in the chain.
+
+As in the contact notebook of ESM (Rao et al. 2020, doi:10.1101/2020.12.15.422761).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from protlm.errors import InputDataError
+
+# Half-open ranges of j - i; None is no bound.
+SEPARATIONS: dict[str, tuple[int, int | None]] = {
+    "short": (6, 12),
+    "medium": (12, 24),
+    "long": (24, None),
+}
+DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
+_RESAMPLES = 1000
+
+
+def top_pairs(
+    probabilities_LL: np.ndarray,
+    contacts_LL: np.ndarray,
+    *,
+    separation: tuple[int, int | None],
+    divisor: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The floor(L / divisor) most probable pairs (i < j) of a range, most probable first.
+
+    L is the number of resolved residues; unresolved pairs do not compete. Equally probable pairs
+    come in an order drawn from a fixed seed. There are fewer where the range has fewer.
+
+    Args:
+        separation: j - i is at least the first and, unless it is None, less than the second.
+    """
+    low, high = separation
+    rows, columns = np.triu_indices(len(contacts_LL), low)
+    allowed = contacts_LL[rows, columns] >= 0
+    if high is not None:
+        allowed &= columns - rows < high
+    # In the order of positions ties would favour the N-terminus; drawn, they stand for chance.
+    shuffled = np.random.default_rng(0).permutation(np.flatnonzero(allowed))
+    rows, columns = rows[shuffled], columns[shuffled]
+    order = np.argsort(-probabilities_LL[rows, columns], kind="stable")
+    best = order[: _num_resolved(contacts_LL) // divisor]
+    return rows[best], columns[best]
+
+
+def precision(
+    probabilities_LL: np.ndarray,
+    contacts_LL: np.ndarray,
+    *,
+    separation: tuple[int, int | None],
+    divisor: int,
+) -> tuple[int, int]:
+    """Contacts among the `top_pairs`, and floor(L / divisor): P@L and its kin is their ratio.
+
+    Where a range has fewer pairs than that, those that are missing count as wrong, as in ESM.
+    """
+    rows, columns = top_pairs(probabilities_LL, contacts_LL, separation=separation, divisor=divisor)
+    return int(contacts_LL[rows, columns].sum()), _num_resolved(contacts_LL) // divisor
+
+
+def _num_resolved(contacts_LL: np.ndarray) -> int:
+    return int((contacts_LL >= 0).any(axis=1).sum())
+
+
+def scores(
+    proteins: Sequence[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Precision by range and number of pairs, from probabilities and contact map of each protein.
+
+    Returns:
+        {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": {"mean", "low", "high",
+        "count"}}}: the mean over `count` proteins, as the field reports it, and the bounds of its
+        95 % bootstrap interval. A protein too short to be asked for a pair is not counted.
+    """
+    return {
+        name: {
+            label: _mean_over_proteins(
+                [precision(p, c, separation=separation, divisor=divisor) for p, c in proteins],
+                np.random.default_rng(seed),
+            )
+            for label, divisor in DIVISORS.items()
+        }
+        for name, separation in SEPARATIONS.items()
+    }
+
+
+def _mean_over_proteins(
+    ratios: list[tuple[int, int]], generator: np.random.Generator
+) -> dict[str, float]:
+    values = np.array([hits / count for hits, count in ratios if count])
+    if not values.size:
+        raise InputDataError("no structure is long enough to be judged; give longer ones")
+    resampled = generator.choice(values, size=(_RESAMPLES, len(values))).mean(axis=1)
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return {
+        "mean": float(values.mean()),
+        "low": float(low),
+        "high": float(high),
+        "count": len(values),
+    }

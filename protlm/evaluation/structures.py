@@ -1,0 +1,225 @@
+"""Protein chains of PDB and mmCIF files: their sequence, their Cβ atoms, their contacts."""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from protlm.errors import InputDataError, one_of
+from protlm.paths import existing_file
+
+if TYPE_CHECKING:
+    from Bio.PDB.Chain import Chain
+    from Bio.PDB.Model import Model
+    from Bio.PDB.Residue import Residue
+
+CONTACT_ANGSTROM = 8.0
+_NAME = re.compile(r"(?P<stem>.+)(?P<kind>\.pdb|\.ent|\.cif)(\.gz)?", re.IGNORECASE)
+_GZIP_MAGIC = b"\x1f\x8b"
+# A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
+_PEPTIDE_BOND_ANGSTROM = 2.0
+# Numbering jumps further than this name an insert or a fusion, not residues that were not seen.
+_MAX_GAP = 100
+# Cβ from N, CA and C, as in trRosetta and the contact notebook of ESM: CA–CB bond in ångström,
+# angle N–CA–CB and dihedral C–N–CA–CB in radians.
+_CB_BOND, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """One protein chain.
+
+    Attributes:
+        identifier: the file's name without its suffixes, such as `1fuk_A`.
+        sequence: one letter a residue; X where the residue is unknown, or missing from the file
+            although the numbering leaves room for it.
+        cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
+    """
+
+    identifier: str
+    sequence: str
+    cb_L3: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def is_resolved(self) -> np.ndarray:
+        """For each residue whether its Cβ is known, bool [L]."""
+        return ~np.isnan(self.cb_L3[:, 0])
+
+
+def structure_files(directory: Path) -> list[Path]:
+    """The structure files of a folder, by name.
+
+    Raises:
+        InputDataError: there is no such folder, or no structure in it.
+    """
+    if not directory.is_dir():
+        raise InputDataError(f"{directory}: no such folder; give a folder of .pdb or .cif files")
+    files = sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
+    if not files:
+        raise InputDataError(
+            f"{directory} holds no structures: files must end in .pdb, .ent or .cif, each also .gz"
+        )
+    return files
+
+
+def read_structure(path: Path, chain: str | None = None) -> Structure:
+    """Reads one chain of the first model of a PDB or mmCIF file.
+
+    Modified residues count as what they were made from (MSE is M), the most occupied of
+    alternative residues and atoms stands, waters and ligands are left out. Missing residues are
+    filled with X where the numbering jumps and the chain is broken, at most 100 at a place.
+
+    Args:
+        path: a .pdb, .ent or .cif file, each also gzipped.
+        chain: the author's name of the chain; the first protein chain unless given.
+
+    Raises:
+        InputDataError: another suffix, a broken file, no protein, or no such chain.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise InputDataError(
+            f"{path} is not a structure by its name: it must end in .pdb, .ent or .cif, also .gz"
+        )
+    chains = _protein_chains(_first_model(path, is_mmcif=match["kind"].lower() == ".cif"))
+    if not chains:
+        raise InputDataError(f"{path} holds no protein chain; give a PDB or mmCIF file of one")
+    if chain is not None and chain not in chains:
+        raise InputDataError(
+            f"{path} has no protein chain {chain!r}; it has: {one_of(list(chains))}"
+        )
+    sequence, cb_L3 = _with_gaps(next(iter(chains.values())) if chain is None else chains[chain])
+    return Structure(match["stem"], sequence, cb_L3)
+
+
+def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
+    """Which pairs of residues are in contact, int8 LL: 1 if their Cβ are closer than `threshold`
+    ångström, 0 if not, -1 if one of them is unresolved.
+    """
+    difference_LM3 = structure.cb_L3[:, None] - structure.cb_L3[None, :]
+    distance_LM = np.sqrt((difference_LM3**2).sum(axis=-1))
+    return np.where(np.isnan(distance_LM), -1, distance_LM < threshold).astype(np.int8)
+
+
+def _first_model(path: Path, *, is_mmcif: bool) -> "Model":
+    from Bio.PDB.MMCIFParser import MMCIFParser
+    from Bio.PDB.PDBExceptions import PDBConstructionException
+    from Bio.PDB.PDBParser import PDBParser
+
+    # Quiet parsers hide Biopython's warnings on each file's blemishes while they parse, no longer.
+    parser = MMCIFParser(QUIET=True) if is_mmcif else PDBParser(QUIET=True)
+    try:
+        contents = existing_file(path, "a structure").read_bytes()
+        if contents.startswith(_GZIP_MAGIC):
+            contents = gzip.decompress(contents)
+        text = contents.decode("utf-8", errors="replace")
+        structure = parser.get_structure(path.name, io.StringIO(text))
+        assert structure is not None
+        return next(structure.get_models())
+    except StopIteration:
+        raise InputDataError(f"{path} holds no atoms; give a complete PDB or mmCIF file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputDataError(f"{path} is truncated or damaged ({error}); fetch it again") from error
+    except (ValueError, LookupError, TypeError, PDBConstructionException) as error:
+        kind = "an mmCIF" if is_mmcif else "a PDB"
+        raise InputDataError(
+            f"{path} cannot be read as {kind} file ({error}); fetch it again"
+        ) from error
+
+
+def _protein_chains(model: "Model") -> dict[str, "list[Residue]"]:
+    chains = {chain.id: _residues(chain) for chain in model}
+    return {name: residues for name, residues in chains.items() if residues}
+
+
+def _residues(chain: "Chain") -> "list[Residue]":
+    """The chain's amino acids in order, without waters and ligands."""
+    candidates = [most for most in map(_most_occupied, chain) if _is_amino_acid(most)]
+    neighbours = zip([None, *candidates], candidates, [*candidates[1:], None], strict=False)
+    # Some ligands (S-adenosylmethionine, free amino acids) have the atoms of an amino acid too:
+    # only being bonded to the chain tells a modified residue from them.
+    return [
+        residue
+        for before, residue, after in neighbours
+        if residue.id[0] == " " or _is_bonded(before, residue) or _is_bonded(residue, after)
+    ]
+
+
+def _most_occupied(residue: "Residue") -> "Residue":
+    """Chooses among alternative residues at one place; others are returned as they are."""
+    from Bio.PDB.Residue import DisorderedResidue
+
+    if not isinstance(residue, DisorderedResidue):
+        return residue
+    return max(
+        residue.disordered_get_list(),
+        key=lambda alternative: (
+            sum(atom.get_occupancy() or 0.0 for atom in alternative) / max(len(alternative), 1)
+        ),
+    )
+
+
+def _is_amino_acid(residue: "Residue") -> bool:
+    from Bio.Data.PDBData import protein_letters_3to1_extended
+
+    if residue.id[0] == " ":
+        return residue.resname in protein_letters_3to1_extended or "CA" in residue
+    return all(name in residue for name in ("N", "CA", "C"))
+
+
+def _is_bonded(before: "Residue | None", after: "Residue | None") -> bool:
+    if before is None or after is None or "C" not in before or "N" not in after:
+        return False
+    return bool(before["C"] - after["N"] < _PEPTIDE_BOND_ANGSTROM)
+
+
+def _with_gaps(residues: "Sequence[Residue]") -> tuple[str, np.ndarray]:
+    """The sequence and the Cβ of residues, X and NaN standing for those that are missing."""
+    from Bio.Data.PDBData import protein_letters_3to1_extended as letters
+
+    sequence: list[str] = []
+    coordinates: list[np.ndarray] = []
+    before = None
+    for residue in residues:
+        if before is not None and not _is_bonded(before, residue):
+            missing = min(max(residue.id[1] - before.id[1] - 1, 0), _MAX_GAP)
+            sequence += "X" * missing
+            coordinates += [np.full(3, np.nan)] * missing
+        sequence.append(letters.get(residue.resname, "X"))
+        coordinates.append(_cb(residue))
+        before = residue
+    return "".join(sequence), np.stack(coordinates)
+
+
+def _cb(residue: "Residue") -> np.ndarray:
+    if "CB" in residue:
+        return residue["CB"].coord.astype(np.float64)
+    if not all(name in residue for name in ("N", "CA", "C")):
+        return np.full(3, np.nan)
+    n, ca, c = (residue[name].coord.astype(np.float64) for name in ("N", "CA", "C"))
+    return imputed_cb(n, ca, c)
+
+
+def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Where the Cβ of a residue would be, from its backbone atoms, all in ångström, shape [3].
+
+    trRosetta's ideal geometry (Yang et al. 2020), as the contact notebook of ESM has it.
+    """
+    bond = (n - ca) / np.linalg.norm(n - ca)
+    normal = np.cross(n - c, bond)
+    normal /= np.linalg.norm(normal)
+    return ca + _CB_BOND * (
+        np.cos(_CB_ANGLE) * bond
+        + np.sin(_CB_ANGLE) * np.cos(_CB_DIHEDRAL) * np.cross(normal, bond)
+        - np.sin(_CB_ANGLE) * np.sin(_CB_DIHEDRAL) * normal
+    )

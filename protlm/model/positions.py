@@ -1,0 +1,78 @@
+"""Where a residue stands: learned or sinusoidal tables added to the embeddings, or rotary angles.
+
+Sinusoids: arXiv 1706.03762, section 3.5. Rotary: arXiv 2104.09864, equation 34, in the layout that
+pairs coordinate i with i + K/2 (as ESM-2 and GPT-NeoX do).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from protlm.config import Positions
+from protlm.errors import UserError
+
+_PERIOD = 10_000.0
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """The table of sines and cosines, LD, float32."""
+    frequency = _PERIOD ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    table_LD = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
+    return table_LD.float()
+
+
+class PositionTable(nn.Module):
+    """Adds a row per position; learned tables start as sinusoids (google-research/protein_lm)."""
+
+    def __init__(self, *, max_length: int, model_dim: int, learned: bool) -> None:
+        super().__init__()
+        table_LD = sinusoids(max_length, model_dim)
+        if learned:
+            self.table = nn.Parameter(table_LD)
+        else:
+            self.register_buffer("table", table_LD, persistent=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Returns `x_BLD` with the table's first L rows added."""
+        length = x_BLD.shape[1]
+        if length > self.table.shape[0]:
+            raise UserError(
+                f"{length} positions are more than the {self.table.shape[0]} this model has; "
+                "use shorter sequences, or a model with model.positions=rotary"
+            )
+        return x_BLD + self.table[:length].to(x_BLD.dtype)
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by angles that grow with the position; norms do not change."""
+
+    def __init__(self, *, head_dim: int) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise UserError(f"rotary positions need an even head width, not {head_dim}")
+        frequency = _PERIOD ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        self.register_buffer("frequency", frequency, persistent=False)
+
+    def angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions 0 to `length` - 1, each LK, float32."""
+        position = torch.arange(length, dtype=torch.float64, device=self.frequency.device)
+        # float64 until here: at position 35,000 float32 angles are off by 1e-3.
+        angle_LK = (position[:, None] * self.frequency.double()).repeat(1, 2)
+        return angle_LK.cos().float(), angle_LK.sin().float()
+
+
+def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    """Applies rotary angles to queries or keys, in float32, and returns their dtype."""
+    half = x_BHLK.shape[-1] // 2
+    wide = x_BHLK.float()
+    turned = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
+    return (wide * cos_LK + turned * sin_LK).to(x_BHLK.dtype)
+
+
+def position_table(positions: Positions, *, max_length: int, model_dim: int) -> nn.Module:
+    """The module that adds positions to embeddings; rotary models add nothing."""
+    if positions is Positions.rotary:
+        return nn.Identity()
+    return PositionTable(
+        max_length=max_length, model_dim=model_dim, learned=positions is Positions.learned
+    )

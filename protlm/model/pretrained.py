@@ -1,0 +1,179 @@
+"""A trained model for use: sequences in, logits, hidden states and attention maps out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protlm.attention.maps import attention_rows
+from protlm.data.dataset import collate
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import UserError
+from protlm.model.checkpoint import weights_hash
+from protlm.model.transformer import ModelOutput, ProteinLM
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Tokenized sequences: `<cls>` residues `<eos>`, padded to the longest."""
+
+    tokens_BL: Tensor
+    mask_BL: Tensor
+    lengths: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class PretrainedModel:
+    """A model in evaluation mode, on one device.
+
+    Layers carry the numbers people use: 0 is the embedding, n the output of block n (or, for maps,
+    the attention of block n), negative numbers count from the end. Heads are numbered from 1.
+    """
+
+    def __init__(
+        self,
+        network: ProteinLM,
+        description: dict[str, Any],
+        *,
+        rebuild: Callable[[int], ProteinLM],
+    ) -> None:
+        self.network = network.eval()
+        self.description = description
+        self._rebuild = rebuild
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks."""
+        return self.network.num_layers
+
+    @property
+    def num_heads(self) -> int:
+        """Heads per block."""
+        return int(self.description["model"]["num_heads"])
+
+    @property
+    def causal(self) -> bool:
+        """Whether the model was trained to predict the next residue."""
+        return self.description["objective"] == "causal"
+
+    @property
+    def max_length(self) -> int | None:
+        """The most positions, special tokens included, or None when there is no bound."""
+        rotary = self.description["model"]["positions"] == "rotary"
+        return None if rotary else int(self.description["model"]["max_length"])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the weights."""
+        return weights_hash(self.network.state_dict())
+
+    def to(self, device: str | torch.device) -> "PretrainedModel":
+        """Moves the weights."""
+        self.network.to(device)
+        return self
+
+    def tokenize(self, sequences: Sequence[str]) -> TokenBatch:
+        """Tokenizes sequences of residues.
+
+        Raises:
+            InputDataError: a letter is no residue.
+            UserError: a sequence has more positions than the model.
+        """
+        encoded = [VOCABULARY.encode(sequence) for sequence in sequences]
+        longest = max((len(tokens) for tokens in encoded), default=0) + 2
+        if self.max_length is not None and longest > self.max_length:
+            raise UserError(
+                f"a sequence of {longest - 2} residues is longer than the "
+                f"{self.max_length - 2} this model takes"
+            )
+        tokens_BL, mask_BL = collate(encoded)
+        lengths = tuple(len(tokens) for tokens in encoded)
+        return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
+
+    @torch.inference_mode()
+    def __call__(
+        self, batch: TokenBatch, layers: Sequence[int] = (), *, causal: bool | None = None
+    ) -> ModelOutput:
+        """Runs the model; `causal` defaults to how it was trained."""
+        numbers = [self.layer_number(layer, first=0) for layer in layers]
+        out = self.network(
+            batch.tokens_BL,
+            batch.mask_BL,
+            causal=self.causal if causal is None else causal,
+            layers=numbers,
+        )
+        asked = {layer: out.hidden[number] for layer, number in zip(layers, numbers, strict=True)}
+        return ModelOutput(out.logits_BLV, asked)
+
+    @torch.inference_mode()
+    def attention_maps(
+        self,
+        batch: TokenBatch,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> dict[int, Tensor]:
+        """Exact maps, BHLL on the CPU, by layer; all layers and heads unless told otherwise."""
+        blocks: dict[int, list[Tensor]] = {}
+        for layer, _, map_BHML in self.attention_row_blocks(batch, layers, heads):
+            blocks.setdefault(layer, []).append(map_BHML.cpu())
+        return {layer: torch.cat(parts, dim=2) for layer, parts in blocks.items()}
+
+    @torch.inference_mode()
+    def attention_row_blocks(
+        self,
+        batch: TokenBatch,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        *,
+        block: int = 256,
+    ) -> Iterator[tuple[int, slice, Tensor]]:
+        """Yields (layer, rows, map_BHML): exact maps in blocks of rows, never L×L at once."""
+        wanted = {self.layer_number(n, first=1) for n in layers or range(1, self.num_layers + 1)}
+        chosen = [self._head_index(head) for head in heads or range(1, self.num_heads + 1)]
+        inputs = self.network.attention_inputs(
+            batch.tokens_BL, batch.mask_BL, causal=self.causal
+        )
+        for number, x in inputs:
+            if number in wanted:
+                rows = attention_rows(
+                    self.network.mechanism(number),
+                    x.q_BHLK,
+                    x.k_BHLK,
+                    hidden_BLD=x.hidden_BLD,
+                    mask_BL=batch.mask_BL,
+                    causal=self.causal,
+                    block=block,
+                )
+                for where, map_BHML in rows:
+                    yield number, where, map_BHML[:, chosen]
+            if number == max(wanted):
+                return
+
+    def randomised(self, seed: int) -> "PretrainedModel":
+        """The same architecture with fresh random weights: what any result is judged against."""
+        network = self._rebuild(seed).to(self.device)
+        return PretrainedModel(network, self.description, rebuild=self._rebuild)
+
+    def layer_number(self, layer: int, *, first: int) -> int:
+        """Turns a layer as people write it (-1 is the last) into a number from `first` to N."""
+        number = layer + self.num_layers + 1 if layer < 0 else layer
+        if not first <= number <= self.num_layers:
+            raise UserError(
+                f"layer {layer} does not exist; this model has {first} to {self.num_layers}"
+            )
+        return number
+
+    def _head_index(self, head: int) -> int:
+        if not 1 <= head <= self.num_heads:
+            raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
+        return head - 1
+

@@ -1,0 +1,89 @@
+"""The attention sublayer: projections to heads, rotary angles, query-key norms, a mechanism."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from protlm.attention import Attention
+from protlm.model.positions import rotate
+
+# FAVOR+ estimates softmax while |q̂|² + |k̂|² stays below about 6, that is 3 for each.
+_LARGEST_NORM = math.sqrt(3.0)
+
+
+class QueryKeyNorm(nn.Module):
+    """Scales queries and keys to a learnable norm per head that cannot exceed a bound.
+
+    With q̂ = q·K^(-1/4) every query and key has |q̂| = s, 0 < s < √3, so that logits stay in
+    [-s², s²] and the positive features of FAVOR+ keep a small variance. s starts at 1.
+    """
+
+    def __init__(self, *, num_heads: int) -> None:
+        super().__init__()
+        start = math.log(1.0 / (_LARGEST_NORM - 1.0))
+        self.scale = nn.Parameter(torch.full((num_heads,), start))
+
+    def forward(self, x_BHLK: Tensor) -> Tensor:
+        """Returns queries or keys with the heads' norms."""
+        wide = x_BHLK.float()
+        norm_H11 = (_LARGEST_NORM * torch.sigmoid(self.scale.float()))[:, None, None]
+        length_BHL1 = wide.square().sum(-1, keepdim=True).add(1e-12).sqrt()
+        scaled = wide / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25
+        return scaled.to(x_BHLK.dtype)
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What a mechanism sees in one block."""
+
+    q_BHLK: Tensor
+    k_BHLK: Tensor
+    v_BHLC: Tensor
+    hidden_BLD: Tensor
+
+
+class SelfAttention(nn.Module):
+    """Projects to heads, lets the mechanism mix the values, and projects back. No biases."""
+
+    def __init__(
+        self, *, model_dim: int, num_heads: int, mechanism: Attention, qk_norm: bool
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(model_dim, model_dim, bias=False)
+        self.key = nn.Linear(model_dim, model_dim, bias=False)
+        self.value = nn.Linear(model_dim, model_dim, bias=False)
+        self.output = nn.Linear(model_dim, model_dim, bias=False)
+        self.query_norm = QueryKeyNorm(num_heads=num_heads) if qk_norm else nn.Identity()
+        self.key_norm = QueryKeyNorm(num_heads=num_heads) if qk_norm else nn.Identity()
+        self.mechanism = mechanism
+
+    def inputs(
+        self, hidden_BLD: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> AttentionInputs:
+        """Queries, keys and values of a block's normalised input."""
+        q_BHLK = self.query_norm(self._heads(self.query(hidden_BLD)))
+        k_BHLK = self.key_norm(self._heads(self.key(hidden_BLD)))
+        if rotation is not None:
+            q_BHLK, k_BHLK = rotate(q_BHLK, *rotation), rotate(k_BHLK, *rotation)
+        return AttentionInputs(q_BHLK, k_BHLK, self._heads(self.value(hidden_BLD)), hidden_BLD)
+
+    def forward(
+        self,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        *,
+        rotation: tuple[Tensor, Tensor] | None,
+        causal: bool,
+    ) -> Tensor:
+        """Returns the sublayer's output, BLD."""
+        x = self.inputs(hidden_BLD, rotation)
+        mixed_BHLC = self.mechanism(
+            x.q_BHLK, x.k_BHLK, x.v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
+        )
+        return self.output(mixed_BHLC.transpose(1, 2).flatten(2))
+
+    def _heads(self, x_BLD: Tensor) -> Tensor:
+        return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -1,0 +1,217 @@
+"""Figures: a run's loss, attention maps, contacts beside the true ones.
+
+Each function returns a matplotlib figure that no window and no global state knows of, so that it
+can be drawn on a machine without a screen, shown in a notebook, and saved.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from protlm.errors import UserError, one_of
+from protlm.evaluation.precision import precision, top_pairs
+from protlm.paths import complete_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, told apart by colour-blind people too.
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
+_DPI = 150
+# What each format would otherwise be stamped with: the time, and the version of matplotlib.
+_METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+}
+_ANY_RANGE: tuple[int, int | None] = (6, None)
+_MIN_SEPARATION = _ANY_RANGE[0]
+
+
+def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -> "Figure":
+    """Training and validation loss against the optimiser's step.
+
+    Args:
+        rows: each has `step` and `train_loss` or `valid_loss` or both, in nats per residue.
+        baseline: the loss of the empirical baseline, in nats per residue.
+
+    Raises:
+        UserError: no row has a loss.
+    """
+    train = _series(rows, "train_loss")
+    valid = _series(rows, "valid_loss")
+    if not len(train) and not len(valid):
+        raise UserError("there is no loss to draw: no row has a train_loss or a valid_loss")
+    figure, axes = _new_figure(6.4, 4.0)
+    if len(train):
+        steps, losses = train.T
+        axes.plot(steps, losses, color=_BLUE, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, _running_mean(losses), color=_BLUE, label="training (running mean)")
+    if len(valid):
+        axes.plot(*valid.T, "o-", color=_ORANGE, markersize=4, linewidth=1, label="validation")
+    if baseline is not None:
+        axes.axhline(baseline, color=_GREY, linestyle="--", label="residue frequencies alone")
+    axes.set_xlabel("optimiser step")
+    axes.set_ylabel("loss (nats per residue)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def attention_grid(maps: dict[int, np.ndarray], *, title: str) -> "Figure":
+    """Attention maps side by side: layers downwards, heads across.
+
+    Each map has its own colour scale, from 0 to the 99th percentile of its entries: the maps of
+    linear mechanisms differ in contrast by orders of magnitude.
+
+    Args:
+        maps: HLL by layer number, as `PretrainedModel.attention_maps` has them: position 0 is
+            `<cls>`, residue n stands at n, and the last position is `<eos>`.
+        title: what stands above the maps.
+
+    Raises:
+        UserError: there is no map.
+    """
+    if not maps:
+        raise UserError("there is no attention map to draw: name at least one layer")
+    num_heads = max(len(map_HLL) for map_HLL in maps.values())
+    figure, grid = _new_grid(len(maps), num_heads)
+    for row, (layer, map_HLL) in zip(grid, sorted(maps.items()), strict=True):
+        for axes, (head, map_LL) in zip(row, enumerate(map_HLL, start=1), strict=False):
+            top = float(np.quantile(map_LL, 0.99)) or float(map_LL.max()) or 1.0
+            axes.imshow(map_LL, cmap="viridis", vmin=0.0, vmax=top, interpolation="nearest")
+            axes.set_title(f"layer {layer} head {head}", fontsize=7, pad=3)
+            axes.tick_params(labelsize=6, length=2)
+            axes.label_outer()
+    scale = "each map from 0 (dark) to its 99th percentile (light)"
+    figure.suptitle(f"{title}\n{scale}", fontsize=9)
+    figure.supxlabel("position attended to (residue number)", fontsize=8)
+    figure.supylabel("position that attends (residue number)", fontsize=8)
+    return figure
+
+
+def contact_figure(
+    probabilities_LL: np.ndarray, contacts_LL: np.ndarray | None, *, title: str
+) -> "Figure":
+    """Contact probabilities above the diagonal; below it the true contacts and the top L pairs.
+
+    The top L pairs are the most probable ones 6 or more apart. Where no structure is known
+    they are drawn without being told right from wrong.
+
+    Args:
+        probabilities_LL: predicted probabilities.
+        contacts_LL: 1, 0, or -1 where unresolved; None when no structure is known.
+        title: what stands above the figure; the precision is added to it.
+    """
+    length = len(probabilities_LL)
+    known_LL = np.zeros((length, length), np.int8) if contacts_LL is None else contacts_LL
+    figure, axes = _new_figure(6.4, 5.8)
+    hidden_LL = np.tril(np.ones((length, length), dtype=bool), _MIN_SEPARATION - 1)
+    edges = (0.5, length + 0.5, length + 0.5, 0.5)
+    image = axes.imshow(
+        np.ma.masked_where(hidden_LL, probabilities_LL), cmap="Blues", vmin=0.0, extent=edges
+    )
+    figure.colorbar(image, ax=axes, shrink=0.75, label="predicted contact probability")
+    rows, columns = top_pairs(probabilities_LL, known_LL, separation=_ANY_RANGE)
+    size = min(12.0, 2400.0 / length)
+    if contacts_LL is None:
+        _dots(axes, rows, columns, size, marker="o", color=_BLUE, label="top L predictions")
+    else:
+        true_rows, true_columns = np.nonzero(np.triu(contacts_LL == 1, _MIN_SEPARATION))
+        _dots(
+            axes,
+            true_rows,
+            true_columns,
+            2 * size,
+            marker="s",
+            color="#cccccc",
+            label="true contact",
+        )
+        hit = contacts_LL[rows, columns] == 1
+        _dots(axes, rows[hit], columns[hit], size, marker="o", color=_BLUE, label="top L, true")
+        _dots(
+            axes, rows[~hit], columns[~hit], size, marker="x", color=_ORANGE, label="top L, false"
+        )
+        title = f"{title}\n{_precision_text(probabilities_LL, contacts_LL)}"
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("residue number")
+    axes.set_ylabel("residue number")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> None:
+    """Writes a figure as PNG, PDF or SVG by the suffix of `path`; equal figures give equal bytes.
+
+    Raises:
+        UserError: another suffix.
+        OutputError: the file exists (unless `overwrite`) or cannot be written.
+    """
+    import matplotlib
+
+    format_ = path.suffix.lower().removeprefix(".")
+    if format_ not in _METADATA:
+        known = one_of([f".{name}" for name in _METADATA])
+        raise UserError(f"{path} is not a figure by its name: it must end in one of {known}")
+    # Without the salt the identifiers inside an SVG are drawn anew each time.
+    with (
+        complete_file(path, overwrite=overwrite) as temporary,
+        matplotlib.rc_context({"svg.hashsalt": "protlm"}),
+    ):
+        figure.savefig(temporary, format=format_, dpi=_DPI, metadata=_METADATA[format_])
+
+
+def _new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _new_grid(num_layers: int, num_heads: int) -> "tuple[Figure, Any]":
+    from matplotlib.figure import Figure
+
+    size = (max(1.35 * num_heads + 0.5, 4.5), 1.5 * num_layers + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(num_layers, num_heads, sharex=True, sharey=True, squeeze=False)
+    return figure, grid
+
+
+def _series(rows: list[dict[str, float]], name: str) -> np.ndarray:
+    """The (step, value) pairs of one column, where it has a value, float64 [n, 2]."""
+    pairs = [(row["step"], row[name]) for row in rows if name in row and np.isfinite(row[name])]
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    """The mean over a window of a twentieth of the values, narrower at both ends."""
+    half = max(len(values) // 40, 1)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    here = np.arange(len(values))
+    low, high = np.maximum(here - half, 0), np.minimum(here + half + 1, len(values))
+    return (sums[high] - sums[low]) / (high - low)
+
+
+def _dots(
+    axes: "Axes",
+    rows: np.ndarray,
+    columns: np.ndarray,
+    size: float,
+    *,
+    marker: str,
+    color: str,
+    label: str,
+) -> None:
+    """Marks pairs (i < j) below the diagonal, by residue numbers from 1."""
+    axes.scatter(rows + 1, columns + 1, s=size, marker=marker, c=color, linewidths=0.8, label=label)
+
+
+def _precision_text(probabilities_LL: np.ndarray, contacts_LL: np.ndarray) -> str:
+    def percent(separation: tuple[int, int | None]) -> str:
+        hits, count = precision(probabilities_LL, contacts_LL, separation=separation, divisor=1)
+        return f"{hits / count:.0%}" if count else "none"
+
+    return f"P@L {percent(_ANY_RANGE)} (6 or more apart), {percent((24, None))} (24 or more)"

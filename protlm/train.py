@@ -1,0 +1,224 @@
+"""`protlm train [overrides]`: one training run, composed by Hydra.
+
+Lightning's launcher runs this file again for the other ranks, as `python -m protlm.train`.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from protlm.attention import mechanism
+from protlm.build import (
+    build_data,
+    build_module,
+    build_network,
+    compose,
+    register_schemas,
+    to_plain,
+    to_schema,
+)
+from protlm.config import Objective, Positions, TrainConfig
+from protlm.data.dataset import cropped
+from protlm.data.shards import SplitReader, open_split
+from protlm.errors import InputDataError, OutputError, UserError, exit_with_message
+from protlm.model.checkpoint import CHECKPOINTS
+from protlm.model.transformer import ProteinLM, num_parameters
+from protlm.paths import check_output, complete_file, conf_dir, explain_os_error, sample_dir
+from protlm.plots import loss_curve, save_figure
+from protlm.training.loggers import METRICS, read_metrics
+from protlm.training.optimization import check_schedule
+from protlm.training.run import Finished, check_trainer
+from protlm.training.run import train as run
+
+CONFIG = "config.yaml"
+# A run may be continued with another of these; everything else decides what is learnt.
+_MAY_CHANGE = {"trainer", "logger", "run_dir"}
+_DATA_MAY_CHANGE = {"dir", "num_workers", "verify", "valid_split"}
+
+
+def main() -> None:
+    """Runs the command with this process's arguments."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    if flags:
+        exit_with_message(lambda: _through_hydra(arguments), debug=debug)
+    exit_with_message(lambda: train(compose(TrainConfig, arguments)), debug=debug)
+
+
+def _through_hydra(arguments: list[str]) -> None:
+    """Hydra's own flags: --help, --cfg, --info, --multirun."""
+    import hydra
+    from omegaconf import DictConfig
+
+    multirun = bool({"-m", "--multirun"} & set(arguments))
+    register_schemas()
+
+    @hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")
+    def run(config: DictConfig) -> None:
+        built = to_schema(config, TrainConfig)
+        if multirun and built.trainer.devices * built.trainer.num_nodes > 1:
+            raise UserError(
+                "--multirun starts its jobs in this process and cannot have several devices; "
+                "use trainer.devices=1, or one command per run"
+            )
+        train(built)
+
+    sys.argv[1:] = arguments
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    run()
+
+
+def train(config: TrainConfig) -> None:
+    """Trains what the config says, or continues the run that is there.
+
+    Raises:
+        UserError: settings that do not fit, or another run in the directory.
+        OutputError: the run directory cannot be written.
+        InputDataError: no shards, or damaged ones.
+    """
+    _check(config)
+    network = build_network(config.model, config.attention, seed=config.seed)
+    network.activation_checkpointing = config.trainer.activation_checkpointing
+    directory, run_dir = Path(config.data.dir), Path(config.run_dir)
+    if _is_first_rank():
+        _prepare_sample_if_missing(directory)
+        _refuse_another_run(run_dir, config)
+    verify = config.data.verify.value
+    train_split = open_split(directory, config.data.train_split, verify=verify)
+    valid_split = open_split(directory, config.data.valid_split, verify=verify)
+    if _is_first_rank():
+        _enter(run_dir, config)
+        _introduce(network, train_split, config)
+    finished = run(
+        build_module(network, config),
+        build_data(train_split, valid_split, config),
+        config=config.trainer,
+        logger=config.logger,
+        run_dir=run_dir,
+    )
+    if _is_first_rank():
+        _conclude(run_dir, finished)
+    if finished.exit_code:
+        sys.exit(finished.exit_code)
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuses what cannot work before anything is read or written."""
+    check_trainer(config.trainer)
+    check_schedule(config.schedule, max_steps=config.trainer.max_steps)
+    causal = config.objective.name is Objective.causal
+    name = str(config.attention.get("name", ""))
+    kind = mechanism(name)
+    if not (kind.supports_causal if causal else kind.supports_bidirectional):
+        raise UserError(
+            f"attention={name} has no {'causal' if causal else 'bidirectional'} form; "
+            f"choose another attention, or objective={'masked' if causal else 'causal'}"
+        )
+    rotary = config.model.positions is Positions.rotary
+    if config.data.max_length > config.model.max_length and not rotary:
+        raise UserError(
+            f"data.max_length={config.data.max_length} is more than the "
+            f"model.max_length={config.model.max_length} positions the model has; "
+            f"type data.max_length={config.model.max_length} or give the model more"
+        )
+
+
+def _is_first_rank() -> bool:
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def _prepare_sample_if_missing(directory: Path) -> None:
+    """Makes the default data set, so that a bare `protlm train` runs anywhere."""
+    if directory != Path("data/uniprot_sample") or directory.exists():
+        return
+    sample = sample_dir()
+    command = [sys.executable, "-m", "protlm", "prepare", str(sample / "uniprot_sample.fasta.gz")]
+    command += ["--out", str(directory)]
+    command += ["--split-table", str(sample / "uniprot_sample.splits.tsv.gz")]
+    if code := subprocess.run(command, check=False).returncode:
+        sys.exit(code)
+
+
+def _refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
+    """A run directory holds one run: the same settings continue it, others are refused."""
+    written = run_dir / CONFIG
+    if not written.is_file():
+        if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+            raise OutputError(f"{run_dir} exists and holds no run; choose another run_dir=")
+        check_output(run_dir, overwrite=True)
+        return
+    try:
+        before = OmegaConf.to_container(OmegaConf.load(written))
+    except Exception as error:
+        raise InputDataError(f"{written} cannot be read: {error}; choose another run_dir=") from None
+    assert isinstance(before, dict)
+    now = to_plain(config)
+    for key in sorted(_decisive(before) | _decisive(now), key=str):
+        old, new = _value(before, key), _value(now, key)
+        if old != new:
+            raise UserError(
+                f"{run_dir} holds a run with {key}={old}, not {new}; "
+                f"continue it with {key}={old}, or choose another run_dir="
+            )
+
+
+def _decisive(config: Mapping[Any, Any]) -> set[str]:
+    """Dotted names of the settings that decide what a run learns."""
+    names = set()
+    for section, values in config.items():
+        if section in _MAY_CHANGE:
+            continue
+        inner = values if isinstance(values, dict) else {None: values}
+        names |= {f"{section}.{key}" if key else str(section) for key in inner}
+    return names - {f"data.{key}" for key in _DATA_MAY_CHANGE}
+
+
+def _value(config: Mapping[Any, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    found = config.get(section)
+    return found.get(name) if name and isinstance(found, dict) else found
+
+
+def _enter(run_dir: Path, config: TrainConfig) -> None:
+    """Makes the run directory and writes the config into it, secrets not among it."""
+    try:
+        (run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+    with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
+        OmegaConf.save(to_plain(config), temporary)
+
+
+def _introduce(network: ProteinLM, train_split: SplitReader, config: TrainConfig) -> None:
+    sequences, residues = cropped(train_split.lengths, config.data.max_length)
+    _say(
+        f"{num_parameters(network):,} parameters, {config.model.num_layers} layers of "
+        f"{config.attention['name']}; {len(train_split):,} sequences"
+        + (f", {sequences:,} of them cropped ({residues:,} residues)" if sequences else "")
+    )
+
+
+def _conclude(run_dir: Path, finished: Finished) -> None:
+    if finished.exit_code:
+        _say(f"stopped after step {finished.step}; the same command continues {run_dir}")
+        return
+    rows = read_metrics(run_dir / METRICS)
+    if rows:
+        save_figure(loss_curve(rows), run_dir / "loss.png", overwrite=True)
+    _say(f"{run_dir} is complete at step {finished.step}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

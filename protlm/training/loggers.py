@@ -1,0 +1,173 @@
+"""Where metrics go: a CSV file always; TensorBoard and Weights & Biases by choice.
+
+A logger that fails is switched off with one warning and never stops the training.
+"""
+
+import csv
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from protlm.config import LoggerConfig, WandbMode
+from protlm.paths import complete_file
+
+METRICS = "metrics.csv"
+COLUMNS = (
+    "step",
+    "epoch",
+    "samples",
+    "train_loss",
+    "train_accuracy",
+    "valid_loss",
+    "valid_accuracy",
+    "valid_perplexity",
+    "learning_rate",
+    "gradient_norm",
+    "samples_per_second",
+    "residues_per_second",
+    "padding_share",
+)
+
+
+class CsvFile(Logger):
+    """Appends rows to `metrics.csv`; a continued run first drops rows after its checkpoint."""
+
+    def __init__(self, run_dir: Path, *, from_step: int) -> None:
+        super().__init__()
+        self.path = run_dir / METRICS
+        self._from_step = from_step
+        self._started = False
+
+    @property
+    def name(self) -> str:
+        """The logger's name."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """There is one log per run."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """Settings stand in `config.yaml`."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Appends one row; columns without a value stay empty."""
+        if not self._started:
+            self._start()
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, COLUMNS).writerow({"step": step, **metrics})
+
+    def _start(self) -> None:
+        rows: list[dict[str, str]] = []
+        if self.path.is_file():
+            with self.path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["step"]) <= self._from_step]
+        with (
+            complete_file(self.path, overwrite=True) as temporary,
+            temporary.open("w", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        self._started = True
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a `metrics.csv`, each with the columns that have a value."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [
+            {key: float(value) for key, value in row.items() if value}
+            for row in csv.DictReader(file)
+        ]
+
+
+class Guarded(Logger):
+    """Wraps a logger that may fail: the first failure switches it off with one warning."""
+
+    def __init__(self, name: str, make: Callable[[], Logger]) -> None:
+        super().__init__()
+        self._label = name
+        self._make = make
+        self._inner: Logger | None = None
+        self._off = False
+
+    @property
+    def name(self) -> str:
+        """The wrapped logger's name."""
+        return self._label
+
+    @property
+    def version(self) -> str:
+        """The run directory is the version."""
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The wrapped logger's own object, or None once it is switched off."""
+        return None if self._inner is None else getattr(self._inner, "experiment", None)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """Hands the settings on."""
+        self._try(lambda logger: logger.log_hyperparams(params))
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Hands the metrics on."""
+        self._try(lambda logger: logger.log_metrics(metrics, step))
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Closes the wrapped logger."""
+        if self._inner is not None:
+            self._try(lambda logger: logger.finalize(status))
+
+    def _try(self, action: Callable[[Logger], None]) -> None:
+        if self._off:
+            return
+        try:
+            if self._inner is None:
+                self._inner = self._make()
+            action(self._inner)
+        except Exception as error:
+            self._off = True
+            warnings.warn(f"logging to {self._label} failed and is off: {error}", stacklevel=2)
+
+
+def make_loggers(config: LoggerConfig, run_dir: Path, *, from_step: int) -> list[Logger]:
+    """The loggers a run asks for; the CSV file is always first."""
+    loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step)]
+    if config.tensorboard:
+        loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir)))
+    if config.wandb is not WandbMode.off:
+        loggers.append(Guarded("wandb", lambda: _wandb(config, run_dir)))
+    return loggers
+
+
+def _tensorboard(run_dir: Path) -> Logger:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    return TensorBoardLogger(save_dir=run_dir, name="tensorboard", version="")
+
+
+def _wandb(config: LoggerConfig, run_dir: Path) -> Logger:
+    from pytorch_lightning.loggers import WandbLogger
+
+    return WandbLogger(
+        project=config.wandb_project,
+        name=run_dir.name,
+        save_dir=run_dir,
+        offline=config.wandb is WandbMode.offline,
+        resume="allow",
+    )

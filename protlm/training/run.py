@@ -1,0 +1,124 @@
+"""One training run in one directory: continue what is there, train, leave checkpoints and logs."""
+
+import logging
+import signal
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from protlm.config import LoggerConfig, TrainerConfig
+from protlm.errors import ExitCode, UserError
+from protlm.model.checkpoint import CHECKPOINTS, latest, load_training
+from protlm.training.callbacks import RedrawFeatures, SaveCheckpoints, StopOnSignal, TrackProgress
+from protlm.training.checkpoint_io import VerifiedCheckpointIO
+from protlm.training.datamodule import SequenceData
+from protlm.training.loggers import make_loggers
+from protlm.training.module import LanguageModeling
+from protlm.training.monitor import Monitor
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended: after which step, and with which exit code."""
+
+    step: int
+    exit_code: ExitCode
+
+
+def check_trainer(config: TrainerConfig) -> None:
+    """Refuses settings that cannot work, before anything is read.
+
+    Raises:
+        UserError: names the setting and what is allowed.
+    """
+    if config.precision not in PRECISIONS:
+        raise UserError(
+            f"trainer.precision={config.precision} is not one of {', '.join(PRECISIONS)}; "
+            "fp16 has too few exponents for the features of a Performer"
+        )
+    for name in ("max_steps", "devices", "num_nodes", "accumulate", "log_every"):
+        if getattr(config, name) < 1:
+            raise UserError(f"trainer.{name}={getattr(config, name)} must be at least 1")
+    for name in ("valid_every", "checkpoint_every"):
+        if getattr(config, name) < 1:
+            raise UserError(f"trainer.{name}={getattr(config, name)} must be at least 1")
+
+
+def train(
+    module: LanguageModeling,
+    data: SequenceData,
+    *,
+    config: TrainerConfig,
+    logger: LoggerConfig,
+    run_dir: Path,
+) -> Finished:
+    """Trains until `config.max_steps`, or until a signal, and saves a checkpoint at the end."""
+    checkpoint = latest(run_dir)
+    step = 0 if checkpoint is None else int(load_training(checkpoint)["global_step"])
+    if step >= config.max_steps:
+        return Finished(step, ExitCode.OK)
+    # Lightning's notices on devices and products are not this program's to give.
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    stop = StopOnSignal()
+    trainer = _trainer(config, logger, run_dir, from_step=step, stop=stop)
+    with warnings.catch_warnings():
+        for message in _KNOWN_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.PREEMPTED, None: ExitCode.OK}
+    return Finished(trainer.global_step, codes[stop.received])
+
+
+# Lightning's advice that does not apply here, each with the reason.
+_KNOWN_WARNINGS = (
+    ".*does not have many workers.*",  # tokens come from a memory map: workers gain nothing
+    ".*LeafSpec.*deprecated.*",  # Lightning's own use of torch
+    ".*on tasks.*srun.*",  # said when SLURM is installed but not used
+    "You're resuming from a checkpoint that ended before the epoch ended.*",  # resumed exactly
+)
+
+
+def _trainer(
+    config: TrainerConfig,
+    logger: LoggerConfig,
+    run_dir: Path,
+    *,
+    from_step: int,
+    stop: StopOnSignal,
+) -> pl.Trainer:
+    many = config.devices * config.num_nodes > 1
+    checkpoints = SaveCheckpoints(
+        run_dir / CHECKPOINTS, every=config.checkpoint_every, keep=config.keep_checkpoints
+    )
+    return pl.Trainer(
+        default_root_dir=run_dir,
+        accelerator=config.accelerator,
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        strategy="ddp" if many else "auto",
+        precision=config.precision,  # pyright: ignore[reportArgumentType]
+        max_steps=config.max_steps,
+        max_epochs=-1,
+        accumulate_grad_batches=config.accumulate,
+        gradient_clip_val=config.gradient_clip,
+        val_check_interval=config.valid_every * config.accumulate,
+        check_val_every_n_epoch=None,
+        limit_val_batches=config.valid_batches,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=make_loggers(logger, run_dir, from_step=from_step),
+        plugins=[VerifiedCheckpointIO()],
+        callbacks=[
+            TrackProgress(),
+            RedrawFeatures(),
+            Monitor(every=config.log_every, max_steps=config.max_steps),
+            stop,
+            checkpoints,
+        ],
+    )

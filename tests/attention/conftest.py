@@ -1,0 +1,154 @@
+"""Every mechanism with its O(L²) reference, found by name, and inputs with padding."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+import protlm.attention
+from protlm.attention import Attention
+from protlm.attention.performer.base import Performer
+from protlm.paths import conf_dir
+
+_REFERENCES = Path(__file__).parent / "references"
+HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
+
+
+class Inputs(NamedTuple):
+    """What a mechanism takes; three samples: whole, padded behind, padded before and within."""
+
+    q_BHLK: Tensor
+    k_BHLK: Tensor
+    v_BHLC: Tensor
+    hidden_BLD: Tensor
+    mask_BL: Tensor
+
+    def run(self, mechanism: Attention, *, causal: bool) -> Tensor:
+        """The output of a mechanism."""
+        return mechanism(*self[:3], hidden_BLD=self.hidden_BLD, mask_BL=self.mask_BL, causal=causal)
+
+    def with_padding(self, value: float) -> "Inputs":
+        """The same, with `value` at every padded position."""
+        padding_BL1 = ~self.mask_BL[..., None]
+        heads = [x.masked_fill(padding_BL1[:, None], value) for x in self[:3]]
+        return Inputs(*heads, self.hidden_BLD.masked_fill(padding_BL1, value), self.mask_BL)
+
+    def differentiable(self) -> "Inputs":
+        """The same values, as leaves that require gradients."""
+        return Inputs(*(x.detach().clone().requires_grad_() for x in self[:4]), self.mask_BL)
+
+    def to(self, dtype: torch.dtype) -> "Inputs":
+        """The same, in another dtype."""
+        return Inputs(*(x.to(dtype) for x in self[:4]), self.mask_BL)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism with one set of options, and its reference."""
+
+    name: str
+    options: Mapping[str, Any]
+    reference: ModuleType
+
+    def create(self, **sizes: int) -> Attention:
+        """Builds the mechanism, small unless sizes say otherwise."""
+        defaults = {"num_heads": HEADS, "head_dim": HEAD_DIM, "model_dim": MODEL_DIM}
+        return protlm.attention.create(
+            self.name, self.options, **{**defaults, "max_length": 2048, "seed": 1, **sizes}
+        )
+
+    def expected(self, mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:
+        """The output by the O(L²) reference."""
+        visible_BLL = inputs.mask_BL[:, :, None] & inputs.mask_BL[:, None, :]
+        if causal:
+            visible_BLL = visible_BLL.tril()
+        return self.reference.output(
+            mechanism,
+            self.options,
+            *inputs[:3],
+            hidden_BLD=inputs.hidden_BLD,
+            visible_B1LL=visible_BLL[:, None],
+        )
+
+
+def _reference(name: str) -> ModuleType:
+    path = _REFERENCES / f"{name}.py"
+    assert path.is_file(), f"attention mechanism {name} has no reference: write {path}"
+    spec = importlib.util.spec_from_file_location(f"attention_reference_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _shipped_options(name: str) -> dict[str, Any]:
+    config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
+    assert config.pop("name") == name
+    return config
+
+
+def _cases() -> list[Case]:
+    cases = []
+    for name in protlm.attention.names():
+        reference = _reference(name)
+        cases += [
+            Case(name, _shipped_options(name) | variant, reference)
+            for variant in reference.VARIANTS
+        ]
+    return cases
+
+
+def _case_id(case: Case) -> str:
+    variant = [f"{k}={v}" for k, v in case.options.items() if v != _shipped_options(case.name)[k]]
+    return "-".join([case.name, *variant])
+
+
+def _modes(case: Case) -> list[bool]:
+    mechanism = protlm.attention.mechanism(case.name)
+    supported = {False: mechanism.supports_bidirectional, True: mechanism.supports_causal}
+    return [causal for causal, is_supported in supported.items() if is_supported]
+
+
+def _is_wanted(case: Case, argument: str) -> bool:
+    mechanism = protlm.attention.mechanism(case.name)
+    if argument == "causal_case":
+        return mechanism.supports_causal
+    return argument == "case" or issubclass(mechanism, Performer)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives a test each `case`, `causal_case` or `performer`, in each mode if it asks `causal`."""
+    for argument in {"case", "causal_case", "performer"} & set(metafunc.fixturenames):
+        cases = [case for case in _cases() if _is_wanted(case, argument)]
+        if "causal" not in metafunc.fixturenames:
+            metafunc.parametrize(argument, cases, ids=_case_id)
+            continue
+        pairs = [(case, causal) for case in cases for causal in _modes(case)]
+        ids = [f"{_case_id(c)}-{'causal' if causal else 'bidirectional'}" for c, causal in pairs]
+        metafunc.parametrize((argument, "causal"), pairs, ids=ids)
+
+
+@pytest.fixture
+def make_inputs() -> Callable[..., Inputs]:
+    """Draws float64 inputs of a length; NaN stands in all padding."""
+
+    def make(length: int, *, head_dim: int = HEAD_DIM, seed: int = 0) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        mask_BL = torch.ones(3, length, dtype=torch.bool)
+        mask_BL[1, length // 2 :] = False
+        mask_BL[2, : length // 5] = False
+        mask_BL[2, length // 3 : length // 3 + length // 6] = False
+        q_BHLK, k_BHLK, v_BHLC = torch.randn(
+            3, 3, HEADS, length, head_dim, generator=generator, dtype=torch.float64
+        )
+        hidden_BLD = torch.randn(3, length, MODEL_DIM, generator=generator, dtype=torch.float64)
+        return Inputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD, mask_BL).with_padding(torch.nan)
+
+    return make

@@ -1,0 +1,262 @@
+"""What every mechanism must pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.attention import Attention, create, names
+from protlm.attention.maps import attention_rows
+from protlm.errors import UserError
+from protlm.paths import conf_dir
+
+LENGTHS = [1, 2, 63, 64, 65, 257]
+
+
+def gradients(out: Tensor, inputs: Any, mechanism: Attention) -> list[Tensor]:
+    """Gradients of q, k, v, the hidden input and the parameters, for a fixed random cotangent."""
+    generator = torch.Generator().manual_seed(3)
+    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+    leaves = [*inputs[:4], *mechanism.parameters()]
+    found = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The Frobenius norm of the difference over that of the expected."""
+    difference = (found.double() - expected.double()).norm()
+    return float(difference / expected.double().norm().clamp_min(1e-30))
+
+
+def map_of(mechanism: Attention, inputs: Any, *, causal: bool, rows: slice | None = None) -> Tensor:
+    """The mechanism's map."""
+    return mechanism.attention_map(
+        inputs.q_BHLK,
+        inputs.k_BHLK,
+        hidden_BLD=inputs.hidden_BLD,
+        mask_BL=inputs.mask_BL,
+        causal=causal,
+        rows=rows,
+    )
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_output_and_gradients_are_the_reference(
+    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create().double()
+    inputs = make_inputs(length).differentiable()
+    clean = inputs.with_padding(0.0).differentiable()
+    out = inputs.run(mechanism, causal=causal)
+    expected = case.expected(mechanism, clean, causal=causal)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    pairs = zip(
+        gradients(out, inputs, mechanism), gradients(expected, clean, mechanism), strict=True
+    )
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+)
+def test_error_stays_in_the_budget_of_the_dtype(
+    case: Any, causal: bool, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create()
+    inputs = make_inputs(257).to(dtype)
+    out = inputs.run(mechanism, causal=causal)
+    assert out.dtype == dtype
+    exact = case.create().double()
+    expected = case.expected(exact, inputs.to(torch.float64).with_padding(0.0), causal=causal)
+    assert relative_error(out, expected) <= budget
+
+
+@pytest.mark.parametrize(
+    ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+)
+def test_gradient_error_stays_in_the_budget_of_the_dtype(
+    case: Any, causal: bool, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism, exact = case.create(), case.create().double()
+    inputs = make_inputs(257).to(dtype).differentiable()
+    clean = inputs.to(torch.float64).with_padding(0.0).differentiable()
+    found = gradients(inputs.run(mechanism, causal=causal), inputs, mechanism)
+    expected = gradients(case.expected(exact, clean, causal=causal), clean, exact)
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) <= budget
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_shape_and_dtype_are_those_of_the_values(
+    case: Any, causal: bool, dtype: torch.dtype, make_inputs: Callable[..., Any]
+) -> None:
+    inputs = make_inputs(9)
+    inputs = (
+        inputs._replace(v_BHLC=inputs.v_BHLC.to(dtype))
+        if dtype == torch.float64
+        else inputs.to(dtype)
+    )
+    out = inputs.run(case.create().to(dtype), causal=causal)
+    assert out.shape == inputs.v_BHLC.shape
+    assert out.dtype == dtype
+
+
+def test_padding_reaches_nothing(case: Any, causal: bool, make_inputs: Callable[..., Any]) -> None:
+    mechanism = case.create().double()
+    results = []
+    for value in (torch.nan, torch.inf, 0.0):
+        inputs = make_inputs(70).with_padding(value).differentiable()
+        out = inputs.run(mechanism, causal=causal)
+        results.append([out, *gradients(out, inputs, mechanism)])
+    for other in results[:-1]:
+        assert all(torch.equal(a, b) for a, b in zip(other, results[-1], strict=True))
+    padding_BL = ~make_inputs(70).mask_BL
+    for tensor in results[0][:4]:
+        assert not tensor.transpose(1, 2)[padding_BL].any()
+
+
+def test_a_sample_alone_is_as_in_the_batch(
+    case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create().double()
+    inputs = make_inputs(130).differentiable()
+    out = inputs.run(mechanism, causal=causal)
+    alone = type(inputs)(*(x[1:2, ..., :65, :] for x in inputs[:4]), inputs.mask_BL[1:2, :65])
+    alone = alone.differentiable()
+    out_alone = alone.run(mechanism, causal=causal)
+    torch.testing.assert_close(out_alone, out[1:2, :, :65], rtol=1e-10, atol=1e-10)
+    whole = torch.autograd.grad(out[1:2].square().sum(), inputs[:3])
+    parts = torch.autograd.grad(out_alone.square().sum(), alone[:3])
+    for one, other in zip(parts, whole, strict=True):
+        torch.testing.assert_close(one, other[1:2, :, :65], rtol=1e-10, atol=1e-10)
+
+
+def test_samples_do_not_see_each_other(
+    case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create()
+    first = make_inputs(130).to(torch.float32)
+    second = make_inputs(130, seed=9).to(torch.float32)
+    mixed = [torch.cat([a[:1], 30 * b[1:]]) for a, b in zip(first[:4], second[:4], strict=True)]
+    results = []
+    for tensors in (first[:4], mixed):
+        inputs = type(first)(*tensors, first.mask_BL).differentiable()
+        out = inputs.run(mechanism, causal=causal)
+        results.append([out, *torch.autograd.grad(out[0].square().sum(), inputs[:3])])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("position", [1, 63, 64, 100, 128, 600])
+def test_the_past_does_not_see_the_future(
+    causal_case: Any, position: int, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = causal_case.create()
+    inputs = make_inputs(650).to(torch.float32)
+    q_BHLK, k_BHLK, v_BHLC = (x.clone() for x in inputs[:3])
+    q_BHLK[:, :, position:] *= -2
+    k_BHLK[:, :, position] *= 30
+    v_BHLC[:, :, position:] *= 1e4
+    before = inputs.run(mechanism, causal=True)
+    after = inputs._replace(q_BHLK=q_BHLK, k_BHLK=k_BHLK, v_BHLC=v_BHLC).run(mechanism, causal=True)
+    assert torch.equal(before[:, :, :position], after[:, :, :position])
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 8.0])
+def test_gradients_are_finite(
+    case: Any, causal: bool, scale: float, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create()
+    inputs = make_inputs(130).to(torch.float32)
+    scaled = type(inputs)(*(scale * x for x in inputs[:4]), inputs.mask_BL).differentiable()
+    out = scaled.run(mechanism, causal=causal)
+    assert out.isfinite().all()
+    assert all(g.isfinite().all() for g in gradients(out, scaled, mechanism))
+
+
+def test_autocast_keeps_the_dtype_of_the_values(
+    case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create()
+    inputs = make_inputs(70).to(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = inputs.run(mechanism, causal=causal)
+    assert out.dtype == torch.float32
+    assert relative_error(out, inputs.run(mechanism, causal=causal)) <= 1e-2
+
+
+@pytest.mark.parametrize("length", [1, 65, 130])
+def test_the_map_is_the_output_on_identity_values(
+    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create().double()
+    inputs = make_inputs(length)
+    whole = map_of(mechanism, inputs, causal=causal)
+    clean = inputs.with_padding(0.0)
+    if case.reference.LINEAR_IN_VALUES:
+        identity_LL = torch.eye(length, dtype=torch.float64).expand(3, 2, length, length)
+        on_identity = clean._replace(v_BHLC=identity_LL).run(mechanism, causal=causal)
+        torch.testing.assert_close(whole, on_identity, rtol=1e-10, atol=1e-10)
+        out = clean.run(mechanism, causal=causal)
+        torch.testing.assert_close(whole @ clean.v_BHLC, out, rtol=1e-10, atol=1e-10)
+    if case.reference.ROWS_SUM_TO_ONE:
+        expected = inputs.mask_BL[:, None].expand(whole.shape[:3]).double()
+        torch.testing.assert_close(whole.sum(-1), expected, rtol=1e-10, atol=1e-10)
+    assert not whole.transpose(1, 3)[~inputs.mask_BL].any(), "padded keys have weight"
+
+
+def test_blocks_of_rows_are_the_whole_map(
+    case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create().double()
+    inputs = make_inputs(130)
+    whole = map_of(mechanism, inputs, causal=causal)
+    blocks = list(
+        attention_rows(
+            mechanism,
+            inputs.q_BHLK,
+            inputs.k_BHLK,
+            hidden_BLD=inputs.hidden_BLD,
+            mask_BL=inputs.mask_BL,
+            causal=causal,
+            block=50,
+        )
+    )
+    assert [rows for rows, _ in blocks] == [slice(0, 50), slice(50, 100), slice(100, 130)]
+    torch.testing.assert_close(torch.cat([b for _, b in blocks], 2), whole, rtol=1e-12, atol=1e-12)
+    last = map_of(mechanism, inputs, causal=causal, rows=slice(-3, None))
+    torch.testing.assert_close(last, whole[:, :, -3:], rtol=1e-12, atol=1e-12)
+
+
+def test_a_state_dict_gives_the_same_mechanism(
+    case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    inputs = make_inputs(9).to(torch.float32)
+    one, other = case.create(seed=1), case.create(seed=2)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(inputs.run(one, causal=causal), inputs.run(other, causal=causal))
+
+
+def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:
+    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+    with pytest.raises(UserError, match=f"attention.colour is not a setting of {case.name}") as e:
+        create(case.name, {**case.options, "colour": 1}, **sizes)
+    assert all(option in str(e.value) for option in case.options)
+
+
+@pytest.mark.parametrize("name", ["sotfmax", "../softmax", "base", "performer.base", ""])
+def test_an_unknown_mechanism_names_those_there_are(name: str) -> None:
+    with pytest.raises(UserError, match="does not exist") as error:
+        create(name, {}, num_heads=2, head_dim=8, model_dim=16, max_length=64)
+    assert all(known in str(error.value) for known in names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_option_is_explained(name: str) -> None:
+    lines = (conf_dir() / "attention" / f"{name}.yaml").read_text().splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        assert line.startswith("#") or above.startswith("#"), f"{line!r} has no comment"

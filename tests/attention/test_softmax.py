@@ -1,0 +1,35 @@
+"""Exact softmax attention beside torch's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from protlm.attention import create
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_without_padding_it_is_scaled_dot_product_attention(
+    is_causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    inputs = make_inputs(65).with_padding(1.0)
+    inputs = inputs._replace(mask_BL=torch.ones_like(inputs.mask_BL))
+    softmax = create("softmax", {}, num_heads=2, head_dim=8, model_dim=16, max_length=65)
+    expected = F.scaled_dot_product_attention(*inputs[:3], is_causal=is_causal)
+    torch.testing.assert_close(inputs.run(softmax, causal=is_causal), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_padded_key_has_no_weight_beside_large_logits(dtype: torch.dtype) -> None:
+    softmax = create("softmax", {}, num_heads=1, head_dim=8, model_dim=8, max_length=2)
+    q_BHLK = torch.full((1, 1, 2, 8), 100.0, dtype=dtype)
+    v_BHLC = torch.tensor([1.0, 2.0], dtype=dtype)[:, None].expand(1, 1, 2, 8)
+    mask_BL = torch.tensor([[False, True]])
+    for causal in (False, True):
+        out = softmax(
+            q_BHLK, -q_BHLK, v_BHLC, hidden_BLD=q_BHLK[:, 0], mask_BL=mask_BL, causal=causal
+        )
+        assert out[0, 0, 1].eq(2).all()
+        assert out[0, 0, 0].eq(0).all()

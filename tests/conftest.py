@@ -1,0 +1,224 @@
+"""What every test stands on: no network, one thread, the command line, and shapes that are true."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Tests run side by side: a second thread in each would only take the cores from the others.
+torch.set_num_threads(1)
+
+# A launcher's variables would make a command under test believe that it is one rank of a job.
+LAUNCHER = re.compile(r"(.*_)?RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|(SLURM|TORCHELASTIC|PL|WANDB)_.*")
+
+# `q_BHLK`: a name in small letters, and after the last underscore one character for each axis.
+SUFFIX = re.compile(r"[a-z]\w*_([A-Z0-9]*[A-Z][A-Z0-9]*)")
+
+
+def _is_local(address: Any) -> bool:
+    host = address[0] if isinstance(address, tuple) else address
+    if isinstance(host, bytes):
+        host = host.decode()
+    if host in {None, "", "localhost", socket.gethostname()}:
+        return True
+    try:
+        return ip_address(host.split("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Fails whatever looks beyond this machine: a test passes with the cable pulled."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+    sendto, getaddrinfo = socket.socket.sendto, socket.getaddrinfo
+
+    def refuse_foreign(family: int, address: Any) -> None:
+        if family in {socket.AF_INET, socket.AF_INET6} and not _is_local(address):
+            # Not an OSError: a library that copes with a missing network would hide it.
+            pytest.fail(f"a test reaches for the network: {address}")
+
+    def local_connect(self: socket.socket, address: Any) -> None:
+        refuse_foreign(self.family, address)
+        connect(self, address)
+
+    def local_connect_ex(self: socket.socket, address: Any) -> int:
+        refuse_foreign(self.family, address)
+        return connect_ex(self, address)
+
+    def local_sendto(self: socket.socket, data: Any, *rest: Any) -> int:
+        refuse_foreign(self.family, rest[-1])
+        return sendto(self, data, *rest)
+
+    def local_getaddrinfo(host: Any, *rest: Any, **named: Any) -> Any:
+        refuse_foreign(socket.AF_INET, (host,))
+        return getaddrinfo(host, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", local_connect)
+        patch.setattr(socket.socket, "connect_ex", local_connect_ex)
+        patch.setattr(socket.socket, "sendto", local_sendto)
+        patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_fasta() -> Path:
+    """A few dozen real UniProt records, gzipped."""
+    return ROOT / "data_prep" / "sample" / "uniprot_tiny.fasta.gz"
+
+
+@pytest.fixture(scope="session")
+def protlm_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `protlm ARGUMENTS...` as a person would, in a process of its own.
+
+    Called as `protlm_command("data", "verify", folder, cwd=tmp_path)`. Further variables of the
+    environment go in `env`, what is typed at standard input in `stdin`.
+    """
+    inherited = {key: value for key, value in os.environ.items() if not LAUNCHER.fullmatch(key)}
+    fixed = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+        # A message is compared as it was written, not as a narrow terminal would break it.
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+
+    def run(
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stdin: str = "",
+        timeout: float = 300,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "protlm", *map(str, arguments)],
+            cwd=cwd,
+            env={**inherited, **fixed, **(env or {})},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def _disagreements(names: dict[str, Any]) -> Iterator[str]:
+    """What is wrong in one function's locals: ranks, literal sizes, a letter with two sizes."""
+    seen: dict[str, tuple[int, str]] = {}
+    for name, value in names.items():
+        suffix = SUFFIX.fullmatch(name)
+        if suffix is None or not isinstance(value, torch.Tensor | np.ndarray):
+            continue
+        axes, shape = suffix[1], tuple(value.shape)
+        if len(axes) != len(shape):
+            yield f"{name} has the shape {shape}"
+            continue
+        for axis, size in zip(axes, shape, strict=True):
+            if axis.isdigit() and int(axis) != size:
+                yield f"{name} has the shape {shape}"
+            elif not axis.isdigit() and seen.setdefault(axis, (size, name))[0] != size:
+                yield f"{axis} is {size} in {name} and {seen[axis][0]} in {seen[axis][1]}"
+
+
+@contextmanager
+def _watch_shapes() -> Iterator[list[str]]:
+    wrong: list[str] = []
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event != "return":
+            return
+        module = frame.f_globals.get("__name__", "")
+        if module == "protlm" or module.startswith("protlm."):
+            where = f"{module}.{frame.f_code.co_qualname}"
+            wrong.extend(f"{where}: {what}" for what in _disagreements(frame.f_locals))
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield wrong
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.fixture
+def checked_shapes() -> Iterator[list[str]]:
+    """Fails the test if, in any function of protlm that it ran, a suffix told an untruth.
+
+    Looks at the locals when a function returns, so it sees what a name held last. Not for code
+    under `torch.compile`, whose frames are not Python's.
+    """
+    with _watch_shapes() as wrong:
+        yield wrong
+    if wrong:
+        pytest.fail("shape suffixes that are not true:\n" + "\n".join(dict.fromkeys(wrong)))
+
+
+@pytest.fixture(autouse=True)
+def _shapes_of_the_mathematics(request: pytest.FixtureRequest) -> None:
+    """Checks the suffixes in all tests of the attention and of the model."""
+    if {"attention", "model"} & set(request.path.relative_to(ROOT).parts[:-1]):
+        request.getfixturevalue("checked_shapes")
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny sample as shards: train, valid and test by a hash of the sequence."""
+    from data_prep.prepare import prepare
+    from data_prep.split import HashSplit
+
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    prepare([tiny_fasta], folder, split_rule=HashSplit(valid_fraction=0.1, test_fraction=0.2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train_tiny(tiny_data: Path) -> Callable[..., Path]:
+    """Trains the `tiny` model in this process: `train_tiny(run_dir, "trainer.max_steps=4")`."""
+    from protlm.build import compose
+    from protlm.config import TrainConfig
+    from protlm.train import train
+
+    def run(run_dir: Path, *overrides: str) -> Path:
+        settings = [
+            "model=tiny",
+            f"data.dir={tiny_data}",
+            f"run_dir={run_dir}",
+            "data.max_length=128",
+            "data.tokens_per_batch=1024",
+            "schedule.warmup_steps=1",
+            "trainer.accelerator=cpu",
+            "trainer.max_steps=4",
+            "trainer.log_every=2",
+        ]
+        given = {override.partition("=")[0] for override in overrides}
+        kept = [setting for setting in settings if setting.partition("=")[0] not in given]
+        train(compose(TrainConfig, [*kept, *overrides]))
+        return run_dir
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_run(
+    train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run of the `tiny` model, four steps long."""
+    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")

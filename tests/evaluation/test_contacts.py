@@ -1,0 +1,220 @@
+"""The regression from attention maps to contacts, on planted and on real ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.build import build_network
+from protlm.config import ModelConfig
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.contacts import (
+    ContactRegression,
+    Contacts,
+    apc,
+    features,
+    head_features,
+    symmetrise,
+)
+from protlm.evaluation.precision import precision
+from protlm.evaluation.structures import read_structure, structure_files
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+from protlm.paths import sample_dir
+
+pytestmark = pytest.mark.usefixtures("checked_shapes")
+STRUCTURES = sample_dir() / "structures"
+LAYERS, HEADS = 2, 2
+
+
+@pytest.fixture(scope="module")
+def model() -> PretrainedModel:
+    config = ModelConfig(
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        model_dim=32,
+        feedforward_dim=32,
+        max_length=256,
+    )
+
+    def rebuild(seed: int) -> ProteinLM:
+        return build_network(config, {"name": "softmax"}, seed=seed)
+
+    description = {
+        "model": {"num_heads": HEADS, "positions": "learned", "max_length": 256},
+        "objective": "masked",
+    }
+    return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+
+def protein(seed: int, *, length: int = 80, planted: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Eight maps of noise, [2, 4, L, L], one of which also sees the contacts; and the contacts."""
+    generator = np.random.default_rng(seed)
+    upper_LL = np.triu(generator.random((length, length)) < 0.05, 1)
+    contacts_LL = (upper_LL | upper_LL.T).astype(np.int8)
+    maps_NHLL = generator.random((2, 4, length, length))
+    maps_NHLL[planted // 4, planted % 4] += upper_LL * 0.7
+    return maps_NHLL, contacts_LL
+
+
+def examples(*seeds: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(features(maps_NHLL), contacts_LL) for maps_NHLL, contacts_LL in map(protein, seeds)]
+
+
+def test_symmetrise_adds_the_transpose() -> None:
+    maps = np.random.default_rng(0).random((2, 3, 5, 5))
+    found = symmetrise(maps)
+    np.testing.assert_array_equal(found, found.swapaxes(-1, -2))
+    assert found[1, 2, 0, 4] == maps[1, 2, 0, 4] + maps[1, 2, 4, 0]
+
+
+def test_apc_removes_what_rows_and_columns_explain() -> None:
+    generator = np.random.default_rng(0)
+    rank_one = np.einsum("hi,hj->hij", generator.random((3, 7)), generator.random((3, 7)))
+    np.testing.assert_allclose(apc(rank_one), 0.0, atol=1e-12)
+    maps = generator.random((3, 7, 7))
+    corrected = apc(maps)
+    np.testing.assert_allclose(corrected.sum(-1), 0.0, atol=1e-12)
+    np.testing.assert_allclose(corrected.sum(-2), 0.0, atol=1e-12)
+    by_hand = maps[1, 2, 4] - maps[1, 2].sum() * maps[1, :, 4].sum() / maps[1].sum()
+    assert corrected[1, 2, 4] == pytest.approx(by_hand)
+
+
+def test_apc_leaves_an_empty_map_empty() -> None:
+    np.testing.assert_array_equal(apc(np.zeros((2, 4, 4))), np.zeros((2, 4, 4)))
+
+
+def test_features_keep_layers_and_heads_apart() -> None:
+    maps_NHLL, _ = protein(0)
+    found = features(maps_NHLL)
+    assert found.shape == (8, 80, 80) and found.dtype == np.float32
+    expected = apc(symmetrise(maps_NHLL[1, 2]))
+    np.testing.assert_allclose(found[4 + 2], expected, atol=1e-5)
+
+
+def test_the_regression_finds_the_head_that_sees_contacts() -> None:
+    regression = ContactRegression().fit(examples(0, 1, 2))
+    weights = np.abs(regression.weights_H)
+    assert weights.argmax() == 3
+    assert weights[3] > 10 * np.delete(weights, 3).max()
+    for features_HLL, contacts_LL in examples(10, 11):
+        probabilities_LL = regression.predict(features_HLL)
+        assert 0.0 <= probabilities_LL.min() <= probabilities_LL.max() <= 1.0
+        np.testing.assert_allclose(probabilities_LL, probabilities_LL.T, atol=1e-6)
+        hits, count = precision(probabilities_LL, contacts_LL, separation=(6, None), divisor=2)
+        # One pair in twenty is a contact.
+        assert hits / count > 0.5
+
+
+def test_probabilities_are_those_of_the_solver() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    (features_HLL, contacts_LL), *_ = examples(0)
+    regression = ContactRegression().fit([(features_HLL, contacts_LL)])
+    rows, columns = np.triu_indices(80, 6)
+    solver = LogisticRegression(solver="liblinear", l1_ratio=1.0, C=0.15, random_state=0)
+    pairs = features_HLL[:, rows, columns].T
+    solver.fit(pairs, contacts_LL[rows, columns])
+    expected = solver.predict_proba(pairs)[:, 1]
+    found = regression.predict(features_HLL)[rows, columns]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_near_and_unresolved_pairs_do_not_teach() -> None:
+    (features_HLL, contacts_LL), *_ = examples(0)
+    distance_LL = np.abs(np.subtract.outer(np.arange(80), np.arange(80)))
+    near_LL = np.where(distance_LL < 6, 1 - contacts_LL, contacts_LL)
+    expected = ContactRegression().fit([(features_HLL, contacts_LL)]).to_dict()
+    assert ContactRegression().fit([(features_HLL, near_LL)]).to_dict() == expected
+    hidden_LL = contacts_LL.copy()
+    hidden_LL[40:] = hidden_LL[:, 40:] = -1
+    halves = (features_HLL[:, :40, :40], contacts_LL[:40, :40])
+    hidden = ContactRegression().fit([(features_HLL, hidden_LL)])
+    assert hidden.to_dict() == ContactRegression().fit([halves]).to_dict()
+
+
+def test_the_regression_is_the_same_each_time_and_after_json() -> None:
+    first, second = (ContactRegression(seed=3).fit(examples(0, 1)) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+    read = ContactRegression.from_dict(json.loads(json.dumps(first.to_dict())))
+    features_HLL, _ = examples(9)[0]
+    np.testing.assert_array_equal(read.predict(features_HLL), first.predict(features_HLL))
+    assert read.num_heads_used == first.num_heads_used > 0
+
+
+def test_nothing_to_learn_from_is_refused() -> None:
+    maps_NHLL, contacts_LL = protein(0)
+    for given in ([], [(features(maps_NHLL), np.zeros_like(contacts_LL))]):
+        with pytest.raises(InputDataError, match="give more structures"):
+            ContactRegression().fit(given)
+
+
+def test_head_features_are_those_of_the_residues(model: PretrainedModel) -> None:
+    sequence = "MKTAYIAKQRQISFVKSHFSRQ"
+    found = head_features(model, sequence)
+    assert found.shape == (LAYERS * HEADS, len(sequence), len(sequence))
+    maps = model.attention_maps(model.tokenize([sequence]))
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            map_LL = maps[layer + 1][0, head, 1:-1, 1:-1].double().numpy()
+            np.testing.assert_allclose(
+                found[HEADS * layer + head], apc(symmetrise(map_LL)), atol=1e-6
+            )
+
+
+def excerpt(folder: Path, part: str, number: int) -> str:
+    folder = folder / part
+    folder.mkdir()
+    for path in structure_files(STRUCTURES / part)[:number]:
+        shutil.copy(path, folder)
+    return str(folder)
+
+
+def test_contacts_are_judged_beside_random_weights(model: PretrainedModel, tmp_path: Path) -> None:
+    fit, test = excerpt(tmp_path, "fit", 3), excerpt(tmp_path, "test", 4)
+    evaluation = Contacts(structures=test, fit_structures=fit, max_residues=175)
+    found = evaluation.run(model, None)
+    lengths = {
+        structure.identifier: len(structure)
+        for folder in (fit, test)
+        for structure in map(read_structure, structure_files(Path(folder)))
+    }
+    too_long = {name for name, length in lengths.items() if length > 175}
+    assert too_long and set(found["left_out"]) == too_long
+    assert found["num_fit"] + found["num_test"] + len(too_long) == len(lengths) == 7
+    for who in ("model", "random_weights"):
+        assert set(found[who]) == {"short", "medium", "long"}
+        assert found[who]["long"]["P@L"]["count"] == found["num_test"]
+        assert 0 <= found["heads_used"][who] <= LAYERS * HEADS
+    assert json.loads(json.dumps(found)) == evaluation.run(model, None)
+
+
+def test_the_shipped_structures_are_meant_by_sample() -> None:
+    evaluation = Contacts(structures="sample", fit_structures="sample")
+    assert evaluation.test_dir == STRUCTURES / "test"
+    assert evaluation.fit_dir == STRUCTURES / "fit"
+    assert not evaluation.needs_data
+
+
+def test_what_the_evaluation_cannot_use_is_named(model: PretrainedModel, tmp_path: Path) -> None:
+    fit = excerpt(tmp_path, "fit", 2)
+    with pytest.raises(InputDataError, match="fit on other proteins"):
+        Contacts(structures=fit, fit_structures=fit).run(model, None)
+    with pytest.raises(InputDataError, match="no structure of at most 50 residues"):
+        Contacts(structures=fit, fit_structures=fit, max_residues=50).run(model, None)
+    with pytest.raises(InputDataError, match="no such folder"):
+        Contacts(structures=str(tmp_path / "no"), fit_structures=fit).run(model, None)
+    with pytest.raises(UserError, match="max_residues=0"):
+        Contacts(structures=fit, fit_structures=fit, max_residues=0)
+
+
+def test_longer_than_the_model_is_left_out(model: PretrainedModel, tmp_path: Path) -> None:
+    fit, test = excerpt(tmp_path, "fit", 3), excerpt(tmp_path, "test", 4)
+    description = {**model.description}
+    description["model"] = {**description["model"], "max_length": 177}
+    short = PretrainedModel(model.network, description, rebuild=model._rebuild)
+    found = Contacts(structures=test, fit_structures=fit).run(short, None)
+    assert found["max_residues"] == 175
+    assert found["left_out"]

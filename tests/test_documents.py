@@ -1,0 +1,109 @@
+"""README, documents, notebooks and shipped files say what is so: links, commands, versions."""
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import protlm
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "tests"]
+CELLS = 15
+
+# Places of one person's machine, and hosts that a mirror replaces.
+PRIVATE = re.compile(
+    r"(?<![\w.~])/(?:home|Users|root|work|tmp/\w)"
+    r"|pypi\.org|pythonhosted\.org|registry\.npmjs|download\.pytorch\.org|conda\.anaconda\.org"
+)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_versions_agree() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == PROJECT["version"] == protlm.__version__
+
+
+def test_notebooks_are_short_and_clean() -> None:
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert notebooks
+    for path in notebooks:
+        cells = json.loads(path.read_text())["cells"]
+        assert len(cells) <= CELLS, path.name
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]], path.name
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    files = [path for folder in [".ci", *FOLDERS] for path in (ROOT / folder).rglob("*")]
+    files += [path for path in ROOT.iterdir() if path.name != ".git"]
+    kinds = {"", ".cfg", ".ipynb", ".lock", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files
+        if path.is_file() and path.suffix in kinds
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if PRIVATE.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_point_at_what_is_there(document: Path) -> None:
+    text = document.read_text()
+    links = re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", text)
+    missing = [link for link in links if not (document.parent / link).exists()]
+    # A path in backquotes that starts in one of our folders is there; NAME stands for any name.
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", text)
+    named = [name for name in named if not re.search("[A-Z]{4}", name)]
+    assert missing + [name for name in named if not (ROOT / name).exists()] == []
+
+
+def commands_in(document: Path, program: str) -> list[list[str]]:
+    """The command lines of a program in a document's code blocks, as words."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    typed = [line.strip().removeprefix("$ ").split(" #")[0].split() for line in lines]
+    return [words for words in typed if words[:1] == [program]]
+
+
+def test_the_readme_names_real_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    phony = re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == targets
+    typed = [words for document in DOCUMENTS for words in commands_in(document, "make")]
+    assert {"demo", "test"} <= {word for words in typed for word in words[1:]} <= targets
+
+
+def test_the_readme_names_real_commands(protlm_command: Command) -> None:
+    @cache
+    def help_of(*command: str) -> str:
+        done = protlm_command(*command, "--help")
+        assert done.returncode == 0, f"protlm {' '.join(command)}: {done.stderr}"
+        return done.stdout
+
+    def subcommands(*command: str) -> set[str]:
+        return set(re.findall(r"^  ([a-z]+)  ", help_of(*command).partition("Commands:")[2], re.M))
+
+    typed = [words[1:] for document in DOCUMENTS for words in commands_in(document, "protlm")]
+    assert len(typed) >= 5
+    for words in typed:
+        assert words[0] in subcommands(), f"protlm {' '.join(words)}"
+        if words[0] in {"train", "evaluate"}:
+            # Their settings are Hydra's; the tests of the configs compose them.
+            continue
+        command = words[:2] if words[0] in {"data", "checkpoint"} else words[:1]
+        if len(command) == 2:
+            assert command[1] in subcommands(command[0]), f"protlm {' '.join(words)}"
+        options = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(*command)))
+        assert {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)} <= options

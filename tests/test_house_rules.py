@@ -1,0 +1,216 @@
+"""The house rules of code that can be counted: sizes, names, imports, docstrings, modules."""
+
+import ast
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import yaml
+
+import protlm.attention
+from protlm.shapes import LEGEND
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
+
+# What may break a limit, since when and why. A shorter list is a better one.
+EXCEPTIONS = {
+    "protlm/cli.py embed": "2026-11-21: a command's arguments are the flags people type",
+    "protlm/cli.py attention": "2026-11-21: a command's arguments are the flags people type",
+}
+
+# The functions that may take `**kwargs`: none, because a misspelt name vanishes in them.
+SINKS: set[str] = set()
+
+# What costs a second or more to import: nothing that `protlm --help` needs.
+HEAVY = ["Bio", "h5py", "hydra", "matplotlib", "numpy", "pytorch_lightning", "torch", "wandb"]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(chain.from_iterable((ROOT / folder).rglob("*.py") for folder in folders))
+
+
+def where(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def functions(path: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+
+
+def parameters(function: Function) -> list[str]:
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return [argument.arg for argument in named if argument.arg not in {"self", "cls"}]
+
+
+PACKAGES = python_files("protlm", "data_prep", "benchmarks")
+CODE = [*PACKAGES, *python_files("tests")]
+
+
+def test_files_and_functions_are_short() -> None:
+    long_files = {where(path): len(path.read_text().splitlines()) for path in CODE}
+    assert {name: lines for name, lines in long_files.items() if lines > FILE_LINES} == {}
+    long_functions = {
+        f"{where(path)} {function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for path in CODE
+        for function in functions(path)
+    }
+    assert {name: lines for name, lines in long_functions.items() if lines > FUNCTION_LINES} == {}
+
+
+def test_functions_have_few_arguments() -> None:
+    broad = {
+        f"{where(path)} {function.name}"
+        for path in PACKAGES
+        for function in functions(path)
+        if len(parameters(function)) > ARGUMENTS
+    }
+    # An exception that is no longer needed has to leave the list.
+    assert broad == set(EXCEPTIONS)
+
+
+def test_no_argument_can_vanish() -> None:
+    sinks = {
+        f"{where(path)} {function.name}"
+        for path in PACKAGES
+        for function in functions(path)
+        if function.args.kwarg
+    }
+    assert sinks == SINKS
+
+
+def test_names_say_what_is_inside() -> None:
+    vague = {"utils", "util", "helpers", "helper", "common", "misc"}
+    assert [where(path) for path in PACKAGES if vague & {path.stem, path.parent.name}] == []
+    classes = [
+        f"{where(path)} {node.name}"
+        for path in PACKAGES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Handler"))
+    ]
+    assert classes == []
+
+
+def names_in(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name
+            # Buffers and parameters are named by a string: register_buffer("projection_HRK", ...).
+            case ast.Call(func=ast.Attribute(), args=[ast.Constant(value=str(name)), *_]):
+                yield name
+
+
+def test_shape_suffixes_are_in_the_legend() -> None:
+    unknown = {
+        f"{where(path)} {name}"
+        for path in PACKAGES
+        for name in names_in(path)
+        if (suffix := re.fullmatch(r"[a-z]\w*_([A-Z0-9]*[A-Z][A-Z0-9]*)", name))
+        and not all(axis in LEGEND or axis.isdigit() for axis in suffix[1])
+    }
+    assert unknown == set()
+
+
+def test_everything_public_has_a_docstring() -> None:
+    bare = [where(path) for path in CODE if path.name != "__init__.py" or path.stat().st_size]
+    bare = [name for name in bare if not ast.get_docstring(tree(ROOT / name))]
+    bare += [
+        f"{where(path)} {node.name}"
+        for path in PACKAGES
+        for node in tree(path).body
+        if isinstance(node, Function | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert bare == []
+
+
+def run_python(source: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", source],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_line_starts_light(tmp_path: Path) -> None:
+    loaded = run_python("import sys, protlm, protlm.cli; print(*sys.modules)", tmp_path).split()
+    assert sorted({name.split(".")[0] for name in loaded} & set(HEAVY)) == []
+
+
+def test_importing_does_nothing(tmp_path: Path) -> None:
+    modules = [
+        module.name
+        for package in ("protlm", "data_prep")
+        for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
+        if not module.name.endswith("__main__")
+    ]
+    # The libraries come first: what they do when they are imported is not ours to judge.
+    said = run_python(
+        f"""
+import importlib, logging, os, random, sys
+import h5py, matplotlib, numpy, pytorch_lightning, sklearn, torch
+
+def state():
+    logger = logging.getLogger()
+    seeds = random.getstate(), torch.initial_seed(), numpy.random.get_state()[1].tolist()
+    return dict(os.environ), os.getcwd(), logger.level, list(logger.handlers), seeds
+
+before = state()
+for name in {modules}:
+    importlib.import_module(name)
+assert state() == before
+assert not torch.cuda.is_initialized()
+assert torch.get_default_dtype() == torch.float32
+""",
+        tmp_path,
+    )
+    assert said == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_mechanism_is_one_module_and_one_yaml() -> None:
+    files = (ROOT / "conf" / "attention").glob("*.yaml")
+    configured = {path.stem: yaml.safe_load(path.read_text()) for path in files}
+    assert {name: config["name"] for name, config in configured.items()} == {
+        name: name for name in configured
+    }
+    modules = [
+        importlib.import_module(f"protlm.attention.{module.name}")
+        for module in pkgutil.iter_modules(protlm.attention.__path__)
+        if not module.ispkg
+    ]
+    mechanisms = {
+        module.__name__.rpartition(".")[2]
+        for module in modules
+        for member in vars(module).values()
+        if inspect.isclass(member)
+        and issubclass(member, protlm.attention.Attention)
+        and not inspect.isabstract(member)
+        and member.__module__ == module.__name__
+    }
+    assert mechanisms == set(configured)
