@@ -2,6 +2,7 @@
 
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
+NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
@@ -32,8 +33,15 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-notebooks: $(INSTALLED) ## Execute the notebooks
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --nbmake notebooks
+notebooks: $(INSTALLED) $(NOTEBOOK_MODEL) ## Execute the notebooks, on the demo's model or a tiny one
+	MODEL=$(CURDIR)/$(NOTEBOOK_MODEL) $(PYTHON) -m pytest --nbmake notebooks
+
+build/tiny/run: | $(INSTALLED)
+	@rm -rf build/tiny
+	@$(PYTHON) -m protlm prepare data_prep/sample/uniprot_tiny.fasta.gz --out build/tiny/data \
+	  --valid-fraction 0.1 --test-fraction 0.1
+	@$(PYTHON) -m protlm train model=tiny data.dir=build/tiny/data run_dir=$@ trainer.max_steps=40 \
+	  data.max_length=256 data.tokens_per_batch=2048
 
 bench: $(INSTALLED) ## Time the attention mechanisms on this machine against PyTorch's own attention
 	$(PYTHON) -m benchmarks.attention
@@ -49,7 +57,7 @@ $(INSTALLED): requirements.lock
 	    "and Ubuntu: apt install python3 python3-venv), then type the same again" >&2; \
 	  exit 1; \
 	fi; \
-	echo "Installing into .venv from requirements.lock (once; torch is large) ..."; \
+	echo "Installing into .venv from requirements.lock (once, a few minutes: torch is large) ..."; \
 	"$$python" -m venv --clear .venv
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

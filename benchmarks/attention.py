@@ -17,6 +17,7 @@ from statistics import median
 
 import torch
 from omegaconf import OmegaConf
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from protlm.attention import Attention, create, names
 from protlm.paths import complete_file, conf_dir
 
-PEER = "torch SDPA"
+PEER = "SDPA"
 LENGTHS = (512, 1024, 2048, 4096)
 REPEATS = 5
 NUM_HEADS, HEAD_DIM = 8, 64
@@ -124,7 +125,10 @@ def measure(length: int, *, causal: bool, device: torch.device) -> list[Row]:
 def table(rows: list[Row], where: str) -> Table:
     """The ratios as a table: one line for each mode and length."""
     columns = list(dict.fromkeys(row.attention for row in rows))
-    drawn = Table(title=f"forward and backward in times of {PEER}, medians of {REPEATS}; {where}")
+    drawn = Table(
+        box=SIMPLE,
+        title=f"Forward and backward, in times of PyTorch's {PEER}: medians of {REPEATS}\n{where}",
+    )
     for heading in ("mode", "length", *columns):
         drawn.add_column(heading, justify="left" if heading == "mode" else "right")
     for mode, length in dict.fromkeys((row.mode, row.length) for row in rows):

@@ -19,6 +19,8 @@ from protlm.paths import complete_file, sample_dir
 
 SPLITS = ("test_iid", "test_remote_homolog", "test_ood_cluster", "test_ood_family")
 FOLDER = Path("demo")
+# P10081, yeast eIF4A: 119 residues with homologues in the training split.
+STRUCTURE = "1fuk_A.pdb.gz"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def steps(folder: Path, sample: Path) -> list[Step]:
     """The demo's commands in order."""
     data, run = folder / "data", folder / "run"
     metrics, fasta = folder / "metrics.json", folder / "proteins.fasta"
-    protein = sample / "structures" / "test" / DEMO_STRUCTURE
+    protein = sample / "structures" / "test" / STRUCTURE
     model = ["-m", str(run)]
     return [
         Step(

@@ -55,12 +55,15 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
     from hydra.errors import HydraException
 
     register_schemas()
+    for override in overrides:
+        if unknown := _unknown_key(_key(override), schema):
+            raise UserError(unknown)
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
             config = hydra_compose(name, list(overrides))
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(_explain(error, schema, overrides)) from error
+            raise UserError(_explain(error, overrides)) from error
     return to_schema(config, schema)
 
 
@@ -80,15 +83,16 @@ def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def _explain(error: Exception, schema: type, overrides: Sequence[str]) -> str:
-    """One sentence about a failed composition, with the alternatives where there are some."""
-    for override in overrides:
-        key = re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
-        if found := _unknown_key(key, schema):
-            return found
+def _key(override: str) -> str:
+    """The dotted setting that an override such as `+model.dropout=0` or `/model@x=tiny` is about."""
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    """One sentence about a failed composition; Hydra's own message lists the choices there are."""
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
-    causes = [o for o in overrides if o.partition("=")[0].split(".")[-1] in _full_key(error)]
+    causes = [o for o in overrides if _key(o).split(".")[-1] == _full_key(error)]
     return f"{causes[0]}: {text}" if causes else text
 
 
@@ -117,9 +121,7 @@ def _unknown_key(key: str, schema: type) -> str | None:
     return None
 
 
-def build_network(
-    model: ModelConfig, attention: dict[str, Any], *, seed: int
-) -> ProteinLM:
+def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
     """A network with fresh weights, a pure function of the config and the seed.
 
     Raises:
@@ -141,9 +143,7 @@ def build_network(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ProteinLM(
-            model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism
-        )
+        return ProteinLM(model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
 
 
 def _layer_seed(seed: int, layer: int) -> int:

@@ -123,7 +123,9 @@ def embed(
     repr_layers: Annotated[
         list[int] | None, typer.Option(help="0: the embedding; n: after block n; -1: the last.")
     ] = None,
-    toks_per_batch: Annotated[int, typer.Option(help="Tokens in a batch, padding included.")] = 4096,
+    toks_per_batch: Annotated[
+        int, typer.Option(help="Tokens in a batch, padding included.")
+    ] = 4096,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     device: Device = "auto",
     duplicates: Duplicates = "error",

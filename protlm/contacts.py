@@ -1,11 +1,14 @@
 """`protlm contacts PROTEIN -m MODEL -o OUT.h5`: contact probabilities from attention maps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from protlm.build import load_model
 from protlm.data.records import Record
-from protlm.errors import InputDataError, UserError
+from protlm.errors import UserError
 from protlm.evaluation.contacts import ContactRegression, head_features
 from protlm.evaluation.structures import Structure, contact_map, read_structure, structure_files
 from protlm.model.pretrained import PretrainedModel
@@ -50,7 +53,10 @@ def contacts(protein: Path, model_path: Path, output: Path, options: ContactOpti
         for record, structure in proteins:
             probabilities_LL = regression.predict(head_features(model, record.sequence))
             truth_LL = None if structure is None else contact_map(structure)
-            written = {"probabilities": (probabilities_LL, "float32"), "contacts": (truth_LL, "int8")}
+            written = {
+                "probabilities": (probabilities_LL, "float32"),
+                "contacts": (truth_LL, "int8"),
+            }
             for name, (values_LL, dtype) in written.items():
                 if values_LL is not None:
                     dataset = file.add(
@@ -75,12 +81,12 @@ def _read(path: Path, chain: str | None) -> list[tuple[Record, Structure | None]
 
 def _fit(model: PretrainedModel, directory: Path) -> ContactRegression:
     files = structure_files(directory)
-    if not files:
-        raise InputDataError(f"{directory} holds no structures (.pdb, .ent or .cif) to fit on")
-    examples = []
-    with JobProgress("fitting contacts", len(files)) as progress:
-        for done, file in enumerate(files, start=1):
-            structure = read_structure(file)
-            examples.append((head_features(model, structure.sequence), contact_map(structure)))
-            progress.update(done)
-    return ContactRegression().fit(examples)
+
+    def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with JobProgress("fitting contacts", len(files)) as progress:
+            for done, file in enumerate(files, start=1):
+                structure = read_structure(file)
+                yield head_features(model, structure.sequence), contact_map(structure)
+                progress.update(done)
+
+    return ContactRegression().fit(examples())

@@ -18,7 +18,7 @@ from protlm.errors import InputDataError, UserError, one_of
 from protlm.paths import complete_file
 
 _COLUMNS = 60
-_QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
+_QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 _LISTED_FAULTS = 20
 
 
@@ -34,10 +34,8 @@ def verify(directory: Path) -> None:
         more = [f"and {len(faults) - _LISTED_FAULTS} more"] if len(faults) > _LISTED_FAULTS else []
         raise InputDataError("; ".join([*faults[:_LISTED_FAULTS], *more]))
     for split, entries in sorted(read_manifest(directory).splits.items()):
-        sequences, residues = (
-            sum(entry.sequences for entry in entries),
-            sum(entry.residues for entry in entries),
-        )
+        sequences = sum(entry.sequences for entry in entries)
+        residues = sum(entry.residues for entry in entries)
         print(
             f"{split}: {sequences:,} sequences, {residues:,} residues in {len(entries)} shards: ok"
         )
@@ -53,9 +51,9 @@ def info(directory: Path) -> None:
     manifest = read_manifest(directory)
     console = Console()
     console.print(_splits_table(directory, manifest))
-    table = Table("source", "bytes", "SHA-256", box=None)
+    table = Table("source", "bytes", "SHA-256 begins", box=None)
     for source in manifest.sources:
-        table.add_row(escape(source.file), f"{source.bytes:,}", source.sha256)
+        table.add_row(escape(source.file), f"{source.bytes:,}", source.sha256[:16])
     console.print(table)
     table = Table("records", f"{manifest.counts.records:,}", box=None)
     for kind, counts in manifest.counts.by_kind().items():
@@ -68,11 +66,13 @@ def info(directory: Path) -> None:
 
 def _splits_table(directory: Path, manifest: Manifest) -> Table:
     table = Table("split", "sequences", "residues", "shards", box=None)
-    for quantile in _QUANTILES:
-        table.add_column(f"length {quantile:.0%}", justify="right")
+    for name in _QUANTILES:
+        table.add_column(name)
+    for column in table.columns:
+        column.justify, column.no_wrap = "left" if column is table.columns[0] else "right", True
     for split, entries in sorted(manifest.splits.items()):
         lengths = shards.open_split(directory, split, verify="sizes").lengths
-        quantiles = np.quantile(lengths, _QUANTILES, method="nearest")
+        quantiles = np.quantile(lengths, list(_QUANTILES.values()), method="nearest")
         sizes = (len(lengths), int(lengths.sum()), len(entries), *quantiles.astype(int))
         table.add_row(split, *(f"{size:,}" for size in sizes))
     return table

@@ -22,9 +22,7 @@ class JobProgress:
         quiet: reports nothing, for ranks other than 0.
     """
 
-    def __init__(
-        self, what: str, total: int | None, *, done: int = 0, quiet: bool = False
-    ) -> None:
+    def __init__(self, what: str, total: int | None, *, done: int = 0, quiet: bool = False) -> None:
         self._what, self._total, self._done, self._quiet = what, total, done, quiet
         self._bar: Progress | None = None
         self._last_line = 0.0
@@ -35,7 +33,9 @@ class JobProgress:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                TextColumn("{task.completed:,}/{task.total:,}" if self._total else "{task.completed:,}"),
+                TextColumn(
+                    "{task.completed:,}/{task.total:,}" if self._total else "{task.completed:,}"
+                ),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
                 console=Console(stderr=True),

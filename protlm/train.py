@@ -56,24 +56,35 @@ def main() -> None:
 def _through_hydra(arguments: list[str]) -> None:
     """Hydra's own flags: --help, --cfg, --info, --multirun."""
     import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    multirun = bool({"-m", "--multirun"} & set(arguments))
     register_schemas()
+    if {"-m", "--multirun"} & set(arguments):
+        # What is swept over has commas; the rest must fit before Hydra makes a folder.
+        _refuse_devices(
+            compose(TrainConfig, [a for a in arguments if a[0] != "-" and "," not in a])
+        )
 
     @hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")
     def run(config: DictConfig) -> None:
         built = to_schema(config, TrainConfig)
-        if multirun and built.trainer.devices * built.trainer.num_nodes > 1:
-            raise UserError(
-                "--multirun starts its jobs in this process and cannot have several devices; "
-                "use trainer.devices=1, or one command per run"
-            )
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            _refuse_devices(built)
         train(built)
 
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"
     run()
+
+
+def _refuse_devices(config: TrainConfig) -> None:
+    if config.trainer.devices * config.trainer.num_nodes > 1:
+        raise UserError(
+            "--multirun starts its jobs in this process and cannot have several devices; "
+            "use trainer.devices=1, or one command per run"
+        )
 
 
 def train(config: TrainConfig) -> None:
@@ -158,7 +169,9 @@ def _refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
     try:
         before = OmegaConf.to_container(OmegaConf.load(written))
     except Exception as error:
-        raise InputDataError(f"{written} cannot be read: {error}; choose another run_dir=") from None
+        raise InputDataError(
+            f"{written} cannot be read: {error}; choose another run_dir="
+        ) from None
     assert isinstance(before, dict)
     now = to_plain(config)
     for key in sorted(_decisive(before) | _decisive(now), key=str):

@@ -217,8 +217,6 @@ def train_tiny(tiny_data: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(
-    train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def tiny_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the `tiny` model, four steps long."""
     return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")

@@ -88,12 +88,12 @@ def read_manifest(directory: Path) -> Manifest:
     """Reads and checks the manifest of a data set.
 
     Raises:
-        UserError: there is none, or it is of another format version or vocabulary.
-        InputDataError: it is damaged, or names a file outside the data set.
+        UserError: it is of another format version or vocabulary.
+        InputDataError: there is none, it is damaged, or names a file outside the data set.
     """
     path = directory / MANIFEST
     if not path.is_file():
-        raise UserError(
+        raise InputDataError(
             f"{directory} holds no {MANIFEST}; make a data set with: "
             f"protlm prepare SOURCE.fasta.gz --out {directory}"
         )

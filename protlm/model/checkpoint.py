@@ -80,7 +80,9 @@ def latest(run_dir: Path) -> Path | None:
         return None
     name = pointer.read_bytes().decode(errors="replace").strip()
     if not _NAME.fullmatch(name):
-        raise InputDataError(f"{pointer} names no checkpoint: {name!r:.60}; write one's name into it")
+        raise InputDataError(
+            f"{pointer} names no checkpoint: {name!r:.60}; write one's name into it"
+        )
     return pointer.with_name(name)
 
 

@@ -139,9 +139,7 @@ class PretrainedModel:
         """Yields (layer, rows, map_BHML): exact maps in blocks of rows, never L×L at once."""
         wanted = {self.layer_number(n, first=1) for n in layers or range(1, self.num_layers + 1)}
         chosen = [self._head_index(head) for head in heads or range(1, self.num_heads + 1)]
-        inputs = self.network.attention_inputs(
-            batch.tokens_BL, batch.mask_BL, causal=self.causal
-        )
+        inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
             if number in wanted:
                 rows = attention_rows(
@@ -176,4 +174,3 @@ class PretrainedModel:
         if not 1 <= head <= self.num_heads:
             raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
         return head - 1
-

@@ -60,9 +60,7 @@ class SelfAttention(nn.Module):
         self.key_norm = QueryKeyNorm(num_heads=num_heads) if qk_norm else nn.Identity()
         self.mechanism = mechanism
 
-    def inputs(
-        self, hidden_BLD: Tensor, rotation: tuple[Tensor, Tensor] | None
-    ) -> AttentionInputs:
+    def inputs(self, hidden_BLD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> AttentionInputs:
         """Queries, keys and values of a block's normalised input."""
         q_BHLK = self.query_norm(self._heads(self.query(hidden_BLD)))
         k_BHLK = self.key_norm(self._heads(self.key(hidden_BLD)))

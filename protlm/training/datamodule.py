@@ -56,9 +56,7 @@ class SequenceData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches without end, from the present place on."""
-        return self._loader(
-            self.train, shuffle=True, start=self.progress, num_batches=_ENDLESS
-        )
+        return self._loader(self.train, shuffle=True, start=self.progress, num_batches=_ENDLESS)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Every sample of the validation split once, corrupted the same way every time."""

@@ -69,7 +69,11 @@ def train(
         for message in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.PREEMPTED, None: ExitCode.OK}
+    codes = {
+        signal.SIGINT: ExitCode.INTERRUPTED,
+        signal.SIGTERM: ExitCode.PREEMPTED,
+        None: ExitCode.OK,
+    }
     return Finished(trainer.global_step, codes[stop.received])
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import protlm.attention
 from protlm.attention import Attention
@@ -76,6 +78,24 @@ class Case:
             hidden_BLD=inputs.hidden_BLD,
             visible_B1LL=visible_BLL[:, None],
         )
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest number of elements that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [
+            x.untyped_storage().nbytes() // x.itemsize
+            for x in tree_leaves(out)
+            if isinstance(x, Tensor)
+        ]
+        self.numel = max([self.numel, *sizes])
+        return out
 
 
 def _reference(name: str) -> ModuleType:
@@ -152,3 +172,9 @@ def make_inputs() -> Callable[..., Inputs]:
         return Inputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD, mask_BL).with_padding(torch.nan)
 
     return make
+
+
+@pytest.fixture
+def largest_tensor() -> LargestTensor:
+    """Records, in its context, the size of the largest tensor that any operation returns."""
+    return LargestTensor()

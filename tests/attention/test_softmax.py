@@ -33,3 +33,15 @@ def test_a_padded_key_has_no_weight_beside_large_logits(dtype: torch.dtype) -> N
         )
         assert out[0, 0, 1].eq(2).all()
         assert out[0, 0, 0].eq(0).all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_memory_grows_with_the_length_only(is_causal: bool, largest_tensor: Any) -> None:
+    length, heads, dim = 1024, 2, 8
+    softmax = create("softmax", {}, num_heads=heads, head_dim=dim, model_dim=16, max_length=length)
+    q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
+    mask_BL = torch.arange(length)[None] < length - 7
+    with largest_tensor:
+        out = softmax(q, k, v, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=is_causal)
+        out.square().sum().backward()
+    assert largest_tensor.numel <= heads * length * 16

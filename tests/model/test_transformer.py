@@ -68,7 +68,9 @@ def test_every_choice_trains(
     logits_BLV.square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert all(
-        p.grad.abs().sum() > 0 for n, p in model.named_parameters() if p.grad is not None and "bias" not in n
+        p.grad.abs().sum() > 0
+        for n, p in model.named_parameters()
+        if p.grad is not None and "bias" not in n
     )
 
 

@@ -42,9 +42,7 @@ def test_tensorboard_is_written(train_tiny: Callable[..., Path], tmp_path: Path)
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_wandb_runs_offline(
-    protlm_command: Callable, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_wandb_runs_offline(protlm_command: Callable, tiny_data: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "WANDB_SILENT": "true"}
     done = protlm_command(
         "train",

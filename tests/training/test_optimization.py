@@ -44,8 +44,8 @@ def test_loss_is_a_total_over_targets() -> None:
     targets_BL[0, 1], targets_BL[1, 4] = 7, 9
     sums = target_sums(logits_BLV, targets_BL)
     by_hand = sum(
-        math.log(sum(math.exp(x) for x in logits_BLV[b, l].tolist())) - logits_BLV[b, l, t].item()
-        for b, l, t in ((0, 1, 7), (1, 4, 9))
+        math.log(sum(math.exp(x) for x in logits_BLV[b, i].tolist())) - logits_BLV[b, i, t].item()
+        for b, i, t in ((0, 1, 7), (1, 4, 9))
     )
     assert sums.count == 2
     assert sums.nats.item() == pytest.approx(by_hand, rel=1e-6)

@@ -65,7 +65,8 @@ def read_fasta(path: Path, tally: Tally, *, allow_nucleotides: bool = False) -> 
 
 
 def _records(lines: "_Lines", tally: Tally) -> Iterator[Record]:
-    for title, letters in SimpleFastaParser(lines):
+    # An iterator, because the parser asks for one twice and goes on where it was.
+    for title, letters in SimpleFastaParser(iter(lines)):
         heading = lines.headings.popleft()
         tally.records += 1
         header = _header(title, heading, tally)
@@ -227,5 +228,5 @@ def _refuse_nucleotides(path: Path, records: list[Record]) -> None:
     if len(letters) >= _NUCLEOTIDE_LETTERS and share >= _NUCLEOTIDE_SHARE:
         raise InputDataError(
             f"{path}: {share:.0%} of the letters of the first {len(records):,} records are ACGTUN: "
-            "this looks like DNA or RNA; translate it, or type: protlm prepare --allow-nucleotides"
+            "this looks like DNA or RNA; translate it first (protlm prepare takes --allow-nucleotides)"
         )

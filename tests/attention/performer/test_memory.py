@@ -4,28 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 HEADS, DIM = 2, 16
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the largest number of elements that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        sizes = [
-            x.untyped_storage().nbytes() // x.itemsize
-            for x in tree_leaves(out)
-            if isinstance(x, Tensor)
-        ]
-        self.numel = max([self.numel, *sizes])
-        return out
 
 
 def inputs(length: int) -> tuple[list[Tensor], dict[str, Any]]:
@@ -55,14 +35,16 @@ def test_no_features_are_kept_for_the_backward_pass(performer: Any, causal: bool
     assert sum(x.numel() for x in saved) <= HEADS * length * (4 * DIM + 1) + states
 
 
-def test_no_tensor_is_of_the_square_of_the_length(performer: Any, causal: bool) -> None:
+def test_no_tensor_is_of_the_square_of_the_length(
+    performer: Any, causal: bool, largest_tensor: Any
+) -> None:
     length = 4096
     mechanism = performer.create(head_dim=DIM)
     heads, rest = inputs(length)
-    with LargestTensor() as largest:
+    with largest_tensor:
         mechanism(*heads, **rest, causal=causal).square().sum().backward()
     # A block of 512 rows has 512 × R features, and causally eight states of R × (K + 1).
     num_features = DIM if mechanism.projection is None else len(mechanism.projection)
     block = HEADS * 512 * max(num_features, 64)
-    assert largest.numel <= max(HEADS * length * (DIM + 1), block)
-    assert largest.numel < length * length
+    assert largest_tensor.numel <= max(HEADS * length * (DIM + 1), block)
+    assert largest_tensor.numel < length * length

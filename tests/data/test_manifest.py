@@ -1,0 +1,105 @@
+import json
+import re
+
+import pytest
+
+from protlm.data.manifest import MANIFEST, is_split_name, read_manifest
+from protlm.errors import InputDataError, UserError
+
+
+def change(directory, edit):
+    path = directory / MANIFEST
+    fields = json.loads(path.read_text())
+    edit(fields)
+    path.write_text(json.dumps(fields))
+
+
+def test_there_and_back(data_set, tmp_path):
+    manifest = read_manifest(data_set)
+    manifest.write(tmp_path)
+    assert (tmp_path / MANIFEST).read_bytes() == (data_set / MANIFEST).read_bytes()
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_without_a_manifest_the_error_says_what_to_type(tmp_path):
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match=r"protlm prepare SOURCE.*--out"):
+            read_manifest(directory)
+
+
+@pytest.mark.parametrize("key", ["format", "format_version", "vocabulary"])
+def test_another_version_or_vocabulary_is_refused(data_set, key):
+    change(data_set, lambda fields: fields.update({key: "other"}))
+    with pytest.raises(UserError, match="make it again with protlm prepare"):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../train/shard-00000.h5",
+        "/etc/passwd",
+        "train/../../shard-00000.h5",
+        "train//shard-00000.h5",
+        "train/shard-00000.h5\n",
+        "valid/shard-00000.h5",
+        "train/evil.h5",
+        "",
+        None,
+        ["train/shard-00000.h5"],
+    ],
+)
+def test_a_path_that_could_lead_elsewhere_is_refused(data_set, file):
+    change(data_set, lambda fields: fields["splits"]["train"][0].update(file=file))
+    with pytest.raises(InputDataError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "Train", "a b"])
+def test_a_split_name_that_is_no_plain_name_is_refused(data_set, name):
+    def rename(fields):
+        shards = fields["splits"].pop("train")
+        shards[0]["file"] = f"{name}/shard-00000.h5"
+        fields["splits"][name] = shards
+
+    change(data_set, rename)
+    with pytest.raises(InputDataError):
+        read_manifest(data_set)
+    assert not is_split_name(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
+)
+def test_text_that_is_no_manifest_is_our_error(data_set, text):
+    (data_set / MANIFEST).write_text(text)
+    with pytest.raises(UserError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+def leaves(value, path=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from leaves(inner, (*path, key))
+
+
+@pytest.mark.parametrize("junk", [None, -1, "junk", [], {}, [[]], 1.5])
+def test_junk_in_any_field_is_our_error_or_harmless(data_set, junk):
+    original = json.loads((data_set / MANIFEST).read_text())
+    for path in leaves(original):
+
+        def spoil(fields, path=path):
+            for key in path[:-1]:
+                fields = fields[key]
+            fields[path[-1]] = junk
+
+        (data_set / MANIFEST).write_text(json.dumps(original))
+        change(data_set, spoil)
+        try:
+            read_manifest(data_set)
+        except UserError:
+            continue
+        harmless = {"split_rule", "tool_version", "counts", "sources", "splits", "file"}
+        assert harmless & {str(key) for key in path}, path

@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+
+from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
+from protlm.errors import InputDataError
+
+# As in the vocab.txt of ESM-2.
+ESM2 = (
+    "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
+)
+
+
+def test_tokens_are_those_of_esm2_in_their_order():
+    assert list(VOCABULARY.tokens) == ESM2.split()
+    assert (VOCABULARY.cls, VOCABULARY.pad, VOCABULARY.eos, VOCABULARY.mask) == (0, 1, 2, 32)
+
+
+def test_the_hash_is_fixed_because_it_stands_in_files():
+    assert VOCABULARY.hash == "0b82cc0a7c7cf9e567b1e5892d793285b9fbae822c964ca48696f7db44598e03"
+
+
+def test_every_residue_goes_there_and_back():
+    tokens = VOCABULARY.encode(RESIDUES)
+    assert tokens.dtype == np.uint8
+    assert len(set(tokens.tolist())) == len(RESIDUES) == 25
+    assert VOCABULARY.decode(tokens) == RESIDUES
+    assert set(STANDARD) < set(RESIDUES)
+    assert VOCABULARY.is_residue[tokens].all()
+    assert VOCABULARY.is_residue.sum() == 25
+
+
+def test_the_empty_sequence_has_no_tokens():
+    assert VOCABULARY.encode("").shape == (0,)
+
+
+@pytest.mark.parametrize("number", [*range(0, 300), 0x20AC, 0x1F600])
+def test_encode_is_total_over_letters(number):
+    letter = chr(number)
+    if letter in RESIDUES:
+        assert VOCABULARY.decode(VOCABULARY.encode(letter)) == letter
+    else:
+        with pytest.raises(InputDataError, match="residue 2"):
+            VOCABULARY.encode(f"M{letter}")

@@ -1,0 +1,105 @@
+"""The Python face: sequences in, logits, hidden states and maps out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import protlm
+from protlm.errors import InputDataError, UserError
+from protlm.model.pretrained import PretrainedModel
+
+SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMNPQRSTVWYXBZUO", "M"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> PretrainedModel:
+    return protlm.load(tiny_run)
+
+
+def test_tokens_are_cls_residues_eos(model: PretrainedModel) -> None:
+    batch = model.tokenize(["MK", "A"])
+    assert batch.tokens_BL.tolist() == [[0, 20, 15, 2], [0, 5, 2, 1]]
+    assert batch.mask_BL.tolist() == [[True] * 4, [True, True, True, False]]
+    assert (len(batch), batch.lengths) == (2, (2, 1))
+
+
+def test_layers_are_numbered_from_the_embedding_and_from_the_end(model: PretrainedModel) -> None:
+    out = model(model.tokenize(SEQUENCES), layers=[0, 2, -1])
+    assert set(out.hidden) == {0, 2, -1}
+    assert out.hidden[2].equal(out.hidden[-1])
+    with pytest.raises(UserError, match="layer 3 does not exist; this model has 0 to 2"):
+        model(model.tokenize(SEQUENCES), layers=[3])
+
+
+def test_alone_and_in_a_batch_are_the_same(model: PretrainedModel) -> None:
+    together = model(model.tokenize(SEQUENCES), layers=[-1]).hidden[-1]
+    for row, sequence in enumerate(SEQUENCES):
+        alone = model(model.tokenize([sequence]), layers=[-1]).hidden[-1][0]
+        torch.testing.assert_close(together[row, : len(sequence) + 2], alone, atol=1e-5, rtol=0)
+
+
+def test_maps_are_distributions_over_the_tokens(model: PretrainedModel) -> None:
+    batch = model.tokenize(SEQUENCES)
+    maps = model.attention_maps(batch)
+    assert set(maps) == {1, 2}
+    for map_BHLL in maps.values():
+        assert map_BHLL.shape == (3, 2, 27, 27)
+        rows = map_BHLL.sum(-1)
+        expected = batch.mask_BL[:, None].expand_as(rows).float()
+        torch.testing.assert_close(rows, expected, atol=1e-5, rtol=0)
+        assert map_BHLL[2, :, :, 3:].abs().max() == 0
+
+
+def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model: PretrainedModel) -> None:
+    batch = model.tokenize(SEQUENCES)
+    whole = model.attention_maps(batch)
+    part = model.attention_maps(batch, layers=[-1], heads=[2])
+    assert set(part) == {2}
+    assert part[2].equal(whole[2][:, [1]])
+    blocks = [m for n, _, m in model.attention_row_blocks(batch, [2], None, block=5)]
+    torch.testing.assert_close(torch.cat(blocks, dim=2), whole[2])
+    with pytest.raises(UserError, match="head 3 does not exist; this model has 1 to 2"):
+        model.attention_maps(batch, heads=[3])
+    with pytest.raises(UserError, match="layer 0 does not exist; this model has 1 to 2"):
+        model.attention_maps(batch, layers=[0])
+
+
+def test_the_map_is_what_mixes_the_values(model: PretrainedModel) -> None:
+    batch = model.tokenize(SEQUENCES)
+    maps = model.attention_maps(batch)
+    with torch.inference_mode():
+        inputs = model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
+        for number, x in inputs:
+            mixed = model.network.mechanism(number)(
+                x.q_BHLK,
+                x.k_BHLK,
+                x.v_BHLC,
+                hidden_BLD=x.hidden_BLD,
+                mask_BL=batch.mask_BL,
+                causal=False,
+            )
+            torch.testing.assert_close(maps[number] @ x.v_BHLC, mixed, atol=1e-5, rtol=1e-4)
+
+
+def test_random_weights_are_the_same_architecture(model: PretrainedModel) -> None:
+    floor = model.randomised(3)
+    assert floor.hash not in (model.hash, model.randomised(4).hash)
+    assert floor.hash == model.randomised(3).hash
+    assert (floor.num_layers, floor.num_heads) == (model.num_layers, model.num_heads)
+
+
+def test_a_wrong_letter_is_told_with_its_place(model: PretrainedModel) -> None:
+    with pytest.raises(InputDataError, match="'j' at residue 3"):
+        model.tokenize(["MKj"])
+
+
+def test_learned_positions_bound_the_length(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
+    bounded = protlm.load(train_tiny(tmp_path / "run", *settings))
+    bounded.tokenize(["A" * 126])
+    with pytest.raises(UserError, match="127 residues is longer than the 126"):
+        bounded.tokenize(["A" * 127])

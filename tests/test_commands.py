@@ -1,0 +1,251 @@
+"""The command line as a user meets it: exit codes, one sentence, nothing left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protlm.cli import _spread
+from protlm.paths import conf_dir, sample_dir
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+ROOT = Path(__file__).resolve().parent.parent
+FASTA = ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, tiny_run: Path, tiny_data: Path) -> Path:
+    """A folder with a FASTA file, links to a run and to shards, and a damaged run."""
+    (tmp_path / "x.fasta").write_text(FASTA)
+    (tmp_path / "run").symlink_to(tiny_run)
+    (tmp_path / "data").symlink_to(tiny_data)
+    shutil.copytree(tiny_run, tmp_path / "broken")
+    checkpoint = next((tmp_path / "broken" / "checkpoints").glob("*.ckpt"))
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    return tmp_path
+
+
+WRONG = {
+    "unknown command": (["embedd"], 2, ["embedd", "--help"]),
+    "missing option": (["embed", "x.fasta"], 2, ["--model"]),
+    "wrong choice": (
+        ["embed", "x.fasta", "-m", "run", "-o", "o.h5", "--include", "max"],
+        2,
+        ["max", "mean"],
+    ),
+    "no such fasta": (["embed", "none.fasta", "-m", "run", "-o", "o.h5"], 3, ["none.fasta"]),
+    "no such model": (["embed", "x.fasta", "-m", "none", "-o", "o.h5"], 3, ["none"]),
+    "broken model": (["embed", "x.fasta", "-m", "broken", "-o", "o.h5"], 3, ["step-00000004.ckpt"]),
+    "output is there": (["embed", "x.fasta", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
+    "output under a file": (
+        ["embed", "x.fasta", "-m", "run", "-o", "x.fasta/o.h5"],
+        4,
+        ["x.fasta"],
+    ),
+    "maps of no layer": (
+        ["attention", "x.fasta", "-m", "run", "-o", "o.h5", "--layers", "9"],
+        2,
+        ["9"],
+    ),
+    "contacts of nothing": (["contacts", "none.pdb", "-m", "run", "-o", "o.h5"], 3, ["none.pdb"]),
+    "no shards": (["data", "verify", "none"], 3, ["none"]),
+    "no such split": (["data", "export", "data", "--split", "tset"], 2, ["tset", "test"]),
+    "prepare nothing": (["prepare", "none.fasta", "--out", "o"], 3, ["none.fasta"]),
+    "prepare onto something": (["prepare", "x.fasta", "--out", "broken"], 4, ["broken"]),
+    "fractions above one": (
+        ["prepare", "x.fasta", "--out", "o", "--test-fraction", "1.5"],
+        2,
+        ["1.5"],
+    ),
+    "broken checkpoint": (["checkpoint", "verify", "broken"], 3, ["step-00000004.ckpt"]),
+    "no such checkpoint": (["checkpoint", "info", "none"], 3, ["none"]),
+    "wrong key": (["train", "data.dirr=data"], 2, ["data.dirr", "data.dir"]),
+    "wrong choice of a group": (["train", "model=huge"], 2, ["huge", "small"]),
+    "train on nothing": (["train", "data.dir=none", "run_dir=o"], 3, ["none", "protlm prepare"]),
+    "train on no split": (
+        ["train", "data.dir=data", "data.train_split=tran", "run_dir=o"],
+        2,
+        ["tran", "train"],
+    ),
+    "train onto something": (["train", "data.dir=data", "run_dir=x.fasta"], 4, ["x.fasta"]),
+    "train something else there": (
+        ["train", "model=small", "data.dir=data", "run_dir=run"],
+        2,
+        ["run_dir"],
+    ),
+    "train in float16": (["train", "trainer.precision=16-mixed", "run_dir=o"], 2, ["16-mixed"]),
+    "more positions than there are": (
+        ["train", "model.positions=learned", "data.max_length=4096", "run_dir=o"],
+        2,
+        ["data.max_length"],
+    ),
+    "sweep on two devices": (
+        ["train", "--multirun", "trainer.devices=2", "seed=0,1", "run_dir=o", "data.dir=data"],
+        2,
+        ["--multirun"],
+    ),
+    "evaluate nothing": (["evaluate", "evaluation=[masked]"], 2, ["checkpoint"]),
+    "evaluate what is not": (["evaluate", "checkpoint=run", "evaluation=[maskd]"], 2, ["maskd"]),
+    "evaluate on no split": (
+        ["evaluate", "checkpoint=run", "data.dir=data", "split=none", "output=o.json"],
+        2,
+        ["none", "valid"],
+    ),
+    "evaluate without data": (["evaluate", "checkpoint=run"], 2, ["data.dir=DIR"]),
+    "evaluate a broken run": (
+        ["evaluate", "checkpoint=broken", "data.dir=data", "split=test", "output=o.json"],
+        3,
+        ["step-00000004.ckpt"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    case: str, workplace: Path, protlm_command: Command
+) -> None:
+    arguments, code, words = WRONG[case]
+    before = {path: path.stat().st_mtime_ns for path in workplace.rglob("*")}
+    done = protlm_command(*arguments, cwd=workplace)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    told = [line for line in done.stderr.splitlines() if line.startswith("protlm: ")]
+    assert len(told) == 1, done.stderr
+    for word in words:
+        assert word in told[0]
+    assert {path: path.stat().st_mtime_ns for path in workplace.rglob("*")} == before
+
+
+def test_debug_shows_the_traceback(workplace: Path, protlm_command: Command) -> None:
+    for arguments in (["data", "verify", "none"], ["train", "data.dir=none", "run_dir=o"]):
+        done = protlm_command(*arguments, "--debug", cwd=workplace)
+        assert done.returncode == 3
+        assert "Traceback" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
+def test_an_unwritable_output_is_4(workplace: Path) -> None:
+    """As another user than root, for whom nothing is unwritable."""
+    locked = workplace / "locked"
+    locked.mkdir(mode=0o555)
+    command = [sys.executable, "-m", "protlm", "prepare", "x.fasta", "--out", "locked/data"]
+    drop = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    for folder in [workplace, *workplace.parents]:
+        if folder != Path("/") and folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    done = subprocess.run(
+        [*drop, *command],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Permission denied" in done.stderr and "protlm:" not in done.stderr:
+        pytest.skip("the interpreter cannot be run by another user")
+    assert done.returncode == 4, done.stderr
+    assert "locked/data cannot be written" in done.stderr
+    assert list(locked.iterdir()) == []
+
+
+def test_the_sample_comes_back_whole(protlm_command: Command, tmp_path: Path) -> None:
+    sample = sample_dir()
+    arguments = ["--split-table", sample / "uniprot_sample.splits.tsv.gz", "--out", "D"]
+    made = protlm_command("prepare", sample / "uniprot_sample.fasta.gz", *arguments, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert protlm_command("data", "verify", "D", cwd=tmp_path).returncode == 0
+    assert protlm_command("data", "info", "D", cwd=tmp_path).returncode == 0
+    exported = protlm_command("data", "export", "D", cwd=tmp_path)
+    (tmp_path / "back.fasta").write_text(exported.stdout)
+
+    from protlm.data.records import Tally
+    from protlm.data.records.fasta import read_fasta
+
+    def sequences(path: Path) -> dict[str, str]:
+        return {r.identifier: r.sequence for r in read_fasta(path, Tally())}
+
+    whole = sequences(sample / "uniprot_sample.fasta.gz")
+    assert len(whole) == 12_373
+    assert sequences(tmp_path / "back.fasta") == whole
+
+
+def test_evaluate_writes_what_it_prints(workplace: Path, protlm_command: Command) -> None:
+    done = protlm_command(
+        "evaluate",
+        "checkpoint=run",
+        "evaluation=[masked,causal]",
+        "data.dir=data",
+        "split=[test,valid]",
+        "output=metrics.json",
+        cwd=workplace,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((workplace / "metrics.json").read_text())
+    assert set(report["results"]) == {"test", "valid"}
+    perplexity = report["results"]["test"]["masked"]["model"]["perplexity"]
+    assert f"{perplexity:.2f}" in done.stdout
+
+
+def test_export_and_use_of_an_exported_folder(workplace: Path, protlm_command: Command) -> None:
+    assert (
+        protlm_command("checkpoint", "export", "run", "-o", "model", cwd=workplace).returncode == 0
+    )
+    assert protlm_command("checkpoint", "verify", "model", cwd=workplace).returncode == 0
+    done = protlm_command("embed", "x.fasta", "-m", "model", "-o", "o.h5", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    told = protlm_command("checkpoint", "info", "model", cwd=workplace).stdout
+    assert "performer_relu" in told and "86,497" in told
+
+
+def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> None:
+    import h5py
+
+    structure = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
+    arguments = ["-m", "run", "-o", "c.h5", "--figure", "c.png"]
+    done = protlm_command("contacts", structure, *arguments, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(workplace / "c.h5") as file:
+        (entry,) = file.values()
+        assert entry["probabilities"].shape == entry["contacts"].shape == (119, 119)
+        assert set(entry["contacts"][:].ravel()) <= {-1, 0, 1}
+    assert (workplace / "c.png").is_file()
+
+
+def test_one_flag_takes_several_values() -> None:
+    assert _spread(["--repr-layers", "0", "-1", "--include", "mean", "bos", "x.fasta"]) == (
+        ["--repr-layers", "0", "--repr-layers", "-1"]
+        + ["--include", "mean", "--include", "bos", "x.fasta"]
+    )
+
+
+def test_a_mechanism_is_one_py_and_one_yaml(tmp_path: Path, tiny_data: Path) -> None:
+    """The example of CONTRIBUTING.md, added to a copy of the program, trains."""
+    for folder in ("protlm", "data_prep"):
+        ignore = shutil.ignore_patterns("__pycache__", "*.gz", "conf")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
+    shutil.copytree(conf_dir(), tmp_path / "conf")
+    blocks = (ROOT / "CONTRIBUTING.md").read_text().split("```")
+    (python,) = [b.removeprefix("python\n") for b in blocks if b.startswith("python\n")]
+    (yaml,) = [b.removeprefix("yaml\n") for b in blocks if b.startswith("yaml\n")]
+    (tmp_path / "protlm" / "attention" / "mean_pooling.py").write_text(python)
+    (tmp_path / "conf" / "attention" / "mean_pooling.yaml").write_text(yaml)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "protlm", "train", "model=tiny", "attention=mean_pooling"),
+            *("attention.scale=0.5", f"data.dir={tiny_data}", "run_dir=run", "data.max_length=64"),
+            *("trainer.max_steps=2", "schedule.warmup_steps=0", "trainer.accelerator=cpu"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean_pooling" in done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002.ckpt").is_file()

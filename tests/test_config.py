@@ -1,0 +1,139 @@
+"""Configs: every shipped one composes; a wrong key, choice or type is told with alternatives."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protlm.attention import names
+from protlm.build import build_network, compose, describe, to_plain
+from protlm.config import EvaluateConfig, TrainConfig
+from protlm.errors import UserError
+from protlm.paths import conf_dir
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+GROUPS = ("model", "attention", "objective", "data", "optimizer", "schedule", "trainer", "logger")
+
+
+@pytest.mark.parametrize("group, choice", [(g, c) for g in GROUPS for c in choices(g)])
+def test_every_choice_composes(group: str, choice: str) -> None:
+    config = compose(TrainConfig, [f"{group}={choice}"])
+    assert to_plain(config)["seed"] == 0
+
+
+@pytest.mark.parametrize("attention", names())
+def test_every_mechanism_builds_from_its_yaml(attention: str) -> None:
+    config = compose(TrainConfig, ["model=tiny", f"attention={attention}"])
+    network = build_network(config.model, config.attention, seed=0)
+    assert type(network.mechanism(1)).__module__ == f"protlm.attention.{attention}"
+
+
+@pytest.mark.parametrize("evaluation", choices("evaluation"))
+def test_every_evaluation_composes(evaluation: str) -> None:
+    config = compose(EvaluateConfig, ["checkpoint=x", f"evaluation=[{evaluation}]"])
+    assert set(config.evaluation) == {evaluation}
+
+
+@pytest.mark.parametrize("experiment", choices("experiment"))
+def test_every_experiment_composes(experiment: str) -> None:
+    config = compose(TrainConfig, [f"experiment={experiment}"])
+    assert describe(config)["objective"] == "masked"
+    header = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
+    assert f"protlm train experiment={experiment}" in header
+
+
+def test_the_paper_s_experiments_are_the_paper_s() -> None:
+    config = compose(TrainConfig, ["experiment=trembl_performer_softmax_36"])
+    model, optimizer = config.model, config.optimizer
+    assert (model.num_heads, model.num_layers) == (8, 36)
+    assert (model.feedforward_dim, model.model_dim) == (1024, 512)
+    assert (model.max_length, model.dropout, model.activation.value) == (1024, 0.1, "relu")
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.98, 1e-9)
+    assert (optimizer.learning_rate, optimizer.weight_decay) == (1e-3, 0.1)
+    assert config.trainer.gradient_clip == 0.5
+    assert (config.schedule.name.value, config.schedule.warmup_steps) == ("constant", 0)
+    assert config.attention["num_features"] == 256
+
+
+WRONG = [
+    (["model.num_layer=3"], ["model.num_layer", "num_layers"]),
+    (["modle=tiny"], ["modle", "model"]),
+    (["model=tinny"], ["tinny", "tiny", "paper_36"]),
+    (["attention=perfomer"], ["perfomer", "performer_relu"]),
+    (["trainer.max_steps=soon"], ["trainer.max_steps", "soon"]),
+    (["model.positions=circular"], ["circular", "rotary"]),
+    (["trainer.max_steps"], ["trainer.max_steps"]),
+    (["experiment=nothing"], ["nothing", "trembl_performer_relu_36"]),
+    (["+model.new=1"], ["model.new", "num_layers"]),
+]
+
+
+@pytest.mark.parametrize("overrides, words", WRONG, ids=[o[0] for o, _ in WRONG])
+def test_a_wrong_setting_is_told_with_the_alternatives(
+    overrides: list[str], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as raised:
+        compose(TrainConfig, overrides)
+    message = str(raised.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_value_is_told() -> None:
+    with pytest.raises(UserError, match="checkpoint=VALUE"):
+        compose(EvaluateConfig, [])
+
+
+def test_an_unknown_option_of_a_mechanism_is_told() -> None:
+    config = compose(TrainConfig, ["model=tiny", "attention=softmax"])
+    with pytest.raises(UserError, match="attention.num_features is not a setting of softmax"):
+        build_network(config.model, {**config.attention, "num_features": 3}, seed=0)
+
+
+@pytest.mark.parametrize("name", ["os", "../os", "base", "performer.base", "", "Softmax"])
+def test_a_name_reaches_no_other_code(name: str) -> None:
+    config = compose(TrainConfig, ["model=tiny"])
+    with pytest.raises(UserError, match="does not exist"):
+        build_network(config.model, {"name": name}, seed=0)
+
+
+def test_networks_are_a_function_of_the_seed() -> None:
+    config = compose(TrainConfig, ["model=tiny", "attention=performer_softmax"])
+    first, again, other = (
+        build_network(config.model, config.attention, seed=seed).state_dict() for seed in (1, 1, 2)
+    )
+    assert all(first[name].equal(again[name]) for name in first)
+    assert not first["embedding.weight"].equal(other["embedding.weight"])
+    projection = "blocks.{}.attention.mechanism.projection"
+    assert not first[projection.format(0)].equal(first[projection.format(1)])
+    assert not first[projection.format(0)].equal(other[projection.format(0)])
+
+
+@pytest.mark.parametrize("kernel", ["relu", "softmax"])
+def test_the_36_layer_experiments_step_on_two_ranks(
+    kernel: str, protlm_command: Callable, tiny_data: Path, tmp_path: Path
+) -> None:
+    done = protlm_command(
+        "train",
+        f"experiment=trembl_performer_{kernel}_36",
+        f"data.dir={tiny_data}",
+        "run_dir=run",
+        "model.num_layers=2",
+        "model.num_heads=2",
+        "model.model_dim=32",
+        "model.feedforward_dim=64",
+        "attention.num_features=16",
+        "data.tokens_per_batch=2048",
+        "data.num_workers=0",
+        "trainer.accelerator=cpu",
+        "trainer.devices=2",
+        "trainer.max_steps=1",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-00000001.ckpt").is_file()

@@ -1,0 +1,92 @@
+import re
+
+import pytest
+
+from data_prep.prepare import prepare
+from data_prep.split import HashSplit
+from protlm.data.records import Tally
+from protlm.data.records.fasta import read_fasta
+from protlm.data_sets import export, info, verify
+from protlm.errors import InputDataError, OutputError, UserError
+from protlm.paths import sample_dir
+
+TINY = sample_dir() / "uniprot_tiny.fasta.gz"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    out = tmp_path / "data"
+    prepare([TINY], out, split_rule=HashSplit(0.1, 0.1), shard_residues=20_000)
+    return out
+
+
+def pairs(path):
+    return sorted((r.identifier, r.sequence) for r in read_fasta(path, Tally()))
+
+
+def test_verify_prints_a_line_for_each_split(directory, capsys):
+    verify(directory)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["test", "train", "valid"]
+    counts = [int(re.search(r"([\d,]+) sequences", line)[1].replace(",", "")) for line in lines]
+    assert sum(counts) == 180
+
+
+def test_verify_lists_what_is_wrong(directory):
+    shard = directory / "train" / "shard-00000.h5"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    (directory / "extra").touch()
+    with pytest.raises(InputDataError, match=r"shard-00000\.h5.*extra is not in the manifest"):
+        verify(directory)
+
+
+def test_info_describes_splits_sources_and_counts(directory, capsys):
+    info(directory)
+    text = capsys.readouterr().out
+    for word in ("train", "valid", "median", TINY.name, "180", "blake2b-64 of the sequence"):
+        assert word in text
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_export_gives_back_every_sequence(directory, tmp_path, capsys, to_file):
+    path = tmp_path / "back.fasta"
+    export(directory, path if to_file else None, None)
+    if not to_file:
+        path.write_text(capsys.readouterr().out)
+    assert pairs(path) == pairs(TINY)
+    assert max(len(line) for line in path.read_text().splitlines()) == 60
+
+
+def test_export_of_one_split(directory, tmp_path):
+    parts = []
+    for split in ("train", "valid", "test"):
+        export(directory, tmp_path / split, split)
+        parts += pairs(tmp_path / split)
+    assert sorted(parts) == pairs(TINY)
+    with pytest.raises(UserError, match="test, train, valid"):
+        export(directory, None, "../train")
+
+
+def test_export_never_overwrites(directory, tmp_path):
+    path = tmp_path / "mine.fasta"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        export(directory, path, None)
+    assert path.read_text() == "mine"
+
+
+def test_a_damaged_shard_is_not_exported(directory, tmp_path):
+    shard = directory / "valid" / "shard-00000.h5"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    path = tmp_path / "back.fasta"
+    with pytest.raises(InputDataError, match="valid"):
+        export(directory, path, None)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", [verify, info, lambda path: export(path, None, None)])
+def test_without_a_data_set_the_error_says_what_to_type(tmp_path, command):
+    with pytest.raises(UserError, match="protlm prepare"):
+        command(tmp_path)
