@@ -1,4 +1,4 @@
-"""`make demo`: the main job on the shipped sample, step by step, each step a command anyone can type.
+"""`make demo`: the main job on the shipped sample, in commands that anyone can type.
 
 A step whose output stands already is not repeated, so an interrupted demo continues.
 """

@@ -65,5 +65,5 @@ class ShardCutter:
 
     def num_duplicates(self) -> int:
         """How many sequences came before, letter by letter."""
-        hashes = np.sort(np.frombuffer(self._hashes, dtype=np.uint64))
+        hashes = np.array(np.frombuffer(self._hashes, dtype=np.uint64))
         return int(np.count_nonzero(hashes[1:] == hashes[:-1]))

@@ -84,7 +84,7 @@ def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
 
 
 def _key(override: str) -> str:
-    """The dotted setting that an override such as `+model.dropout=0` or `/model@x=tiny` is about."""
+    """The dotted setting that an override such as `+model.dropout=0` is about."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
 
 

@@ -241,7 +241,7 @@ def _run(arguments: list[str]) -> None:
 
 def _command_names() -> set[str]:
     groups = [group.name for group in app.registered_groups]
-    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
+    commands = [getattr(command.callback, "__name__", "") for command in app.registered_commands]
     return {name for name in [*groups, *commands] if name}
 
 

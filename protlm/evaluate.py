@@ -23,7 +23,11 @@ def main() -> None:
     """Runs the command with this process's arguments."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    exit_with_message(lambda: evaluate(compose(EvaluateConfig, arguments)), debug=debug)
+
+    def run() -> None:
+        evaluate(compose(EvaluateConfig, arguments))
+
+    exit_with_message(run, debug=debug)
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a long job tells where it is: a bar in a terminal, a plain line every few seconds elsewhere."""
+"""How a long job tells where it is: a bar in a terminal, a line every few seconds elsewhere."""
 
 import sys
 import time
@@ -27,6 +27,7 @@ class JobProgress:
         self._bar: Progress | None = None
         self._last_line = 0.0
         self._note = ""
+        self._printed = -1
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
@@ -60,11 +61,12 @@ class JobProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif not self._quiet and kind is None:
+        elif not self._quiet and kind is None and self._done != self._printed:
             self._print_line()
 
     def _print_line(self) -> None:
         self._last_line = time.monotonic()
+        self._printed = self._done
         total = f"/{self._total:,}" if self._total else ""
         note = f"  {self._note}" if self._note else ""
         print(f"{self._what} {self._done:,}{total}{note}", file=sys.stderr, flush=True)

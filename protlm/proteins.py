@@ -1,4 +1,4 @@
-"""The proteins a command reads from a FASTA file: every record is yielded or reported as skipped."""
+"""The proteins a command reads from a FASTA file: every record is yielded or reported."""
 
 import sys
 from collections import Counter

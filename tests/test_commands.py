@@ -217,10 +217,9 @@ def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> No
 
 
 def test_one_flag_takes_several_values() -> None:
-    assert _spread(["--repr-layers", "0", "-1", "--include", "mean", "bos", "x.fasta"]) == (
-        ["--repr-layers", "0", "--repr-layers", "-1"]
-        + ["--include", "mean", "--include", "bos", "x.fasta"]
-    )
+    together = "--repr-layers 0 -1 --include mean bos x.fasta"
+    apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
+    assert _spread(together.split()) == apart.split()
 
 
 def test_a_mechanism_is_one_py_and_one_yaml(tmp_path: Path, tiny_data: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_missing_value_is_told() -> None:
 
 def test_an_unknown_option_of_a_mechanism_is_told() -> None:
     config = compose(TrainConfig, ["model=tiny", "attention=softmax"])
-    with pytest.raises(UserError, match="attention.num_features is not a setting of softmax"):
+    with pytest.raises(UserError, match=r"attention\.num_features is not a setting of softmax"):
         build_network(config.model, {**config.attention, "num_features": 3}, seed=0)
 
 

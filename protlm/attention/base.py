@@ -54,7 +54,7 @@ class Attention(nn.Module, ABC):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """Returns the L×L map, BHLL, or a block of its rows: entry (i, j) weighs value j in output i.
+        """Returns the map, BHLL, or a block of its rows: entry (i, j) weighs value j in output i.
 
         The default feeds the identity as values, which is exact for every mechanism that is
         linear in its values (arXiv 2009.14794, C.4). It costs as much as the whole map for any

@@ -97,7 +97,7 @@ class SequenceDataset(Dataset[Batch]):
         rng = sample_rng(self._seed, epoch, sample)
         residues = self._sequences[sample]
         part = crop(len(residues), self._max_length - SPECIALS, self._crop, rng)
-        end = [VOCABULARY.eos] if True else []
+        end = [VOCABULARY.eos] if part.stop == len(residues) else []
         tokens = np.concatenate(([VOCABULARY.cls], residues[part], end)).astype(np.int64)
         if self._objective == "causal":
             return tokens, np.append(tokens[1:], IGNORE)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, Checkpoint
-from torch import Tensor
 
 from protlm.attention.base import RandomFeatures
 from protlm.data.batching import Progress
@@ -104,7 +103,7 @@ class StopOnSignal(Callback):
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        outputs: Tensor,
+        outputs: Any,
         batch: Batch,
         batch_idx: int,
     ) -> None:
@@ -114,6 +113,7 @@ class StopOnSignal(Callback):
         trainer.should_stop = trainer.strategy.reduce_boolean_decision(
             trainer.should_stop or self.received is not None, all=False
         )
+        assert trainer.val_check_batch is not None
         if trainer.should_stop and (batch_idx + 1) % int(trainer.val_check_batch):
             # Lightning validates whenever a run stops; only a validation that is due is wanted.
             trainer.limit_val_batches = 0

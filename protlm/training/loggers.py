@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
 
 from protlm.config import LoggerConfig, WandbMode
 from protlm.paths import complete_file
 
 METRICS = "metrics.csv"
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "step",
     "epoch",
     "samples",
@@ -110,12 +110,6 @@ class Guarded(Logger):
     def version(self) -> str:
         """The run directory is the version."""
         return ""
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """The wrapped logger's own object, or None once it is switched off."""
-        return None if self._inner is None else getattr(self._inner, "experiment", None)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:

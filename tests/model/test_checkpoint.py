@@ -110,7 +110,7 @@ def test_an_export_is_not_overwritten(tiny_run: Path, exported: Path) -> None:
 
 
 def test_a_folder_without_a_model_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(InputDataError, match="a run folder, a .ckpt file or an exported folder"):
+    with pytest.raises(InputDataError, match=r"a run folder, a \.ckpt file or an exported folder"):
         protlm.load(tmp_path)
     with pytest.raises(InputDataError, match="no such checkpoint"):
         protlm.load(tmp_path / "nothing")

@@ -52,9 +52,7 @@ def test_36_layers_are_76_million_parameters(name: str) -> None:
     assert round(num_parameters(network(config)) / 1e6) == 76
 
 
-CHOICES = list(itertools.product(Positions, NormOrder, Norm)) + [
-    (Positions.rotary, NormOrder.pre, Norm.rms)
-]
+CHOICES = list(itertools.product(Positions, NormOrder, Norm))
 
 
 @pytest.mark.parametrize("positions, order, norm", CHOICES)
