@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protlm.errors import InputDataError, exit_with_message
-from protlm.paths import complete_file, sample_dir
+from protlm.paths import sample_dir
 
 SPLITS = ("test_iid", "test_remote_homolog", "test_ood_cluster", "test_ood_family")
 FOLDER = Path("demo")
@@ -35,7 +35,7 @@ class Step:
 def steps(folder: Path, sample: Path) -> list[Step]:
     """The demo's commands in order."""
     data, run = folder / "data", folder / "run"
-    metrics, fasta = folder / "metrics.json", folder / "proteins.fasta"
+    metrics, fasta = folder / "metrics.json", sample / "uniprot_tiny.fasta.gz"
     protein = sample / "structures" / "test" / STRUCTURE
     model = ["-m", str(run)]
     return [
@@ -55,7 +55,7 @@ def steps(folder: Path, sample: Path) -> list[Step]:
             run / "loss.png",
         ),
         Step(
-            "Evaluate it: masked and causal, in and out of distribution, and contacts",
+            "Evaluate it: in and out of distribution, beside the unigram baseline; and contacts",
             [
                 "evaluate",
                 f"checkpoint={run}",
@@ -67,7 +67,7 @@ def steps(folder: Path, sample: Path) -> list[Step]:
             metrics,
         ),
         Step(
-            "Embed a FASTA file",
+            "Embed the 180 proteins of a FASTA file",
             ["embed", str(fasta), *model, "-o", str(folder / "embeddings.h5")],
             folder / "embeddings.h5",
         ),
@@ -105,10 +105,6 @@ def demo(folder: Path = FOLDER) -> None:
     start = time.monotonic()
     sample = sample_dir()
     folder.mkdir(exist_ok=True)
-    fasta = folder / "proteins.fasta"
-    if not fasta.exists():
-        with complete_file(fasta) as temporary:
-            temporary.write_text(sample.joinpath("proteins.fasta").read_text())
     for step in steps(folder, sample):
         _run(step)
     _results(folder / "metrics.json")

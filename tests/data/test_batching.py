@@ -67,6 +67,16 @@ def test_batches_do_not_come_in_the_order_of_their_lengths():
     assert (steps < 0).sum() > len(steps) / 5
 
 
+def test_batches_are_shuffled_anew_in_each_epoch():
+    # One window, so that the batches of all epochs have the same lengths.
+    rule = BatchRule(tokens_per_batch=1_000, max_length=128, window=1_000)
+    one, other = (
+        [p.length for p in BatchStream(LENGTHS, rule, start=Progress(epoch))] for epoch in (0, 1)
+    )
+    assert sorted(one) == sorted(other)
+    assert one != other
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4, 7])
 def test_global_batches_are_the_same_for_any_number_of_ranks(world_size):
     whole = list(BatchStream(LENGTHS, RULE, num_batches=150))

@@ -19,6 +19,11 @@ def test_neighbouring_samples_are_independent():
     assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * 10_000)
 
 
+def test_no_sample_goes_on_where_another_begins():
+    draws = [sample_rng(0, 0, sample).random(1_000) for sample in range(20)]
+    assert len(np.unique(draws)) == 20 * 1_000
+
+
 @pytest.mark.parametrize("how", ["prefix", "random"])
 @pytest.mark.parametrize("num_residues", [1, 9, 10])
 def test_what_fits_is_not_cropped(how, num_residues):

@@ -75,6 +75,12 @@ def test_equal_input_gives_equal_bytes(make_data_set, proteins):
         assert (one / file).read_bytes() == (other / file).read_bytes()
 
 
+def test_shards_hold_no_times(data_set):
+    with h5py.File(data_set / SHARD) as file:
+        for name in file:
+            assert not file[name].id.get_create_plist().get_obj_track_times()
+
+
 def test_the_manifest_tells_what_is_there(data_set):
     for entries in read_manifest(data_set).splits.values():
         for entry in entries:

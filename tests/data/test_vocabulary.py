@@ -27,6 +27,8 @@ def test_every_residue_goes_there_and_back():
     assert set(STANDARD) < set(RESIDUES)
     assert VOCABULARY.is_residue[tokens].all()
     assert VOCABULARY.is_residue.sum() == 25
+    # The check of shards relies on it.
+    assert VOCABULARY.residues.tolist() == list(range(4, 29))
 
 
 def test_the_empty_sequence_has_no_tokens():
