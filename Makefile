@@ -33,14 +33,14 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-notebooks: $(INSTALLED) $(NOTEBOOK_MODEL) ## Execute the notebooks, on the demo's model or a tiny one
+notebooks: $(INSTALLED) $(NOTEBOOK_MODEL)/loss.png ## Execute the notebooks, on the demo's model or a tiny one
 	MODEL=$(CURDIR)/$(NOTEBOOK_MODEL) $(PYTHON) -m pytest --nbmake notebooks
 
-build/tiny/run: | $(INSTALLED)
+build/tiny/run/loss.png: | $(INSTALLED)
 	@rm -rf build/tiny
 	@$(PYTHON) -m protlm prepare data_prep/sample/uniprot_tiny.fasta.gz --out build/tiny/data \
 	  --valid-fraction 0.1 --test-fraction 0.1
-	@$(PYTHON) -m protlm train model=tiny data.dir=build/tiny/data run_dir=$@ trainer.max_steps=40 \
+	@$(PYTHON) -m protlm train model=tiny data.dir=build/tiny/data run_dir=$(@D) trainer.max_steps=40 \
 	  data.max_length=256 data.tokens_per_batch=2048
 
 bench: $(INSTALLED) ## Time the attention mechanisms on this machine against PyTorch's own attention

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -126,7 +127,8 @@ def _run(step: Step) -> None:
 
 def _results(metrics: Path) -> None:
     results = json.loads(metrics.read_text())["results"]
-    table = Table("split", "masked perplexity", "unigram baseline", "lower by", "accuracy")
+    columns = ("masked, split", "perplexity", "unigram", "lower by", "accuracy", "unigram")
+    table = Table(*columns, box=SIMPLE)
     for split in SPLITS:
         model, unigram = (results[split]["masked"][who] for who in ("model", "empirical"))
         gain = 1 - model["perplexity"] / unigram["perplexity"]
@@ -135,7 +137,8 @@ def _results(metrics: Path) -> None:
             f"{model['perplexity']:.2f}",
             f"{unigram['perplexity']:.2f}",
             f"{gain:.1%}",
-            f"{model['accuracy']:.1%} (baseline {unigram['accuracy']:.1%})",
+            f"{model['accuracy']:.1%}",
+            f"{unigram['accuracy']:.1%}",
         )
     Console().print(table)
     iid = results["test_iid"]["masked"]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -92,7 +93,9 @@ def _data(config: EvaluateConfig, split: str) -> EvaluationData:
 
 
 def _print(results: dict[str, Any]) -> None:
-    accuracy = Table("split", "objective", "predictor", "accuracy", "perplexity", "targets")
+    accuracy = Table(
+        "split", "objective", "predictor", "accuracy", "perplexity", "targets", box=SIMPLE
+    )
     for split, by_label in results.items():
         for label, values in by_label.items():
             for who in ("model", "empirical", "uniform") if "targets" in values else ():
@@ -115,7 +118,7 @@ def _print(results: dict[str, Any]) -> None:
 
 def _contact_table(contacts: dict[str, Any]) -> Table:
     divisors = ("P@L", "P@L/2", "P@L/5")
-    table = Table("contacts", "range", *divisors, "proteins")
+    table = Table("contacts", "range", *divisors, "proteins", box=SIMPLE)
     for who in ("model", "random_weights"):
         for separation, by_divisor in contacts[who].items():
             cells = [f"{by_divisor[divisor]['mean']:.1%}" for divisor in divisors]

@@ -1,3 +1,5 @@
+"""`protlm data verify`, `info` and `export`."""
+
 import re
 
 import pytest

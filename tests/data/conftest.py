@@ -1,3 +1,5 @@
+"""What the tests of the data layer share."""
+
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Batches: nothing dropped, the same for any number of ranks, resumed from any place."""
+
 from itertools import islice
 
 import numpy as np

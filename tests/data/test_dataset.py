@@ -1,3 +1,5 @@
+"""Rows of a batch: pure functions of seed, epoch and sample."""
+
 from itertools import pairwise
 
 import numpy as np

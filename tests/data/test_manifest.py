@@ -1,3 +1,5 @@
+"""The manifest: what is written is read, and what is wrong is refused."""
+
 import json
 import re
 

@@ -1,3 +1,5 @@
+"""Masking and cropping: shares, letters, independence of all but the key."""
+
 import numpy as np
 import pytest
 

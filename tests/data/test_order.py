@@ -1,3 +1,5 @@
+"""The order of an epoch is a permutation and looks random."""
+
 import numpy as np
 import pytest
 

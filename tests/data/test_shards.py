@@ -1,3 +1,5 @@
+"""Shards: byte-identical, verified, read back, refused when foreign or damaged."""
+
 import json
 import os
 import pickle

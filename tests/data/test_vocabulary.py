@@ -1,3 +1,5 @@
+"""The vocabulary is ESM-2's."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""Preparation: every record kept or counted, complete or not there at all."""
+
 import gzip
 import json
 import subprocess

@@ -1,3 +1,5 @@
+"""Splits by table and by hash."""
+
 import gzip
 
 import pytest
