@@ -48,7 +48,9 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
         check_output(options.figure)
     model = load_model(model_path, device=options.device)
     layers = options.layers or tuple(range(1, model.num_layers + 1))
-    heads = options.heads or tuple(range(1, model.num_heads + 1))
+    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
+    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
+    model.check_heads(heads)
     longest = None if model.max_length is None else model.max_length - 2
     proteins = Proteins(fasta, max_residues=longest, duplicates=options.duplicates)
     _check_figure(proteins, options.figure)
@@ -88,13 +90,13 @@ def _write(
     batch = model.tokenize([record.sequence])
     length = len(record.sequence) + 2
     datasets = {
-        model.layer_number(layer, first=1): file.add(
+        layer: file.add(
             record,
-            f"layer_{model.layer_number(layer, first=1)}",
+            f"layer_{layer}",
             shape=(len(heads), length, length),
             dtype=dtype,
             attributes={
-                "layer": model.layer_number(layer, first=1),
+                "layer": layer,
                 "heads": np.array(heads),
                 "sequence": record.sequence if len(record.sequence) < 30_000 else "",
             },

@@ -7,7 +7,9 @@ nothing else.
 import difflib
 import importlib
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,6 +67,26 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides)) from error
     return to_schema(config, schema)
+
+
+def through_hydra(
+    schema: type[Config], arguments: Sequence[str], action: Callable[[Config], object]
+) -> None:
+    """Hands Hydra's own flags to Hydra: --help, --cfg, --info, --multirun."""
+    import hydra
+    from omegaconf import DictConfig
+
+    register_schemas()
+    name = "train" if schema is TrainConfig else "evaluate"
+
+    @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
+    def run(config: DictConfig) -> None:
+        action(to_schema(config, schema))
+
+    sys.argv[1:] = arguments
+    # Errors come to us, to be told in one sentence.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    run()
 
 
 def to_schema(config: Any, schema: type[Config]) -> Config:

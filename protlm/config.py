@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from protlm.errors import UserError
+
 
 class Positions(StrEnum):
     """How the model knows where a residue stands."""
@@ -74,6 +76,21 @@ class WandbMode(StrEnum):
     online = "online"
 
 
+def _check(section: str, config: Any, claim: str, names: str) -> None:
+    """Refuses numbers for which a claim such as "at least 1" is not true."""
+    holds = {
+        "at least 0": lambda value: value >= 0,
+        "at least 1": lambda value: value >= 1,
+        "at least 3": lambda value: value >= 3,
+        "above 0": lambda value: value > 0,
+        "at least 0 and below 1": lambda value: 0 <= value < 1,
+    }[claim]
+    for name in names.split():
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise UserError(f"{section}{name}={value} must be {claim}")
+
+
 @dataclass
 class ModelConfig:
     """The transformer around an attention mechanism."""
@@ -89,6 +106,12 @@ class ModelConfig:
     activation: Activation = Activation.relu
     qk_norm: bool = False
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = "num_layers num_heads model_dim feedforward_dim"
+        _check("model.", self, "at least 1", names)
+        _check("model.", self, "at least 3", "max_length")
+        _check("model.", self, "at least 0 and below 1", "dropout")
 
 
 @dataclass
@@ -114,6 +137,11 @@ class DataConfig:
     num_workers: int = 0
     verify: Verify = Verify.full
 
+    def __post_init__(self) -> None:
+        _check("data.", self, "at least 1", "tokens_per_batch")
+        _check("data.", self, "at least 3", "max_length")
+        _check("data.", self, "at least 0", "num_workers")
+
 
 @dataclass
 class OptimizerConfig:
@@ -124,6 +152,11 @@ class OptimizerConfig:
     beta2: float = 0.98
     eps: float = 1e-9
     weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check("optimizer.", self, "above 0", "learning_rate eps")
+        _check("optimizer.", self, "at least 0 and below 1", "beta1 beta2")
+        _check("optimizer.", self, "at least 0", "weight_decay")
 
 
 @dataclass
@@ -153,6 +186,11 @@ class TrainerConfig:
     checkpoint_every: int = 500
     keep_checkpoints: int = 3
 
+    def __post_init__(self) -> None:
+        names = "max_steps devices num_nodes accumulate log_every valid_every checkpoint_every"
+        _check("trainer.", self, "at least 1", f"{names} keep_checkpoints valid_batches")
+        _check("trainer.", self, "at least 0", "gradient_clip")
+
 
 @dataclass
 class LoggerConfig:
@@ -178,6 +216,9 @@ class TrainConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _check("", self, "at least 0", "seed")
+
 
 @dataclass
 class EvaluationDataConfig:
@@ -187,6 +228,9 @@ class EvaluationDataConfig:
     train_split: str = "train"
     tokens_per_batch: int = 16_384
     verify: Verify = Verify.full
+
+    def __post_init__(self) -> None:
+        _check("data.", self, "at least 1", "tokens_per_batch")
 
 
 @dataclass

@@ -42,10 +42,11 @@ def contacts(protein: Path, model_path: Path, output: Path, options: ContactOpti
     check_output(output)
     if options.figure is not None:
         check_output(options.figure)
-    proteins = _read(protein, options.chain)
+    model = load_model(model_path, device=options.device)
+    longest = None if model.max_length is None else model.max_length - 2
+    proteins = _read(protein, options.chain, longest)
     if options.figure is not None and len(proteins) != 1:
         raise UserError(f"--figure draws one protein; {protein} has {len(proteins)}")
-    model = load_model(model_path, device=options.device)
     regression = _fit(model, options.fit or sample_dir() / "structures" / "fit")
     num_values = sum(len(record.sequence) ** 2 for record, _ in proteins)
     size = entry_bytes(2 * len(proteins), 2 * num_values, "float32")
@@ -69,11 +70,15 @@ def contacts(protein: Path, model_path: Path, output: Path, options: ContactOpti
     print(output)
 
 
-def _read(path: Path, chain: str | None) -> list[tuple[Record, Structure | None]]:
+def _read(
+    path: Path, chain: str | None, longest: int | None
+) -> list[tuple[Record, Structure | None]]:
     existing_file(path, "a FASTA file or a structure")
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(_STRUCTURE):
-        return [(record, None) for record in Proteins(path)]
+        proteins = Proteins(path, max_residues=longest)
+        proteins.report("predicted")
+        return [(record, None) for record in proteins]
     structure = read_structure(path, chain)
     record = Record(structure.identifier, path.name, structure.sequence, 1)
     return [(record, structure)]
@@ -86,7 +91,8 @@ def _fit(model: PretrainedModel, directory: Path) -> ContactRegression:
         with JobProgress("fitting contacts", len(files)) as progress:
             for done, file in enumerate(files, start=1):
                 structure = read_structure(file)
-                yield head_features(model, structure.sequence), contact_map(structure)
+                if model.max_length is None or len(structure) <= model.max_length - 2:
+                    yield head_features(model, structure.sequence), contact_map(structure)
                 progress.update(done)
 
     return ContactRegression().fit(examples())

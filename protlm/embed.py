@@ -1,7 +1,7 @@
 """`protlm embed FASTA -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -58,8 +58,11 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
         raise UserError(f"--toks-per-batch {options.tokens_per_batch} must be at least 1")
     check_output(output)
     model = load_model(model_path, device=options.device)
-    for layer in options.layers:
-        model.layer_number(layer, first=0)
+    options = replace(
+        options,
+        include=tuple(dict.fromkeys(options.include)),
+        layers=tuple(dict.fromkeys(model.layer_number(n, first=0) for n in options.layers)),
+    )
     longest = None if model.max_length is None else model.max_length - 2
     proteins = Proteins(fasta, max_residues=longest, duplicates=options.duplicates)
     num_values = sum(_values(length, model, options) for length in proteins.lengths)
@@ -107,13 +110,10 @@ def _write(
                 vectors = pool(hidden[layer][row], len(record.sequence), kind)
                 dataset = file.add(
                     record,
-                    "" if single else f"{kind.value}/{model.layer_number(layer, first=0)}",
+                    "" if single else f"{kind.value}/{layer}",
                     shape=vectors.shape,
                     dtype=options.dtype,
-                    attributes={
-                        "include": kind.value,
-                        "layer": model.layer_number(layer, first=0),
-                    },
+                    attributes={"include": kind.value, "layer": layer},
                 )
                 dataset[...] = vectors
 

@@ -41,6 +41,12 @@ class OutputError(UserError):
     exit_code = ExitCode.OUTPUT
 
 
+class TrainingDivergedError(UserError):
+    """A loss or gradient that is not finite; the run stops before it spoils a checkpoint."""
+
+    exit_code = ExitCode.INTERNAL
+
+
 def one_of(names: list[str]) -> str:
     """Writes alternatives for a message.
 

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protlm.build import build_evaluation, compose, load_model
+from protlm.build import build_evaluation, compose, load_model, through_hydra
 from protlm.config import EvaluateConfig
 from protlm.data.shards import open_split
 from protlm.errors import UserError, exit_with_message
@@ -26,7 +26,10 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
 
     def run() -> None:
-        evaluate(compose(EvaluateConfig, arguments))
+        if any(argument.startswith("-") for argument in arguments):
+            through_hydra(EvaluateConfig, arguments, evaluate)
+        else:
+            evaluate(compose(EvaluateConfig, arguments))
 
     exit_with_message(run, debug=debug)
 
@@ -56,10 +59,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "model_hash": model.hash,
         "results": _results(model, evaluations, config),
     }
-    _print(report["results"])
     if output is not None:
         with complete_file(output) as temporary:
             temporary.write_text(json.dumps(report, indent=2) + "\n")
+    _print(report["results"])
     return report
 
 
@@ -78,7 +81,10 @@ def _results(
 
 
 def _splits(split: Any) -> list[str]:
-    return [split] if isinstance(split, str) else [str(name) for name in split]
+    names = [str(name) for name in split] if isinstance(split, list) else [str(split)]
+    if not names:
+        raise UserError("split=[] names no split; type for instance split=test_iid")
+    return names
 
 
 def _data(config: EvaluateConfig, split: str) -> EvaluationData:

@@ -77,7 +77,11 @@ class Proteins:
             elif count == 1:
                 yield record
             elif self.duplicates is Duplicates.suffix:
-                yield replace(record, identifier=f"{record.identifier}_{count}")
+                while seen[f"{record.identifier}_{count}"]:
+                    count += 1
+                name = f"{record.identifier}_{count}"
+                seen[name] += 1
+                yield replace(record, identifier=name)
             elif self.duplicates is Duplicates.first:
                 skipped.append((record.identifier, f"repeated at line {record.line}"))
             else:

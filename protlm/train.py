@@ -18,9 +18,8 @@ from protlm.build import (
     build_module,
     build_network,
     compose,
-    register_schemas,
+    through_hydra,
     to_plain,
-    to_schema,
 )
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.dataset import cropped
@@ -28,7 +27,7 @@ from protlm.data.shards import SplitReader, open_split
 from protlm.errors import InputDataError, OutputError, UserError, exit_with_message
 from protlm.model.checkpoint import CHECKPOINTS
 from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import check_output, complete_file, conf_dir, explain_os_error, sample_dir
+from protlm.paths import check_output, complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure
 from protlm.training.loggers import METRICS, read_metrics
 from protlm.training.optimization import check_schedule
@@ -47,36 +46,25 @@ def main() -> None:
     debug = "--debug" in arguments
     if debug:
         arguments.remove("--debug")
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    if flags:
-        exit_with_message(lambda: _through_hydra(arguments), debug=debug)
-    exit_with_message(lambda: train(compose(TrainConfig, arguments)), debug=debug)
+    flags = {argument for argument in arguments if argument.startswith("-")}
+
+    def run() -> None:
+        if flags & {"-m", "--multirun"}:
+            # What is swept over has commas; the rest must fit before Hydra makes a folder.
+            plain = [a for a in arguments if a not in flags and "," not in a]
+            _refuse_devices(compose(TrainConfig, plain))
+            through_hydra(TrainConfig, arguments, _train_one_of_many)
+        elif flags:
+            through_hydra(TrainConfig, arguments, train)
+        else:
+            train(compose(TrainConfig, arguments))
+
+    exit_with_message(run, debug=debug)
 
 
-def _through_hydra(arguments: list[str]) -> None:
-    """Hydra's own flags: --help, --cfg, --info, --multirun."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-    from omegaconf import DictConfig
-
-    register_schemas()
-    if {"-m", "--multirun"} & set(arguments):
-        # What is swept over has commas; the rest must fit before Hydra makes a folder.
-        _refuse_devices(
-            compose(TrainConfig, [a for a in arguments if a[0] != "-" and "," not in a])
-        )
-
-    @hydra.main(config_path=str(conf_dir()), config_name="train", version_base="1.3")
-    def run(config: DictConfig) -> None:
-        built = to_schema(config, TrainConfig)
-        if HydraConfig.get().mode is RunMode.MULTIRUN:
-            _refuse_devices(built)
-        train(built)
-
-    sys.argv[1:] = arguments
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    run()
+def _train_one_of_many(config: TrainConfig) -> None:
+    _refuse_devices(config)
+    train(config)
 
 
 def _refuse_devices(config: TrainConfig) -> None:

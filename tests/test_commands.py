@@ -72,6 +72,9 @@ WRONG = {
         2,
         ["tran", "train"],
     ),
+    "no gpu": (["train", "trainer.accelerator=gpu", "trainer.devices=99"], 2, ["GPUs"]),
+    "no layers": (["train", "model.num_layers=0", "run_dir=o"], 2, ["model.num_layers=0"]),
+    "no split at all": (["evaluate", "checkpoint=run", "data.dir=data", "split=[]"], 2, ["split"]),
     "train onto something": (["train", "data.dir=data", "run_dir=x.fasta"], 4, ["x.fasta"]),
     "train something else there": (
         ["train", "model=small", "data.dir=data", "run_dir=run"],
@@ -214,6 +217,14 @@ def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> No
         assert entry["probabilities"].shape == entry["contacts"].shape == (119, 119)
         assert set(entry["contacts"][:].ravel()) <= {-1, 0, 1}
     assert (workplace / "c.png").is_file()
+
+
+def test_contacts_account_for_every_record(workplace: Path, protlm_command: Command) -> None:
+    (workplace / "x.fasta").write_text(f"{FASTA}>P2\nMK1V\n>P3\n\n")
+    done = protlm_command("contacts", "x.fasta", "-m", "run", "-o", "c.h5", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "3 records: 1 predicted, 2 skipped" in done.stderr
+    assert "1 blank sequence" in done.stderr and "1 digit" in done.stderr
 
 
 def test_one_flag_takes_several_values() -> None:

@@ -86,6 +86,15 @@ def test_batches_keep_the_budget_and_every_record() -> None:
         assert padded <= 1_000 or len(batch) == 1
 
 
+def test_what_is_asked_for_twice_is_written_once(
+    proteins: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    options = EmbedOptions(include=(Include.mean, Include.mean), layers=(2, -1))
+    embed(proteins, tiny_run, tmp_path / "out.h5", options)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert all(dataset.shape == (64,) for dataset in file.values())
+
+
 def test_float16_halves_the_file(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "float16"):
         options = EmbedOptions(include=(Include.per_tok,), dtype=dtype)
@@ -118,7 +127,9 @@ def test_repeated_identifiers(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match=r"line 5: the identifier P1 came before"):
         embed(fasta, tiny_run, tmp_path / "error.h5", EmbedOptions())
     assert not (tmp_path / "error.h5").exists()
-    for how, expected in (("first", {"P1", "P2"}), ("suffix", {"P1", "P2", "P1_2"})):
+    fasta = write(tmp_path / "x.fasta", "P1", "P2", "P1", "P1_2")
+    three, four = {"P1", "P2", "P1_2"}, {"P1", "P2", "P1_2", "P1_2_2"}
+    for how, expected in (("first", three), ("suffix", four)):
         output = tmp_path / f"{how}.h5"
         embed(fasta, tiny_run, output, EmbedOptions(duplicates=Duplicates(how)))
         with h5py.File(output) as file:

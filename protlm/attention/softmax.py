@@ -31,18 +31,25 @@ class Softmax(Attention):
         """See `Attention.forward`."""
         # The fused kernels take a mask or causality, not both, and one mask for both would be
         # L×L. So the key mask is one more coordinate: 1 in a query, far below any logit in a
-        # padded key. Values get a column too: the kernels want one width for all three.
+        # padded key. All three get one width, a multiple of 8, without which CUDA's fused kernels
+        # would leave the work to one that builds L×L.
         bias_BHL1 = torch.zeros_like(k_BHLK[..., :1]).masked_fill(
             ~mask_BL[:, None, :, None], torch.finfo(k_BHLK.dtype).min / 2
         )
+        num_values = v_BHLC.shape[-1]
+        width = -(-max(q_BHLK.shape[-1] + 1, num_values) // 8) * 8
+        q = F.pad(zero_padding(q_BHLK, mask_BL), (0, 1), value=1.0)
+        k = torch.cat([zero_padding(k_BHLK, mask_BL), bias_BHL1], dim=-1)
+        v = zero_padding(v_BHLC, mask_BL)
+        q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
         wide = F.scaled_dot_product_attention(
-            F.pad(zero_padding(q_BHLK, mask_BL), (0, 1), value=1.0),
-            torch.cat([zero_padding(k_BHLK, mask_BL), bias_BHL1], dim=-1),
-            F.pad(zero_padding(v_BHLC, mask_BL), (0, 1)),
+            q,
+            k,
+            v,
             is_causal=causal,
             scale=1 / math.sqrt(q_BHLK.shape[-1]),
         )
-        return zero_padding(wide[..., :-1].to(v_BHLC.dtype), mask_BL)
+        return zero_padding(wide[..., :num_values].to(v_BHLC.dtype), mask_BL)
 
     def attention_map(
         self,

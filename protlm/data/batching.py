@@ -188,10 +188,9 @@ class BatchStream(Sampler[BatchPlan]):
             rows = longest_first[position : position + num_rows]
             batches.append(_GlobalBatch(samples[rows], length))
             position += len(rows)
-        if self._rule.shuffle:
-            rng = np.random.default_rng([self._rule.seed % 2**64, epoch, start])
-            batches = [batches[number] for number in rng.permutation(len(batches))]
-        return batches
+        # Also where samples are not shuffled: the first batches are then a sample of all lengths.
+        rng = np.random.default_rng([self._rule.seed % 2**64, epoch, start])
+        return [batches[number] for number in rng.permutation(len(batches))]
 
     def _plan(self, batch: _GlobalBatch, after: Progress) -> BatchPlan:
         is_last = after.samples == len(self._lengths)

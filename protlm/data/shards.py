@@ -149,6 +149,11 @@ class SplitReader:
         name = shard.ids[int(shard.id_offsets[row]) : int(shard.id_offsets[row + 1])]
         return name.tobytes().decode("utf-8", "backslashreplace")
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the hashes of the shards, in order: what a place in the data refers to."""
+        return hashlib.sha256("\n".join(s.sha256 for s in self._shards).encode()).hexdigest()
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """Residues of each sequence, int64 [num_sequences]."""

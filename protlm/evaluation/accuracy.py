@@ -17,6 +17,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation.base import Evaluation, EvaluationData
 from protlm.evaluation.baseline import Unigram, count_residues
+from protlm.model.objective import perplexity, target_sums
 from protlm.model.pretrained import PretrainedModel
 
 
@@ -88,12 +89,7 @@ class Accuracy(Evaluation):
             batch.mask_BL.to(device),
             causal=self.objective == "causal",
         )
-        chosen_BL = targets_BL != IGNORE
-        logits = out.logits_BLV[chosen_BL.to(device)].float().cpu()
-        targets = targets_BL[chosen_BL]
-        nats = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
-        correct = (logits.argmax(-1) == targets).sum()
-        return torch.stack([nats.double(), correct.double(), torch.tensor(len(targets)).double()])
+        return target_sums(out.logits_BLV, targets_BL.to(device)).stacked().cpu()
 
 
 def _residues_only(targets_BL: torch.Tensor) -> torch.Tensor:
@@ -109,4 +105,4 @@ def ratio(nats: float, correct: float, count: float) -> dict[str, float]:
     >>> ratio(0.0, 3, 4)
     {'accuracy': 0.75, 'perplexity': 1.0}
     """
-    return {"accuracy": correct / count, "perplexity": math.exp(nats / count)}
+    return {"accuracy": correct / count, "perplexity": perplexity(nats, count)}

@@ -138,7 +138,9 @@ class PretrainedModel:
     ) -> Iterator[tuple[int, slice, Tensor]]:
         """Yields (layer, rows, map_BHML): exact maps in blocks of rows, never L×L at once."""
         wanted = {self.layer_number(n, first=1) for n in layers or range(1, self.num_layers + 1)}
-        chosen = [self._head_index(head) for head in heads or range(1, self.num_heads + 1)]
+        heads = heads or range(1, self.num_heads + 1)
+        self.check_heads(heads)
+        chosen = [head - 1 for head in heads]
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
             if number in wanted:
@@ -170,7 +172,12 @@ class PretrainedModel:
             )
         return number
 
-    def _head_index(self, head: int) -> int:
-        if not 1 <= head <= self.num_heads:
-            raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
-        return head - 1
+    def check_heads(self, heads: Sequence[int]) -> None:
+        """Refuses heads that do not exist.
+
+        Raises:
+            UserError: names the head and those there are.
+        """
+        for head in heads:
+            if not 1 <= head <= self.num_heads:
+                raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")

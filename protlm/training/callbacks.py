@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from protlm.attention.base import RandomFeatures
@@ -77,21 +78,26 @@ class SaveCheckpoints(Checkpoint):
 
     def _save(self, trainer: pl.Trainer) -> None:
         step = trainer.global_step
-        path = self.directory / checkpoint_name(step)
-        if step == self._saved or path.exists():
+        if step == self._saved:
             return
-        trainer.save_checkpoint(path)
+        # A file of this name may be there, damaged or left by a killed process: it is replaced.
+        newest = self.directory / checkpoint_name(step)
+        trainer.save_checkpoint(newest)
         self._saved = step
         if trainer.is_global_zero:
-            for old in sorted(self.directory.glob("step-*.ckpt"))[: -self.keep]:
+            older = [path for path in self.directory.glob("step-*.ckpt") if path < newest]
+            for old in sorted(older)[: 1 - self.keep]:
                 trainer.strategy.remove_checkpoint(old)
 
 
 class StopOnSignal(Callback):
-    """Ctrl-C or SIGTERM on any rank ends the run on all ranks after the same optimiser step."""
+    """Ctrl-C or SIGTERM on any rank ends the run on all ranks after the same optimiser step.
+
+    `received` is the signal's number, on every rank, or 0.
+    """
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self.received = 0
         self._previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -110,9 +116,9 @@ class StopOnSignal(Callback):
         """Lets the ranks agree, at an optimiser step's end only."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        trainer.should_stop = trainer.strategy.reduce_boolean_decision(
-            trainer.should_stop or self.received is not None, all=False
-        )
+        mine = torch.tensor(self.received, device=pl_module.device)
+        self.received = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        trainer.should_stop = trainer.should_stop or self.received > 0
         assert trainer.val_check_batch is not None
         if trainer.should_stop and (batch_idx + 1) % int(trainer.val_check_batch):
             # Lightning validates whenever a run stops; only a validation that is due is wanted.

@@ -11,6 +11,7 @@ from protlm.data.batching import BatchRule, BatchStream, Progress
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import MaskingRule
 from protlm.data.shards import SplitReader
+from protlm.errors import UserError
 
 # Lightning must never see the end of an epoch: ours are counted by `Progress`, and a run is as
 # long as its optimiser steps. Lightning's own epochs end early or repeat data after a restart.
@@ -30,7 +31,8 @@ def _ignore_interrupts(worker: int) -> None:
 class SequenceData(pl.LightningDataModule):
     """Training and validation batches in an order that is a pure function of the seed.
 
-    Its state is {epoch, samples}: the samples of the epoch that were trained on.
+    Its state is the place {epoch, samples}, the samples of the epoch that were trained on, and the
+    fingerprint of the data it is a place in.
     """
 
     def __init__(
@@ -49,10 +51,23 @@ class SequenceData(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, for the checkpoint."""
-        return {"epoch": self.progress.epoch, "samples": self.progress.samples}
+        return {
+            "epoch": self.progress.epoch,
+            "samples": self.progress.samples,
+            "fingerprint": self.train.fingerprint,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the place in the data from a checkpoint."""
+        """Takes up the place in the data from a checkpoint.
+
+        Raises:
+            UserError: the run was trained on other data, where the place means nothing.
+        """
+        if state_dict["fingerprint"] != self.train.fingerprint:
+            raise UserError(
+                f"data.dir={self.config.dir}: the run was trained on other data than this "
+                f"{self.config.train_split} split; give those, or choose another run_dir="
+            )
         self.progress = Progress(state_dict["epoch"], state_dict["samples"])
 
     def train_dataloader(self) -> DataLoader[Batch]:

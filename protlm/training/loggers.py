@@ -14,6 +14,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from protlm.config import LoggerConfig, WandbMode
+from protlm.errors import OutputError
 from protlm.paths import complete_file
 
 METRICS = "metrics.csv"
@@ -42,6 +43,7 @@ class CsvFile(Logger):
         self.path = run_dir / METRICS
         self._from_step = from_step
         self._started = False
+        self._failed = False
 
     @property
     def name(self) -> str:
@@ -60,16 +62,21 @@ class CsvFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Appends one row; columns without a value stay empty."""
-        if not self._started:
-            self._start()
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerow({"step": step, **metrics})
+        try:
+            if not self._started:
+                self._start()
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, COLUMNS).writerow({"step": step, **metrics})
+        except (OSError, OutputError) as error:
+            if not self._failed:
+                warnings.warn(f"{self.path} cannot be written: {error}", stacklevel=2)
+            self._failed = True
 
     def _start(self) -> None:
         rows: list[dict[str, str]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["step"]) <= self._from_step]
+                rows = [row for row in csv.DictReader(file) if self._is_kept(row)]
         with (
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
@@ -78,6 +85,10 @@ class CsvFile(Logger):
             writer.writeheader()
             writer.writerows(rows)
         self._started = True
+
+    def _is_kept(self, row: dict[str, str]) -> bool:
+        # A process that was killed may leave half a row, always the last: its step comes again.
+        return row["step"].isdecimal() and int(row["step"]) <= self._from_step
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

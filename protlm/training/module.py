@@ -1,5 +1,6 @@
 """The LightningModule: one step of training or validation on a batch of tokens."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from protlm.config import OptimizerConfig, ScheduleConfig
 from protlm.data.dataset import Batch
+from protlm.errors import TrainingDivergedError
 from protlm.model.checkpoint import DESCRIPTION
+from protlm.model.objective import target_sums
 from protlm.model.transformer import ProteinLM
-from protlm.training.objective import target_sums
 from protlm.training.optimization import adamw, rate_factor
 
 
@@ -47,19 +49,47 @@ class LanguageModeling(pl.LightningModule):
         self._schedule = schedule
         self._max_steps = max_steps
         self._seed = seed
+        self._targets = torch.zeros((), dtype=torch.int64)
+        self._samples: list[int] = []
+        self.gradient_norm = torch.tensor(math.nan)
 
     def training_step(self, batch: Batch, batch_index: int) -> dict[str, Tensor]:
-        """Returns the loss per target, and this rank's sums (nats, correct, count)."""
+        """Returns the total loss of the targets, and this rank's sums (nats, correct, count)."""
         # Dropout is a pure function of (seed, position in the data, rank), so that a continued
         # run draws what the uninterrupted one drew; no generator state has to be saved.
         place = np.random.SeedSequence([self._seed, *batch.after, self.global_rank])
         torch.manual_seed(int(place.generate_state(1)[0]))
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
         sums = target_sums(logits_BLV, batch.targets_BL)
-        count = self.all_ranks(sums.count)
-        # DDP averages gradients over ranks; with this factor they are those of the whole batch.
-        loss = sums.nats * self.trainer.world_size / count.clamp(min=1)
-        return {"loss": loss, "sums": sums.stacked().detach()}
+        self._targets = self._targets + sums.count
+        self._samples += batch.samples_B.tolist()
+        # A total: DDP averages over ranks and Lightning over accumulated batches, which this
+        # undoes; `on_before_optimizer_step` divides by the targets of all of them, once.
+        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return {"loss": sums.nats * parts, "sums": sums.stacked().detach()}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradient by the targets of all ranks and accumulated batches.
+
+        Raises:
+            TrainingDivergedError: the gradient is not finite, on all ranks; nothing is stepped.
+        """
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        num_targets = self.all_ranks(self._targets).clamp(min=1)
+        for gradient in gradients:
+            gradient.div_(num_targets)
+        self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(self.gradient_norm):
+            raise TrainingDivergedError(
+                f"the gradient of step {self.trainer.global_step + 1} is not finite (samples "
+                f"{self._samples[:20]}); the step was not made and the last checkpoint is good: "
+                "continue with a lower optimizer.learning_rate in another run_dir="
+            )
+        self._targets, self._samples = torch.zeros_like(self._targets), []
+
+    def on_train_start(self) -> None:
+        """Starts the count of targets."""
+        self._targets = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def on_validation_epoch_start(self) -> None:
         """Starts the sums over the validation split."""

@@ -1,6 +1,5 @@
 """Measures a run and tells it, to the loggers and to whoever watches."""
 
-import math
 import time
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from protlm.data.dataset import Batch
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.objective import perplexity
 from protlm.progress import JobProgress
 from protlm.training.module import LanguageModeling
 
@@ -23,7 +23,6 @@ class Monitor(Callback):
 
     def __init__(self, *, every: int, max_steps: int) -> None:
         self.every, self.max_steps = every, max_steps
-        self._norm = torch.tensor(math.nan)
         self._note = ""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -36,14 +35,6 @@ class Monitor(Callback):
             quiet=not trainer.is_global_zero,
         )
         self._progress.__enter__()
-
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
-    ) -> None:
-        """Takes the norm of the gradient before it is clipped."""
-        if (trainer.global_step + 1) % self.every == 0:
-            gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-            self._norm = torch.nn.utils.get_total_norm(gradients)
 
     def on_train_batch_end(
         self,
@@ -62,6 +53,10 @@ class Monitor(Callback):
             self._log(trainer, pl_module, batch)
         self._progress.update(trainer.global_step, self._note)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stops the clock."""
+        self._validation_start = time.perf_counter()
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the validation, and leaves its time out of the throughput."""
         assert isinstance(pl_module, LanguageModeling)
@@ -72,10 +67,10 @@ class Monitor(Callback):
                 {
                     "valid_loss": nats / count,
                     "valid_accuracy": correct / count,
-                    "valid_perplexity": math.exp(nats / count),
+                    "valid_perplexity": perplexity(nats, count),
                 },
             )
-        self._restart(pl_module.device)
+        self._since += time.perf_counter() - self._validation_start
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ends the progress report."""
@@ -106,7 +101,7 @@ class Monitor(Callback):
                 "train_loss": loss,
                 "train_accuracy": correct / max(targets, 1),
                 "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-                "gradient_norm": float(self._norm),
+                "gradient_norm": float(module.gradient_norm),
                 "samples_per_second": samples / seconds,
                 "residues_per_second": residues / seconds,
                 "padding_share": 1 - useful / max(padded, 1),

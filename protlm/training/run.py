@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytorch_lightning as pl
+import torch
 
 from protlm.config import LoggerConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
@@ -18,7 +19,8 @@ from protlm.training.loggers import make_loggers
 from protlm.training.module import LanguageModeling
 from protlm.training.monitor import Monitor
 
-PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+PRECISIONS = ("32-true", "bf16-mixed")
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,18 @@ def check_trainer(config: TrainerConfig) -> None:
     if config.precision not in PRECISIONS:
         raise UserError(
             f"trainer.precision={config.precision} is not one of {', '.join(PRECISIONS)}; "
-            "fp16 has too few exponents for the features of a Performer"
+            "float16 and weights in bfloat16 are too coarse for a Performer's features"
         )
-    for name in ("max_steps", "devices", "num_nodes", "accumulate", "log_every"):
-        if getattr(config, name) < 1:
-            raise UserError(f"trainer.{name}={getattr(config, name)} must be at least 1")
-    for name in ("valid_every", "checkpoint_every"):
-        if getattr(config, name) < 1:
-            raise UserError(f"trainer.{name}={getattr(config, name)} must be at least 1")
+    if config.accelerator not in ACCELERATORS:
+        raise UserError(
+            f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"
+        )
+    if config.accelerator in ("gpu", "cuda") and torch.cuda.device_count() < config.devices:
+        raise UserError(
+            f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}: this "
+            f"machine has {torch.cuda.device_count()} GPUs that torch can use; type "
+            "trainer.accelerator=cpu, or fewer devices"
+        )
 
 
 def train(
@@ -68,13 +74,15 @@ def train(
     with warnings.catch_warnings():
         for message in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-    codes = {
-        signal.SIGINT: ExitCode.INTERRUPTED,
-        signal.SIGTERM: ExitCode.PREEMPTED,
-        None: ExitCode.OK,
-    }
-    return Finished(trainer.global_step, codes[stop.received])
+        try:
+            trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        except SystemExit:
+            # Lightning ends the process with 1 at a second Ctrl-C.
+            raise KeyboardInterrupt from None
+    if trainer.global_step >= config.max_steps:
+        return Finished(trainer.global_step, ExitCode.OK)
+    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.PREEMPTED}
+    return Finished(trainer.global_step, codes[signal.Signals(stop.received)])
 
 
 # Lightning's advice that does not apply here, each with the reason.

@@ -9,7 +9,7 @@ from torch import nn
 from protlm.config import OptimizerConfig, Schedule, ScheduleConfig
 from protlm.data.masking import IGNORE
 from protlm.errors import UserError
-from protlm.training.objective import target_sums
+from protlm.model.objective import target_sums
 from protlm.training.optimization import adamw, check_schedule, rate_factor
 
 

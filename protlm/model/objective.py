@@ -1,5 +1,6 @@
 """The loss, as a total and a count: they are summed over batches and ranks and divided once."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -31,3 +32,12 @@ def target_sums(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
     nats = F.cross_entropy(logits, targets, reduction="sum")
     correct = (logits.argmax(-1) == targets).sum()
     return TargetSums(nats, correct, chosen.sum())
+
+
+def perplexity(nats: float, count: float) -> float:
+    """exp(nats / count), at most what a float holds.
+
+    >>> perplexity(0.0, 3), perplexity(1e9, 1) < float("inf")
+    (1.0, True)
+    """
+    return math.exp(min(nats / count, 700.0))
