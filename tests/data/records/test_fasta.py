@@ -252,11 +252,15 @@ def any_gunzip(request, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("two members.gz", gzip.compress(b">a\nMKV\n") + gzip.compress(b">b\nMKL\n")),
-        ("trailing zeros.gz", gzip.compress(b">a\nMKV\n>b\nMKL\n") + bytes(512)),
-        ("gzip called.fasta", gzip.compress(b">a\nMKV\n>b\nMKL\n")),
+        (
+            "two members.gz",
+            gzip.compress(b">a\nMKV\n", mtime=0) + gzip.compress(b">b\nMKL\n", mtime=0),
+        ),
+        ("trailing zeros.gz", gzip.compress(b">a\nMKV\n>b\nMKL\n", mtime=0) + bytes(512)),
+        ("gzip called.fasta", gzip.compress(b">a\nMKV\n>b\nMKL\n", mtime=0)),
         ("plain called.gz", b">a\nMKV\n>b\nMKL\n"),
     ],
+    ids=["two members", "trailing zeros", "called fasta", "plain"],
 )
 def test_gzip_is_known_by_its_first_bytes(tmp_path, any_gunzip, name, content):
     path = tmp_path / name
