@@ -35,9 +35,10 @@ from protlm.training.run import Finished, check_trainer
 from protlm.training.run import train as run
 
 CONFIG = "config.yaml"
-# A run may be continued with another of these; everything else decides what is learnt.
-_MAY_CHANGE = {"trainer", "logger", "run_dir"}
+# A run may be continued with others of these; everything else decides what is learnt.
+_MAY_CHANGE = {"logger", "run_dir"}
 _DATA_MAY_CHANGE = {"dir", "num_workers", "verify", "valid_split"}
+_TRAINER_DECIDES = {"accumulate", "gradient_clip", "precision"}
 
 
 def main() -> None:
@@ -177,9 +178,13 @@ def _decisive(config: Mapping[Any, Any]) -> set[str]:
     for section, values in config.items():
         if section in _MAY_CHANGE:
             continue
-        inner = values if isinstance(values, dict) else {None: values}
+        inner = set(values) if isinstance(values, dict) else {None}
+        if section == "data":
+            inner -= _DATA_MAY_CHANGE
+        elif section == "trainer":
+            inner &= _TRAINER_DECIDES
         names |= {f"{section}.{key}" if key else str(section) for key in inner}
-    return names - {f"data.{key}" for key in _DATA_MAY_CHANGE}
+    return names
 
 
 def _value(config: Mapping[Any, Any], key: str) -> Any:

@@ -72,6 +72,11 @@ WRONG = {
         2,
         ["tran", "train"],
     ),
+    "another recipe": (
+        ["train", "trainer.accumulate=3", "data.dir=data", "run_dir=run"],
+        2,
+        ["run_dir"],
+    ),
     "no gpu": (["train", "trainer.accelerator=gpu", "trainer.devices=99"], 2, ["GPUs"]),
     "no layers": (["train", "model.num_layers=0", "run_dir=o"], 2, ["model.num_layers=0"]),
     "no split at all": (["evaluate", "checkpoint=run", "data.dir=data", "split=[]"], 2, ["split"]),
