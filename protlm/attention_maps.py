@@ -119,5 +119,6 @@ def _draw(
     figure = attention_grid(
         {layer: map_BHLL[0].float().numpy() for layer, map_BHLL in maps.items()},
         title=f"{record.identifier}: attention of {model.description['attention']['name']}",
+        heads=heads,
     )
     save_figure(figure, path)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
     from protlm.training.module import LanguageModeling
 
+HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
 Config = TypeVar("Config", TrainConfig, EvaluateConfig)
 
 
@@ -58,6 +59,8 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
 
     register_schemas()
     for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise UserError(f"{override} is no setting; settings are written key=value")
         if unknown := _unknown_key(_key(override), schema):
             raise UserError(unknown)
     name = "train" if schema is TrainConfig else "evaluate"
@@ -78,6 +81,12 @@ def through_hydra(
 
     register_schemas()
     name = "train" if schema is TrainConfig else "evaluate"
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    if unknown := [flag for flag in flags if flag not in HYDRA_FLAGS]:
+        raise UserError(
+            f"{unknown[0]} is no flag of protlm {name}; settings are written key=value, and the "
+            f"flags are: {', '.join(HYDRA_FLAGS)}"
+        )
 
     @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
@@ -114,6 +123,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     """One sentence about a failed composition; Hydra's own message lists the choices there are."""
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
+    text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
     causes = [o for o in overrides if _key(o).split(".")[-1] == _full_key(error)]
     return f"{causes[0]}: {text}" if causes else text
 
@@ -252,8 +262,10 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise UserError(f"device {name} cannot be used: {reason}; use auto or cpu") from None
+        reason = str(error).split("\n", 1)[0][:80]
+        raise UserError(
+            f"--device {name} cannot be used ({reason}); use auto, cpu or cuda"
+        ) from None
     return device
 
 

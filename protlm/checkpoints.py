@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from protlm.build import load_model
 from protlm.errors import InputDataError
 from protlm.model import checkpoint as checkpoints
@@ -15,6 +12,7 @@ def info(path: Path) -> None:
     """Prints what a run's newest checkpoint, a checkpoint or an exported folder holds."""
     model = load_model(path)
     rows = {
+        "file": str(checkpoints.read(path).path),
         "objective": model.description["objective"],
         "parameters": f"{num_parameters(model.network):,}",
         "longest input": "unbounded" if model.max_length is None else str(model.max_length),
@@ -23,10 +21,8 @@ def info(path: Path) -> None:
     }
     for section in ("model", "attention"):
         rows |= {f"{section}.{key}": str(v) for key, v in model.description[section].items()}
-    table = Table(show_header=False, box=None)
     for key, value in rows.items():
-        table.add_row(key, str(value))
-    Console().print(table)
+        print(f"{key:<26} {value}")
 
 
 def verify(path: Path) -> None:

@@ -1,5 +1,12 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
+import os
+import signal
+
+if __name__ == "__main__":
+    # The imports below take seconds; Ctrl-C ends them without a word, as it does the rest.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+
 import json
 import sys
 from pathlib import Path
@@ -22,6 +29,7 @@ ONCE = "any"
 
 def main() -> None:
     """Runs the command with this process's arguments."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
 
@@ -29,6 +37,9 @@ def main() -> None:
         if any(argument.startswith("-") for argument in arguments):
             through_hydra(EvaluateConfig, arguments, evaluate)
         else:
+            paths = [argument for argument in arguments if "=" not in argument]
+            if paths:
+                raise UserError(f"{paths[0]} is no setting; type checkpoint={paths[0]}")
             evaluate(compose(EvaluateConfig, arguments))
 
     exit_with_message(run, debug=debug)
@@ -124,11 +135,13 @@ def _print(results: dict[str, Any]) -> None:
 
 def _contact_table(contacts: dict[str, Any]) -> Table:
     divisors = ("P@L", "P@L/2", "P@L/5")
-    table = Table("contacts", "range", *divisors, "proteins", box=SIMPLE)
+    table = Table("contacts", "range", *divisors, "proteins", "heads used", box=SIMPLE)
     for who in ("model", "random_weights"):
         for separation, by_divisor in contacts[who].items():
             cells = [f"{by_divisor[divisor]['mean']:.1%}" for divisor in divisors]
-            table.add_row(who, separation, *cells, str(by_divisor["P@L"]["count"]))
+            heads = contacts["heads_used"][who]
+            used = str(heads) if heads else "0: chance"
+            table.add_row(who, separation, *cells, str(by_divisor["P@L"]["count"]), used)
     return table
 
 

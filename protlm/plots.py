@@ -4,6 +4,7 @@ Each function returns a matplotlib figure that no window and no global state kno
 can be drawn on a machine without a screen, shown in a notebook, and saved.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,9 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
     return figure
 
 
-def attention_grid(maps: dict[int, np.ndarray], *, title: str) -> "Figure":
+def attention_grid(
+    maps: dict[int, np.ndarray], *, title: str, heads: Sequence[int] | None = None
+) -> "Figure":
     """Attention maps side by side: layers downwards, heads across.
 
     Each map has its own colour scale, from 0 to the 99th percentile of its entries: the maps of
@@ -71,6 +74,7 @@ def attention_grid(maps: dict[int, np.ndarray], *, title: str) -> "Figure":
         maps: HLL by layer number, as `PretrainedModel.attention_maps` has them: position 0 is
             `<cls>`, residue n stands at n, and the last position is `<eos>`.
         title: what stands above the maps.
+        heads: the numbers of the heads, where not all of them from 1 on are given.
 
     Raises:
         UserError: there is no map.
@@ -80,7 +84,8 @@ def attention_grid(maps: dict[int, np.ndarray], *, title: str) -> "Figure":
     num_heads = max(len(map_HLL) for map_HLL in maps.values())
     figure, grid = _new_grid(len(maps), num_heads)
     for row, (layer, map_HLL) in zip(grid, sorted(maps.items()), strict=True):
-        for axes, (head, map_LL) in zip(row, enumerate(map_HLL, start=1), strict=False):
+        numbers = heads or range(1, len(map_HLL) + 1)
+        for axes, head, map_LL in zip(row, numbers, map_HLL, strict=False):
             top = float(np.quantile(map_LL, 0.99)) or float(map_LL.max()) or 1.0
             axes.imshow(map_LL, cmap="viridis", vmin=0.0, vmax=top, interpolation="nearest")
             axes.set_title(f"layer {layer} head {head}", fontsize=7, pad=3)
@@ -116,6 +121,10 @@ def contact_figure(
     )
     figure.colorbar(image, ax=axes, shrink=0.75, label="predicted contact probability")
     rows, columns = top_pairs(probabilities_LL, known_LL, separation=_ANY_RANGE)
+    if np.ptp(probabilities_LL) == 0:
+        # Equal probabilities predict nothing: pairs picked among them would be chance.
+        rows, columns = rows[:0], columns[:0]
+        title = f"{title}\nno prediction: no head carries contacts, all pairs are equal"
     size = min(12.0, 2400.0 / length)
     if contacts_LL is None:
         _dots(axes, rows, columns, size, marker="o", color=_BLUE, label="top L predictions")
@@ -135,7 +144,8 @@ def contact_figure(
         _dots(
             axes, rows[~hit], columns[~hit], size, marker="x", color=_ORANGE, label="top L, false"
         )
-        title = f"{title}\n{_precision_text(probabilities_LL, contacts_LL)}"
+        if len(rows):
+            title = f"{title}\n{_precision_text(probabilities_LL, contacts_LL)}"
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("residue number")
     axes.set_ylabel("residue number")

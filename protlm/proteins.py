@@ -63,7 +63,12 @@ class Proteins:
         for label, parts in (("rejected", rejected), ("changed", changed)):
             if parts:
                 print(f"{label}: {', '.join(parts)}", file=sys.stderr)
-        for identifier, reason in self.skipped:
+        named = [
+            (identifier, f"{reason}, line {line}")
+            for reason, records in sorted(self.tally.listed.items())
+            for identifier, line in records
+        ]
+        for identifier, reason in [*named, *self.skipped]:
             print(f"skipped {identifier}: {reason}", file=sys.stderr)
 
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,6 +78,14 @@ WRONG = {
         ["train", "trainer.accumulate=3", "data.dir=data", "run_dir=run"],
         2,
         ["run_dir"],
+    ),
+    "a flag hydra does not know": (["train", "--max-steps", "5"], 2, ["--max-steps", "key=value"]),
+    "a path for a setting": (["evaluate", "./run"], 2, ["checkpoint=./run"]),
+    "no model by its name": (["checkpoint", "info", "x.fasta"], 3, ["x.fasta", ".ckpt"]),
+    "no structures to fit on": (
+        ["contacts", "x.fasta", "-m", "run", "-o", "o.h5", "--fit", "none"],
+        3,
+        ["none"],
     ),
     "no gpu": (["train", "trainer.accelerator=gpu", "trainer.devices=99"], 2, ["GPUs"]),
     "no layers": (["train", "model.num_layers=0", "run_dir=o"], 2, ["model.num_layers=0"]),
@@ -197,6 +207,26 @@ def test_evaluate_writes_what_it_prints(workplace: Path, protlm_command: Command
     assert set(report["results"]) == {"test", "valid"}
     perplexity = report["results"]["test"]["masked"]["model"]["perplexity"]
     assert f"{perplexity:.2f}" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_ctrl_c_while_starting_is_silent(command: str, tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "protlm", command, "run_dir=o"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Until the command has replaced the process that was started.
+    while f"protlm.{command}" not in Path(f"/proc/{started.pid}/cmdline").read_text():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    started.send_signal(signal.SIGINT)
+    told = started.communicate(timeout=60)[1]
+    assert started.returncode == 130, told
+    assert "Traceback" not in told
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_export_and_use_of_an_exported_folder(workplace: Path, protlm_command: Command) -> None:

@@ -39,6 +39,22 @@ def points(axes: Axes, label: str) -> np.ndarray:
     return np.asarray(collection.get_offsets())
 
 
+def test_chosen_heads_keep_their_numbers() -> None:
+    from protlm.plots import attention_grid
+
+    figure = attention_grid({1: np.full((2, 5, 5), 0.2)}, title="x", heads=[2, 4])
+    assert [axes.get_title() for axes in figure.axes] == ["layer 1 head 2", "layer 1 head 4"]
+
+
+def test_no_prediction_is_said_and_not_drawn() -> None:
+    from protlm.plots import contact_figure
+
+    contacts_LL = np.eye(30, k=10, dtype=np.int8) + np.eye(30, k=-10, dtype=np.int8)
+    figure = contact_figure(np.full((30, 30), 0.02), contacts_LL, title="x")
+    assert "no prediction" in figure.axes[0].get_title()
+    assert "P@L" not in figure.axes[0].get_title()
+
+
 def test_a_loss_curve_shows_training_validation_and_baseline() -> None:
     figure = loss_curve(rows(), baseline=2.9)
     [axes] = figure.axes

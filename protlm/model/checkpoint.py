@@ -68,8 +68,8 @@ def check_sum(path: Path) -> None:
         ) from None
     if sha256_of(path) != expected:
         raise InputDataError(
-            f"{path} is damaged: its SHA-256 is not the one in {sum_path(path).name}; "
-            "use another checkpoint of the run"
+            f"{path} is damaged: its SHA-256 is not the one in {sum_path(path).name}; to use "
+            f"another one of the run, write its name into {path.with_name(LATEST)}"
         )
 
 
@@ -116,6 +116,10 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     if not path.is_file():
         raise InputDataError(
             f"{path}: no such checkpoint; give a run folder, a .ckpt file or an exported folder"
+        )
+    if path.suffix != ".ckpt":
+        raise InputDataError(
+            f"{path} is no model; give a run folder, a .ckpt file or an exported folder"
         )
     check_sum(path)
     try:
@@ -169,11 +173,12 @@ def check_folder(directory: Path) -> list[str]:
 
 def export(checkpoint: Checkpoint, directory: Path) -> None:
     """Writes a model for use: `model.safetensors`, `config.json`, and their SHA-256 sums."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     with complete_folder(directory) as folder:
         weights = {name: value.contiguous() for name, value in checkpoint.weights.items()}
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        # `save_file` would let nobody but the owner read it.
+        (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
         (folder / CONFIG).write_text(json.dumps(checkpoint.description, indent=2) + "\n")
         sums = [f"{sha256_of(folder / name)}  {name}\n" for name in (CONFIG, WEIGHTS)]
         (folder / SUMS).write_text("".join(sums))

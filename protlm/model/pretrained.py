@@ -10,7 +10,7 @@ from torch import Tensor
 from protlm.attention.maps import attention_rows
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.errors import InputDataError, UserError
 from protlm.model.checkpoint import weights_hash
 from protlm.model.transformer import ModelOutput, ProteinLM
 
@@ -85,9 +85,13 @@ class PretrainedModel:
         """Tokenizes sequences of residues.
 
         Raises:
-            InputDataError: a letter is no residue.
-            UserError: a sequence has more positions than the model.
+            InputDataError: a letter is no residue, or a sequence is empty.
+            UserError: a string in place of a list, or more positions than the model has.
         """
+        if isinstance(sequences, str):
+            raise UserError("tokenize takes a list of sequences; write tokenize([sequence])")
+        if not all(sequences):
+            raise InputDataError("a sequence is empty; leave it out")
         encoded = [VOCABULARY.encode(sequence) for sequence in sequences]
         longest = max((len(tokens) for tokens in encoded), default=0) + 2
         if self.max_length is not None and longest > self.max_length:

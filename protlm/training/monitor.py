@@ -24,10 +24,28 @@ class Monitor(Callback):
     def __init__(self, *, every: int, max_steps: int) -> None:
         self.every, self.max_steps = every, max_steps
         self._note = ""
+        self._trainer: pl.Trainer | None = None
+        self._restored: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums since the last log, so that a continued run logs the same."""
+        if self._trainer is None:
+            return {}
+        sums = self._trainer.strategy.reduce(self._sums.clone(), reduce_op="sum")
+        assert isinstance(sums, Tensor)
+        return {"sums": sums.tolist(), "seconds": time.perf_counter() - self._since}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the sums."""
+        self._restored = state_dict
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Starts the clock and the progress report."""
+        self._trainer = trainer
         self._restart(pl_module.device)
+        if self._restored and trainer.is_global_zero:
+            self._sums += torch.tensor(self._restored["sums"], device=pl_module.device)
+            self._since -= self._restored["seconds"]
         self._progress = JobProgress(
             "training",
             self.max_steps,

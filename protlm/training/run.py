@@ -64,7 +64,11 @@ def train(
 ) -> Finished:
     """Trains until `config.max_steps`, or until a signal, and saves a checkpoint at the end."""
     checkpoint = latest(run_dir)
-    step = 0 if checkpoint is None else int(load_training(checkpoint)["global_step"])
+    step = 0
+    if checkpoint is not None:
+        contents = load_training(checkpoint)
+        step = int(contents["global_step"])
+        data.load_state_dict(contents[SequenceData.__name__])
     if step >= config.max_steps:
         return Finished(step, ExitCode.OK)
     # Lightning's notices on devices and products are not this program's to give.
@@ -117,7 +121,7 @@ def _trainer(
         max_epochs=-1,
         accumulate_grad_batches=config.accumulate,
         gradient_clip_val=config.gradient_clip,
-        val_check_interval=config.valid_every * config.accumulate,
+        val_check_interval=min(config.valid_every, config.max_steps) * config.accumulate,
         check_val_every_n_epoch=None,
         limit_val_batches=config.valid_batches,
         num_sanity_val_steps=0,

@@ -103,3 +103,10 @@ def test_learned_positions_bound_the_length(
     bounded.tokenize(["A" * 126])
     with pytest.raises(UserError, match="127 residues is longer than the 126"):
         bounded.tokenize(["A" * 127])
+
+
+def test_a_string_in_place_of_a_list_is_refused(model: PretrainedModel) -> None:
+    with pytest.raises(UserError, match="a list of sequences"):
+        model.tokenize("MKT")
+    with pytest.raises(InputDataError, match="empty"):
+        model.tokenize(["MKT", ""])

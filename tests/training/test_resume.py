@@ -25,7 +25,8 @@ HARD = (
     "trainer.accumulate=2",
     "trainer.activation_checkpointing=true",
     "trainer.valid_every=4",
-    "trainer.log_every=1",
+    # Stops fall between two rows of the log.
+    "trainer.log_every=4",
     "schedule=cosine",
     "schedule.warmup_steps=2",
     f"trainer.max_steps={STEPS}",
@@ -125,7 +126,9 @@ def test_two_ranks_see_the_same_samples_and_learn_the_same(
         cwd=tmp_path,
     )
     assert two.returncode == 0, two.stderr
-    rows_one, rows_two = log(one), log(tmp_path / "two")
+    rows_one, rows_two = (
+        [row for row in log(run) if "train_loss" in row] for run in (one, tmp_path / "two")
+    )
     assert [row["samples"] for row in rows_one] == [row["samples"] for row in rows_two]
     for row_one, row_two in zip(rows_one, rows_two, strict=True):
         assert row_two["train_loss"] == pytest.approx(row_one["train_loss"], abs=1e-4)

@@ -228,6 +228,6 @@ def _refuse_nucleotides(path: Path, records: list[Record]) -> None:
     if len(letters) >= _NUCLEOTIDE_LETTERS and share >= _NUCLEOTIDE_SHARE:
         raise InputDataError(
             f"{path}: {share:.0%} of the letters of the first {len(records):,} records are ACGTUN: "
-            "this looks like DNA or RNA; translate it first, or take it as it is with: "
-            "protlm prepare --allow-nucleotides"
+            "this looks like DNA or RNA; translate it first "
+            "(only protlm prepare takes --allow-nucleotides)"
         )
