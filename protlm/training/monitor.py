@@ -44,7 +44,7 @@ class Monitor(Callback):
         self._trainer = trainer
         self._restart(pl_module.device)
         if self._restored and trainer.is_global_zero:
-            self._sums += torch.tensor(self._restored["sums"], device=pl_module.device)
+            self._sums += self._sums.new_tensor(self._restored["sums"])
             self._since -= self._restored["seconds"]
         self._progress = JobProgress(
             "training",
