@@ -98,6 +98,8 @@ class StopOnSignal(Callback):
 
     def __init__(self) -> None:
         self.received = 0
+        # Apart from `received`: a signal that comes while the ranks agree must not be overwritten.
+        self._noted = 0
         self._previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -116,7 +118,7 @@ class StopOnSignal(Callback):
         """Lets the ranks agree, at an optimiser step's end only."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        mine = torch.tensor(self.received, device=pl_module.device)
+        mine = torch.tensor(self._noted, device=pl_module.device)
         self.received = int(trainer.strategy.reduce(mine, reduce_op="max"))
         trainer.should_stop = trainer.should_stop or self.received > 0
         assert trainer.val_check_batch is not None
@@ -130,6 +132,6 @@ class StopOnSignal(Callback):
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        self._noted = number
         handler: Callable[..., Any] | int | None = self._previous[number]
         signal.signal(number, handler)
