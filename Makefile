@@ -2,14 +2,15 @@
 
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
+PEERS := build/peers
 NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all lint format notebooks bench
+.PHONY: help setup demo test test-all lint format notebooks bench-attention
 
 help: ## Say what each target does (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
 
@@ -43,8 +44,15 @@ build/tiny/run/loss.png: | $(INSTALLED)
 	@$(PYTHON) -m protlm train model=tiny data.dir=build/tiny/data run_dir=$(@D) trainer.max_steps=40 \
 	  data.max_length=256 data.tokens_per_batch=2048
 
-bench: $(INSTALLED) ## Time the attention mechanisms on this machine against PyTorch's own attention
-	$(PYTHON) -m benchmarks.attention
+bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside its peers (OPTIONS=--quick)
+	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.attention $(OPTIONS)
+
+# The peers have a folder of their own, and --no-deps leaves torch as it is.
+$(PEERS)/.installed: benchmarks/requirements.txt $(INSTALLED)
+	@rm -rf $(PEERS)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(PEERS) \
+	  -r benchmarks/requirements.txt
+	@touch $@
 
 # The environment is made anew, so that it never holds more than the lock names; the stamp comes
 # last, so that an interrupted installation is repeated.

@@ -1,166 +1,159 @@
-"""Times every attention mechanism, forward and backward, beside PyTorch's own attention.
+"""Measures attention against its peers, in one run: time, memory, bars, roofline, figure.
 
-python -m benchmarks.attention [--device cuda] [--csv FILE]
+make bench-attention, or: python -m benchmarks.attention [--quick] [--device cuda] [...]
 
-All contenders take turns within each repeat, so a machine that is busy for a while slows them all;
-what is reported are medians, and their ratio to `scaled_dot_product_attention` in the same turns.
+All cases of one mode and length take turns, in a new order each turn, so a machine that is busy for
+a while slows them all; what is reported are medians, and medians of the ratios within a turn. What
+would take too long or too much memory is left out, and said to be.
 """
 
 import argparse
-import csv
+import os
 import platform
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import torch
-from omegaconf import OmegaConf
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from protlm.attention import Attention, create, names
-from protlm.paths import complete_file, conf_dir
+from benchmarks import figure, model_memory, results, tables
+from benchmarks.bars import Verdict, cases_for_bars, judge_memory
+from benchmarks.cases import DTYPES, PERFORMER_PYTORCH, SDPA
+from benchmarks.contenders import contenders, grid
+from benchmarks.peers import PEERS
+from benchmarks.results import Result
+from benchmarks.roofline import Machine, measure_machine
+from benchmarks.rounds import Forecast, Round, hold_round
+from protlm.attention import names
+from protlm.build import pick_device
+from protlm.errors import exit_with_message
+from protlm.paths import check_output
 
-PEER = "SDPA"
-LENGTHS = (512, 1024, 2048, 4096)
-REPEATS = 5
-NUM_HEADS, HEAD_DIM = 8, 64
-MODEL_DIM = NUM_HEADS * HEAD_DIM
-
-Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One contender at one length: the median over the repeats, and its ratio to the peer's."""
-
-    mode: str
-    length: int
-    attention: str
-    seconds: float
-    times_peer: float
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+QUICK_LENGTHS = (512, 1024)
+FEATURES = (64, 128, 256)
+MODES = ("bidirectional", "causal")
+MECHANISMS = ("softmax", "performer_softmax", "performer_relu")
+MODELS = ("performer_softmax", "performer_relu")
 
 
-def from_yaml(name: str, device: torch.device) -> Attention:
-    """Builds a mechanism with the settings that protlm ships for it."""
-    options = OmegaConf.to_container(OmegaConf.load(conf_dir() / "attention" / f"{name}.yaml"))
-    assert isinstance(options, dict)
-    return create(
-        name,
-        {str(key): value for key, value in options.items() if key != "name"},
-        num_heads=NUM_HEADS,
-        head_dim=HEAD_DIM,
-        model_dim=MODEL_DIM,
-        max_length=max(LENGTHS),
-    ).to(device)
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description="Measure attention against its peers.")
+    parser.add_argument("--quick", action="store_true", help="short lengths, no 36-layer model")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--mechanisms", nargs="+", choices=names(), default=MECHANISMS)
+    parser.add_argument("--features", nargs="+", type=int, default=FEATURES)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=tuple(DTYPES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--csv", default=Path("outputs/benchmark_attention.csv"), type=Path)
+    parser.add_argument("--figure", default=Path("outputs/benchmark_attention.png"), type=Path)
+    parsed = parser.parse_args(arguments)
+    if parsed.lengths is None:
+        parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
+    return parsed
 
 
-def contender(
-    mechanism: Attention, *, length: int, causal: bool, device: torch.device
-) -> Contender:
-    """Binds all of a mechanism's inputs but the queries, keys and values."""
-    hidden_BLD = torch.randn(1, length, MODEL_DIM, device=device)
-    mask_BL = torch.ones(1, length, dtype=torch.bool, device=device)
+def hold_rounds(arguments: argparse.Namespace, device: torch.device) -> list[Round]:
+    """One round for each mode and length, the short ones first."""
+    entrants = contenders()
+    chosen = [entrants[name] for name in (*PEERS, *arguments.mechanisms)]
+    forecast = Forecast()
+    rounds = []
+    for causal in (mode == "causal" for mode in arguments.modes):
+        for length in sorted(arguments.lengths):
+            needed = cases_for_bars(causal=causal, length=length)
+            cases = grid(
+                chosen,
+                causal=causal,
+                length=length,
+                features=arguments.features,
+                dtypes=arguments.dtypes,
+            )
+            _say(f"{'causal' if causal else 'bidirectional'}, L={length:,} ...")
+            rounds.append(
+                hold_round(
+                    [*cases, *needed],
+                    entrants,
+                    needed=set(needed),
+                    forecast=forecast,
+                    device=device,
+                )
+            )
+    return rounds
 
-    def attend(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
-        return mechanism(
-            q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
-        )
 
-    return attend
-
-
-def seconds(attend: Contender, length: int, device: torch.device) -> float:
-    """The time of one forward and one backward pass, on fresh inputs."""
-    shape = (1, NUM_HEADS, length, HEAD_DIM)
-    q_BHLK, k_BHLK, v_BHLC = (
-        torch.randn(shape, device=device, requires_grad=True) for _ in range(3)
-    )
-    _wait(device)
-    start = time.perf_counter()
-    attend(q_BHLK, k_BHLK, v_BHLC).sum().backward()
-    _wait(device)
-    return time.perf_counter() - start
+def measure_models(device: torch.device) -> Verdict:
+    """The bar of the 36-layer model."""
+    found: dict[str, float | str] = {}
+    for name in MODELS:
+        _say(f"36 layers of {name}, L={model_memory.LENGTH:,} ...")
+        found[name] = model_memory.measure(name, device=device)
+    return judge_memory(found)
 
 
-def _wait(device: torch.device) -> None:
-    # A CUDA kernel runs on after its call has returned.
+def place(device: torch.device) -> str:
+    """The machine, in words."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        return torch.cuda.get_device_name(device)
+    return f"CPU ({platform.machine()}), threads: {torch.get_num_threads()}"
 
 
-def measure(length: int, *, causal: bool, device: torch.device) -> list[Row]:
-    """Lets all contenders take turns at one length."""
-
-    def peer(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLC, is_causal=causal)
-
-    contenders: dict[str, Contender] = {PEER: peer}
-    for name in names():
-        mechanism = from_yaml(name, device)
-        if mechanism.supports_causal if causal else mechanism.supports_bidirectional:
-            contenders[name] = contender(mechanism, length=length, causal=causal, device=device)
-    # The first turn pays for warming up and is not counted.
-    turns = [
-        {name: seconds(attend, length, device) for name, attend in contenders.items()}
-        for _ in range(REPEATS + 1)
-    ][1:]
-    return [
-        Row(
-            mode="causal" if causal else "bidirectional",
-            length=length,
-            attention=name,
-            seconds=median(turn[name] for turn in turns),
-            times_peer=median(turn[name] / turn[PEER] for turn in turns),
-        )
-        for name in contenders
+def report(found: Sequence[Result], machine: Machine) -> list[Table]:
+    """The tables of a run, save that of the bars."""
+    ratios = [
+        tables.ratio_table(found, peer, part)
+        for part in ("forward", "total")
+        for peer in (SDPA, PERFORMER_PYTORCH)
     ]
-
-
-def table(rows: list[Row], where: str) -> Table:
-    """The ratios as a table: one line for each mode and length."""
-    columns = list(dict.fromkeys(row.attention for row in rows))
-    drawn = Table(
-        box=SIMPLE,
-        title=f"Forward and backward, in times of PyTorch's {PEER}: medians of {REPEATS}\n{where}",
-    )
-    for heading in ("mode", "length", *columns):
-        drawn.add_column(heading, justify="left" if heading == "mode" else "right")
-    for mode, length in dict.fromkeys((row.mode, row.length) for row in rows):
-        line = {row.attention: row for row in rows if (row.mode, row.length) == (mode, length)}
-        ratios = (f"{line[name].times_peer:.2f}" if name in line else "" for name in columns[1:])
-        drawn.add_row(mode, str(length), f"{line[PEER].seconds * 1000:.0f} ms", *ratios)
-    return drawn
+    return [
+        *ratios,
+        tables.memory_table(found),
+        tables.left_out_table(found),
+        tables.machine_table(machine),
+        tables.roofline_table(found, machine),
+    ]
 
 
 def main() -> None:
-    """Measures, prints the table, and writes every figure to a CSV file."""
-    parser = argparse.ArgumentParser(description="Time the attention mechanisms.")
-    parser.add_argument("--device", default="cpu", type=torch.device)
-    parser.add_argument("--csv", default=Path("outputs/benchmark_attention.csv"), type=Path)
-    arguments = parser.parse_args()
+    """Measures, prints the tables, and writes the CSV file and the figure.
 
+    Raises:
+        UserError: the device cannot be used, or the files cannot be written.
+    """
+    arguments = parse()
+    for path in (arguments.csv, arguments.figure):
+        check_output(path, overwrite=True)
+    device = pick_device(arguments.device)
+    # The profiler, which counts memory, reports each of its starts on standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     torch.manual_seed(0)
-    rows = [
-        row
-        for causal in (False, True)
-        for length in LENGTHS
-        for row in measure(length, causal=causal, device=arguments.device)
-    ]
-    cores = f"{torch.get_num_threads()} threads, {platform.machine()}"
-    place = torch.cuda.get_device_name() if arguments.device.type == "cuda" else cores
-    Console().print(table(rows, f"batch 1, {NUM_HEADS} heads of {HEAD_DIM}, float32, {place}"))
-    with complete_file(arguments.csv, overwrite=True) as path, path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(asdict(rows[0])))
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    print(f"Wrote {arguments.csv}")
+    model = Verdict("not measured (--quick)", None) if arguments.quick else measure_models(device)
+    machine = measure_machine(device)
+    rounds = hold_rounds(arguments, device)
+    # Before and after: a moment in which the machine is busy must not lower the roof.
+    machine = machine.or_better(measure_machine(device))
+    found = results.of_grid(rounds)
+
+    console = Console()
+    if not console.is_terminal:
+        # A file or a pipe has no width: tables keep theirs.
+        console.width = 140
+    console.print(f"One sequence, 8 heads of 64, {place(device)}, torch {torch.__version__}")
+    console.print(*report(found, machine), tables.bar_table(rounds, model))
+    results.write_csv(found, arguments.csv)
+    figure.save(
+        figure.cost_figure(found, dtype=arguments.dtypes[0], where=place(device)), arguments.figure
+    )
+    print(f"Wrote {arguments.csv} and {arguments.figure}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    exit_with_message(main)

@@ -192,6 +192,46 @@ def contacts(
     run(protein, model, output, ContactOptions(fit, chain, device, figure))
 
 
+@app.command()
+def generate(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The FASTA file to write.")],
+    prefix: Annotated[str, typer.Option(help="Residues that all sequences begin with.")] = "",
+    number: Annotated[int, typer.Option(help="How many sequences.")] = 10,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Residues at most, prefix included; default: as in training."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Below 1: more probable residues; 0: the most probable one.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from this many of the most probable residues.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the most probable, of this mass together.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 32,
+    device: Device = "auto",
+) -> None:
+    """Sample new proteins from a causal model into a FASTA file."""
+    from protlm.generate import GenerateOptions
+    from protlm.generate import generate as run
+    from protlm.model.decoding import Sampling
+
+    options = GenerateOptions(
+        prefix=prefix,
+        number=number,
+        max_length=max_length,
+        sampling=Sampling(temperature, top_k, top_p),
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+    )
+    run(model, output, options)
+
+
 @checkpoint_app.command("info")
 def checkpoint_info(path: Path) -> None:
     """Print what a run, a checkpoint or an exported folder holds."""

@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import NoReturn
 
@@ -54,6 +54,17 @@ def one_of(names: list[str]) -> str:
     'a, b'
     """
     return ", ".join(sorted(names)) if names else "(none)"
+
+
+def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuses a name that an option does not have.
+
+    Raises:
+        UserError: the value is not among the allowed ones.
+    """
+    names = [str(name) for name in allowed]
+    if value not in names:
+        raise UserError(f"{option}={value} does not exist; there are: {one_of(names)}")
 
 
 def exit_with_message(command: Callable[[], None], *, debug: bool = False) -> NoReturn:

@@ -31,7 +31,8 @@ def test_maps_are_those_of_the_model(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = train_tiny(tmp_path / "run", f"attention={attention}", "trainer.max_steps=2")
+    settings = (f"attention={attention}", "model.qk_norm=true", "trainer.max_steps=2")
+    run = train_tiny(tmp_path / "run", *settings)
     # So few entries at a time that every map is written in several blocks.
     monkeypatch.setattr(command, "_BLOCK_ENTRIES", 500)
     attention_maps(fasta, run, tmp_path / "maps.h5", MapOptions())

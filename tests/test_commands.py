@@ -55,6 +55,28 @@ WRONG = {
         ["9"],
     ),
     "contacts of nothing": (["contacts", "none.pdb", "-m", "run", "-o", "o.h5"], 3, ["none.pdb"]),
+    "generate by a masked model": (
+        ["generate", "-m", "run", "-o", "o.fasta"],
+        2,
+        ["objective=causal"],
+    ),
+    "generate onto something": (["generate", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
+    "generate by no model": (["generate", "-m", "none", "-o", "o.fasta"], 3, ["none"]),
+    "generate at no temperature": (
+        ["generate", "-m", "run", "-o", "o.fasta", "--temperature", "-1"],
+        2,
+        ["-1"],
+    ),
+    "generate from no mass": (
+        ["generate", "-m", "run", "-o", "o.fasta", "--top-p", "0"],
+        2,
+        ["top-p 0"],
+    ),
+    "generate after no residues": (
+        ["generate", "-m", "run", "-o", "o.fasta", "--prefix", "MK1"],
+        2,
+        ["--prefix", "'1' at residue 3"],
+    ),
     "no shards": (["data", "verify", "none"], 3, ["none"]),
     "no such split": (["data", "export", "data", "--split", "tset"], 2, ["tset", "test"]),
     "prepare nothing": (["prepare", "none.fasta", "--out", "o"], 3, ["none.fasta"]),

@@ -1,7 +1,7 @@
 """The contract of an attention mechanism: it mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -84,3 +84,38 @@ class RandomFeatures(ABC):
     @abstractmethod
     def redraw(self, index: int) -> None:
         """Draws the projections number `index`, a pure function of (seed, index), in place."""
+
+
+class State(Protocol):
+    """What a mechanism keeps of the positions it has seen: a tensor, or a record of tensors."""
+
+    def __getitem__(self, rows_B: Tensor, /) -> Self:
+        """A copy of some samples' state, by their numbers (int64); one may come several times."""
+        ...
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+class Recurrent(ABC, Generic[StateT]):
+    """A causal mechanism that can take one position after the other.
+
+    Stepping through a sequence gives the outputs of `forward` with `causal=True` on the whole of
+    it. The state of a linear mechanism has a constant size. The first axis of a state's tensors
+    counts samples, so that finished sequences can leave a batch: `state[rows_B]`.
+    """
+
+    @abstractmethod
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> StateT:
+        """The state before the first position; keys and values give sizes, dtype and device."""
+
+    @abstractmethod
+    def step(
+        self, state: StateT, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+    ) -> tuple[StateT, Tensor]:
+        """Takes the next position of every sample; the arguments are as in `Attention.forward`.
+
+        Returns:
+            The state after the position, and the mixed values, BHC, in the dtype of `v_BHC`. The
+            state that came in is used up: its memory may have been written to.
+        """

@@ -1,10 +1,12 @@
 """The Performer with the ReLU kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
 
+from functools import partial
 from typing import final
 
 from protlm.attention.performer.base import Performer
-from protlm.attention.performer.features import relu_features
-from protlm.errors import UserError
+from protlm.attention.performer.generalized import GeneralizedFeatures, check_generalized
+from protlm.attention.performer.normalization import Denominator
+from protlm.attention.performer.projection import Projection
 
 
 @final
@@ -14,6 +16,7 @@ class PerformerRelu(Performer):
     As in the code released with the paper, x is scaled neither by K^(-1/4) nor by 1/√R, either of
     which would only change the size of ε beside the features. Rows ω_r are orthogonal in blocks
     with chi(K) norms; without a projection φ_r(x) = relu(x_r) + ε on the head's own coordinates.
+    Other kernels, projections and normalisers: `performer_generalized`.
 
     Args:
         head_dim: width K of a query and a key.
@@ -35,12 +38,12 @@ class PerformerRelu(Performer):
         redraw_every: int | None = None,
         seed: int = 0,
     ) -> None:
-        if not kernel_epsilon >= 0:
-            raise UserError(f"attention.kernel_epsilon={kernel_epsilon} must be 0 or more")
+        check_generalized("relu", kernel_epsilon)
         super().__init__(
-            maps=relu_features(kernel_epsilon),
-            head_dim=head_dim,
-            num_features=num_features,
+            feature_map=partial(GeneralizedFeatures, kernel="relu", epsilon=kernel_epsilon),
+            num_features=head_dim if num_features is None else num_features,
+            projection=None if num_features is None else Projection(num_features, head_dim),
+            normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
         )

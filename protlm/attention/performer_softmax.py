@@ -1,28 +1,60 @@
 """The Performer that estimates softmax attention, FAVOR+ (Choromanski et al., arXiv 2009.14794)."""
 
+import math
+from enum import StrEnum
+from functools import partial
 from typing import final
 
 from protlm.attention.performer.base import Performer
-from protlm.attention.performer.features import softmax_features
+from protlm.attention.performer.features import FeatureMapFactory
+from protlm.attention.performer.normalization import normalizer_of
+from protlm.attention.performer.positive import PositiveFeatures, optimal_stretch
+from protlm.attention.performer.projection import Projection, RowNorms
+from protlm.attention.performer.trigonometric import TrigonometricFeatures
+from protlm.errors import UserError, refuse_unknown
+
+
+class Estimator(StrEnum):
+    """The estimators of the softmax kernel, by the names of arXiv 2009.14794."""
+
+    positive = "positive"
+    hyperbolic = "hyperbolic"
+    trigonometric = "trigonometric"
+    regularized = "regularized"
 
 
 @final
 class PerformerSoftmax(Performer):
-    """Attention with an unbiased positive estimate of exp(q·k / √K), normalised over the keys.
+    """Attention with a random estimate of exp(q·k / √K), normalised over the keys.
 
-    The estimate is the mean over R rows ω_r of exp(ω_r·(q̂ + k̂) - (|q̂|² + |k̂|²)/2) with
-    x̂ = x / K^(1/4) (Lemma 1); `softmax_features` has the form that is computed. Rows ω_r are
-    N(0, I), orthogonal in blocks of K. The relative standard deviation of one weight is about
-    √(exp(|q̂ + k̂|²) / R), so large queries and keys need many features.
+    With x̂ = x / K^(1/4) and random rows ω_r the estimate is the mean over r of
+
+        positive        exp(ω_r·(q̂ + k̂) - (|q̂|² + |k̂|²)/2), ω_r ~ N(0, I)            (Lemma 1)
+        hyperbolic      the same with rows in pairs ω, -ω: SM-hyp+                       (Lemma 1)
+        regularized     the same with |ω_r| = √K, an estimate of SMREG ≤ the kernel    (Theorem 1)
+        trigonometric   exp((|q̂|² + |k̂|²)/2) cos(ω_r·(q̂ - k̂)), two features for each row
+
+    The relative standard deviation of one positive weight is √((exp(|q̂ + k̂|²) - 1) / R): large
+    queries and keys need many features, and beyond |q̂ + k̂|² of about ln R the estimate is none.
 
     Args:
         head_dim: width K of a query and a key.
-        num_features: rows R of the projection.
+        num_features: features R of a position; pairs and sines with cosines need R/2 rows.
+        estimator: one of the four above; all but `regularized` are unbiased.
+        optimal_for: the mean |q̂ + k̂|² for which positive features are stretched so that their
+            variance is least (OPRF, arXiv 2205.15317), for any value unbiased; None for FAVOR+.
+        antithetic: whether rows come in pairs ω, -ω.
+        projection: `orthogonal` rows in blocks of K, `iid`, or products of `hadamard` matrices or
+            of `givens` rotations, which are not quite uniform.
+        normalizer: `denominator` divides by the sum of the weights; `rmsnorm` by the root mean
+            square of the output.
+        denominator_floor: the least sum of weights that is divided by; None for no floor.
         redraw_every: optimiser steps between two draws; None keeps the first for good.
         seed: what the projections are drawn from, together with the redraw index.
 
     Raises:
-        UserError: a number of features or steps below 1.
+        UserError: an unknown name, a number that is out of range, or settings that exclude each
+            other.
     """
 
     def __init__(
@@ -30,13 +62,75 @@ class PerformerSoftmax(Performer):
         *,
         head_dim: int,
         num_features: int = 256,
+        estimator: str = "positive",
+        optimal_for: float | None = None,
+        antithetic: bool = False,
+        projection: str = "orthogonal",
+        normalizer: str = "denominator",
+        denominator_floor: float | None = None,
         redraw_every: int | None = 1000,
         seed: int = 0,
     ) -> None:
+        refuse_unknown("attention.estimator", estimator, Estimator)
+        is_trigonometric = estimator == Estimator.trigonometric
+        if is_trigonometric:
+            _check_trigonometric(num_features, antithetic)
+        if optimal_for is not None:
+            _check_optimal_for(optimal_for, estimator)
+        antithetic = antithetic or estimator == Estimator.hyperbolic
         super().__init__(
-            maps=softmax_features(head_dim),
-            head_dim=head_dim,
+            feature_map=(
+                TrigonometricFeatures if is_trigonometric else _positive(head_dim, optimal_for)
+            ),
             num_features=num_features,
+            projection=Projection(
+                num_features=num_features // 2 if is_trigonometric else num_features,
+                head_dim=head_dim,
+                law=projection,
+                row_norms=(
+                    RowNorms.sqrt_dim if estimator == Estimator.regularized else RowNorms.chi
+                ),
+                antithetic=antithetic,
+            ),
+            normalizer=normalizer_of(
+                normalizer, floor=denominator_floor, is_positive=not is_trigonometric
+            ),
             redraw_every=redraw_every,
             seed=seed,
+        )
+        self.estimator = Estimator(estimator)
+        self.antithetic = antithetic
+        self.optimal_for = optimal_for
+
+
+def _positive(head_dim: int, optimal_for: float | None) -> FeatureMapFactory:
+    if optimal_for is None:
+        return PositiveFeatures
+    return partial(PositiveFeatures, stretch=optimal_stretch(head_dim, optimal_for))
+
+
+def _check_optimal_for(optimal_for: float, estimator: str) -> None:
+    given = f"attention.optimal_for={optimal_for}"
+    if estimator in (Estimator.trigonometric, Estimator.regularized):
+        raise UserError(
+            f"{given} is for positive features of N(0, I) rows, not for "
+            f"attention.estimator={estimator}; set attention.optimal_for=null"
+        )
+    if not 0 < optimal_for < math.inf:
+        raise UserError(
+            f"{given} must be above 0, the mean |q̂ + k̂|² of the queries and keys, or null"
+        )
+
+
+def _check_trigonometric(num_features: int, antithetic: bool) -> None:
+    given = "attention.estimator=trigonometric"
+    if not isinstance(num_features, int) or num_features % 2:
+        raise UserError(
+            f"attention.num_features={num_features} must be an even number with {given}: every "
+            "row has a sine and a cosine"
+        )
+    if antithetic:
+        raise UserError(
+            f"attention.antithetic=true does nothing with {given}: the sine and the cosine of -ω "
+            "are those of ω; set attention.antithetic=false"
         )

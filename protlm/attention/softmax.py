@@ -1,18 +1,46 @@
 """Exact softmax attention: softmax(q kᵀ / √K) v (Vaswani et al., arXiv 1706.03762, eq. 1)."""
 
 import math
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention
+from protlm.attention.base import Attention, Recurrent
 from protlm.attention.masking import visible_keys, zero_padding
+
+# Positions a cache has room for at first.
+_ROOM = 64
 
 
 @final
-class Softmax(Attention):
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Keys and values of the first `length` positions; the rest of M is room for more."""
+
+    k_BHMK: Tensor
+    v_BHMC: Tensor
+    length: int
+
+    def __getitem__(self, rows_B: Tensor) -> "KeyValueCache":
+        """See `State`."""
+        return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
+
+    def append(self, k_BHK: Tensor, v_BHC: Tensor) -> "KeyValueCache":
+        """Writes one position, in place while there is room."""
+        k_BHMK, v_BHMC, room = self.k_BHMK, self.v_BHMC, self.k_BHMK.shape[2]
+        if self.length == room:
+            # Doubling copies every position about once, however long the sequence becomes.
+            k_BHMK, v_BHMC = (F.pad(x, (0, 0, 0, room)) for x in (k_BHMK, v_BHMC))
+        k_BHMK[:, :, self.length] = k_BHK
+        v_BHMC[:, :, self.length] = v_BHC
+        return KeyValueCache(k_BHMK, v_BHMC, self.length + 1)
+
+
+@final
+class Softmax(Attention, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
     supports_bidirectional: ClassVar[bool] = True
@@ -73,3 +101,27 @@ class Softmax(Attention):
         floor = torch.finfo(dtype).min
         weights_BHML = logits_BHML.masked_fill(~visible_B1ML, floor).softmax(dim=-1)
         return weights_BHML.masked_fill(~visible_B1ML, 0)
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
+        """See `Recurrent.initial_state`."""
+        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], _ROOM, x.shape[2]) for x in (k_BHK, v_BHC))
+        return KeyValueCache(k_BHMK, v_BHMC, length=0)
+
+    def step(
+        self,
+        state: KeyValueCache,
+        q_BHK: Tensor,
+        k_BHK: Tensor,
+        v_BHC: Tensor,
+        *,
+        hidden_BD: Tensor,
+    ) -> tuple[KeyValueCache, Tensor]:
+        """See `Recurrent.step`; time and memory grow with the number of positions before."""
+        state = state.append(k_BHK, v_BHC)
+        out_BH1C = F.scaled_dot_product_attention(
+            q_BHK[:, :, None],
+            state.k_BHMK[:, :, : state.length],
+            state.v_BHMC[:, :, : state.length],
+            scale=1 / math.sqrt(q_BHK.shape[-1]),
+        )
+        return state, out_BH1C.squeeze(2).to(v_BHC.dtype)

@@ -32,15 +32,15 @@ class PositionTable(nn.Module):
         else:
             self.register_buffer("table", table_LD, persistent=False)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """Returns `x_BLD` with the table's first L rows added."""
-        length = x_BLD.shape[1]
-        if length > self.table.shape[0]:
+    def forward(self, x_BLD: Tensor, *, start: int = 0) -> Tensor:
+        """Returns `x_BLD` with the table's rows of positions `start` to `start` + L - 1 added."""
+        end = start + x_BLD.shape[1]
+        if end > self.table.shape[0]:
             raise UserError(
-                f"{length} positions are more than the {self.table.shape[0]} this model has; "
+                f"{end} positions are more than the {self.table.shape[0]} this model has; "
                 "use shorter sequences, or a model with model.positions=rotary"
             )
-        return x_BLD + self.table[:length].to(x_BLD.dtype)
+        return x_BLD + self.table[start:end].to(x_BLD.dtype)
 
 
 class Rotary(nn.Module):
@@ -54,26 +54,28 @@ class Rotary(nn.Module):
         self.frequency: Tensor
         self.register_buffer("frequency", frequency, persistent=False)
 
-    def angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions 0 to `length` - 1, each LK, float32."""
-        position = torch.arange(length, dtype=torch.float64, device=self.frequency.device)
+    def angles(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions `start` to `end` - 1, each LK, float32."""
+        position = torch.arange(start, end, dtype=torch.float64, device=self.frequency.device)
         # In float32 the angle at position 35,000 is off by 1e-3.
         angle_LK = (position[:, None] * self.frequency).repeat(1, 2)
         return angle_LK.cos().float(), angle_LK.sin().float()
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Applies rotary angles to queries or keys, in float32, and returns their dtype."""
+    """Applies rotary angles to queries or keys, in float32 at least, and returns their dtype."""
     half = x_BHLK.shape[-1] // 2
-    wide = x_BHLK.float()
+    wide = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
     turned = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
     return (wide * cos_LK + turned * sin_LK).to(x_BHLK.dtype)
 
 
-def position_table(positions: Positions, *, max_length: int, model_dim: int) -> nn.Module:
+def position_table(
+    positions: Positions, *, max_length: int, model_dim: int
+) -> PositionTable | None:
     """The module that adds positions to embeddings; rotary models add nothing."""
     if positions is Positions.rotary:
-        return nn.Identity()
+        return None
     return PositionTable(
         max_length=max_length, model_dim=model_dim, learned=positions is Positions.learned
     )

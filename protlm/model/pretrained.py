@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protlm import attention
+from protlm.attention.base import Recurrent
 from protlm.attention.maps import attention_rows
+from protlm.attention.performer.variance import SquareNorms, pair_sums, relative_error
+from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
+from protlm.errors import InputDataError, UserError, one_of
 from protlm.model.checkpoint import weights_hash
+from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
 
 
@@ -161,6 +166,96 @@ class PretrainedModel:
                     yield number, where, map_BHML[:, chosen]
             if number == max(wanted):
                 return
+
+    @torch.inference_mode()
+    def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:
+        """How well FAVOR+ estimates softmax attention on some proteins, by layer.
+
+        Returns:
+            For each layer of `performer_softmax`, per head: the mean |q̂ + k̂|² over pairs of
+            positions, and the relative standard deviation of a weight that follows from it.
+        """
+        found = {}
+        inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
+        for number, x in inputs:
+            mechanism = self.network.mechanism(number)
+            if isinstance(mechanism, PerformerSoftmax):
+                norms = SquareNorms.of(pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL))
+                found[number] = norms.sum_H, relative_error(mechanism, norms)
+        return found
+
+    def generate(
+        self,
+        number: int,
+        *,
+        prefix: str = "",
+        max_residues: int | None = None,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+    ) -> Iterator[GeneratedSequence]:
+        """Samples sequences from a causal model; yields them as they end, numbered from 1.
+
+        Args:
+            number: how many.
+            prefix: residues that all of them begin with.
+            max_residues: where a sequence ends at the latest, prefix included; None takes the
+                longest of the training.
+            sampling: temperature, top-k and top-p; None draws from the model's own distribution.
+            seed: a sequence depends on it and on its own number alone.
+            batch_size: sequences at a time.
+
+        Raises:
+            UserError: a model that cannot generate, or an impossible setting.
+            InputDataError: a letter of the prefix is no residue.
+        """
+        self._check_generates()
+        for name, value, least in (
+            ("number of sequences", number, 1),
+            ("batch size", batch_size, 1),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise UserError(f"{value} is no {name}: it must be at least {least}")
+        tokens = VOCABULARY.encode(prefix)
+        longest = self._longest_generated(max_residues)
+        if len(tokens) >= longest:
+            raise UserError(
+                f"a prefix of {len(tokens)} residues leaves nothing to sample where a sequence "
+                f"has at most {longest}; allow a greater length"
+            )
+        return generate(
+            self.network,
+            tokens,
+            sampling or Sampling(),
+            number=number,
+            max_residues=longest,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+    def _check_generates(self) -> None:
+        if not self.causal:
+            raise UserError(
+                "this model was trained to fill in masked residues, and only a causal one "
+                "generates; train one: protlm train objective=causal run_dir=RUN"
+            )
+        if not isinstance(self.network.mechanism(1), Recurrent):
+            known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]
+            raise UserError(
+                f"attention={self.description['attention']['name']} has no form that takes one "
+                f"residue after the other; train a causal model with one of: {one_of(known)}"
+            )
+
+    def _longest_generated(self, max_residues: int | None) -> int:
+        if max_residues is None:
+            return int(self.description["max_length"]) - 2
+        if self.max_length is not None and max_residues > self.max_length - 2:
+            raise UserError(
+                f"a length of {max_residues} is more than the {self.max_length - 2} residues this "
+                "model takes; ask for less, or train one with model.positions=rotary"
+            )
+        return max_residues
 
     def randomised(self, seed: int) -> "PretrainedModel":
         """The same architecture with fresh random weights: what any result is judged against."""

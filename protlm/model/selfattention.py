@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention import Attention
+from protlm.attention.base import Recurrent, State
 from protlm.model.positions import rotate
 
 # FAVOR+ estimates softmax while |q̂|² + |k̂|² stays below about 6, that is 3 for each.
@@ -27,8 +28,8 @@ class QueryKeyNorm(nn.Module):
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
         """Returns queries or keys with the heads' norms."""
-        wide = x_BHLK.float()
-        norm_H11 = (_LARGEST_NORM * torch.sigmoid(self.scale.float()))[:, None, None]
+        wide = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
+        norm_H11 = (_LARGEST_NORM * torch.sigmoid(self.scale.to(wide.dtype)))[:, None, None]
         length_BHL1 = wide.square().sum(-1, keepdim=True).add(1e-12).sqrt()
         scaled = wide / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25
         return scaled.to(x_BHLK.dtype)
@@ -82,6 +83,26 @@ class SelfAttention(nn.Module):
             x.q_BHLK, x.k_BHLK, x.v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
         )
         return self.output(mixed_BHLC.transpose(1, 2).flatten(2))
+
+    def step(
+        self,
+        state: State | None,
+        hidden_B1D: Tensor,
+        *,
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> tuple[State, Tensor]:
+        """Takes the next position: the mechanism's state after it, and the output, B1D.
+
+        `state` is None at the first position.
+        """
+        mechanism = self.mechanism
+        assert isinstance(mechanism, Recurrent)
+        x = self.inputs(hidden_B1D, rotation)
+        q_BHK, k_BHK, v_BHC = (y.squeeze(2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC))
+        before = mechanism.initial_state(k_BHK, v_BHC) if state is None else state
+        hidden_BD = hidden_B1D.squeeze(1)
+        after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, hidden_BD=hidden_BD)
+        return after, self.output(mixed_BHC.flatten(1))[:, None]
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -6,12 +6,14 @@ sinusoids; every matrix Xavier-uniform; biases 0; norms 1. The output layer is n
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
+from protlm.attention.base import State
 from protlm.config import ModelConfig, Norm, NormOrder, Positions
 from protlm.errors import UserError
 from protlm.model.feedforward import FeedForward
@@ -25,6 +27,20 @@ class ModelOutput:
 
     logits_BLV: Tensor
     hidden: dict[int, Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class DecodingState:
+    """What the blocks keep of the first `length` positions; None before there are any."""
+
+    length: int
+    blocks: tuple[State | None, ...]
+
+    def __getitem__(self, rows_B: Tensor) -> "DecodingState":
+        """The state of some samples, by their numbers."""
+        blocks = (None if state is None else state[rows_B] for state in self.blocks)
+        return DecodingState(self.length, tuple(blocks))
 
 
 def _norm(kind: Norm, width: int) -> nn.Module:
@@ -72,6 +88,19 @@ class Block(nn.Module):
 
         x_BLD = self._residual(x_BLD, attend, self.attention_norm)
         return self._residual(x_BLD, self.feedforward, self.feedforward_norm)
+
+    def step(
+        self, state: State | None, x_B1D: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[State | None, Tensor]:
+        """Takes the next position: the state after it, and the residual stream, B1D."""
+
+        def attend(y_B1D: Tensor) -> Tensor:
+            nonlocal state
+            state, out_B1D = self.attention.step(state, y_B1D, rotation=rotation)
+            return out_B1D
+
+        x_B1D = self._residual(x_B1D, attend, self.attention_norm)
+        return state, self._residual(x_B1D, self.feedforward, self.feedforward_norm)
 
     def _residual(
         self, x_BLD: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module
@@ -156,6 +185,28 @@ class ProteinLM(nn.Module):
             hidden[self.num_layers] = x_BLD
         return ModelOutput(self.head(x_BLD), hidden)
 
+    def initial_state(self) -> DecodingState:
+        """The state before the first position, of any number of samples."""
+        return DecodingState(0, (None,) * self.num_layers)
+
+    def step(self, state: DecodingState, tokens_B: Tensor) -> tuple[DecodingState, Tensor]:
+        """Takes the next token of every sample.
+
+        Returns:
+            The state after the token, and the logits of the token that follows, BV: those that
+            `forward` with `causal=True` has there. The state that came in is used up.
+        """
+        start, tokens_B1 = state.length, tokens_B[:, None]
+        x_BLD = self._embed(tokens_B1, start)
+        rotation = self._rotation(tokens_B1, start)
+        blocks: list[State | None] = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            assert isinstance(block, Block)
+            after, x_BLD = block.step(before, x_BLD, rotation)
+            blocks.append(after)
+        logits_B1V = self.head(self.final_norm(x_BLD))
+        return DecodingState(start + 1, tuple(blocks)), logits_B1V.squeeze(1)
+
     def attention_inputs(
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
     ) -> Iterator[tuple[int, AttentionInputs]]:
@@ -176,11 +227,16 @@ class ProteinLM(nn.Module):
         assert isinstance(block, Block)
         return block.attention.mechanism
 
-    def _embed(self, tokens_BL: Tensor) -> Tensor:
-        return self.dropout(self.positions(self.embedding(tokens_BL)))
+    def _embed(self, tokens_BL: Tensor, start: int = 0) -> Tensor:
+        x_BLD = self.embedding(tokens_BL)
+        if self.positions is not None:
+            x_BLD = self.positions(x_BLD, start=start)
+        return self.dropout(x_BLD)
 
-    def _rotation(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor] | None:
-        return None if self.rotary is None else self.rotary.angles(tokens_BL.shape[1])
+    def _rotation(self, tokens_BL: Tensor, start: int = 0) -> tuple[Tensor, Tensor] | None:
+        if self.rotary is None:
+            return None
+        return self.rotary.angles(start, start + tokens_BL.shape[1])
 
     def _run(
         self,

@@ -6,7 +6,7 @@ A logger that fails is switched off with one warning and never stops the trainin
 import csv
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,15 @@ COLUMNS: tuple[str, ...] = (
 
 
 class CsvFile(Logger):
-    """Appends rows to `metrics.csv`; a continued run first drops rows after its checkpoint."""
+    """Appends rows to `metrics.csv`; a continued run first drops rows after its checkpoint.
 
-    def __init__(self, run_dir: Path, *, from_step: int) -> None:
+    `more_columns` are those that depend on the model, after `COLUMNS`.
+    """
+
+    def __init__(self, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()) -> None:
         super().__init__()
         self.path = run_dir / METRICS
+        self._columns = (*COLUMNS, *more_columns)
         self._from_step = from_step
         self._started = False
         self._failed = False
@@ -66,7 +70,7 @@ class CsvFile(Logger):
             if not self._started:
                 self._start()
             with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, COLUMNS).writerow({"step": step, **metrics})
+                csv.DictWriter(file, self._columns).writerow({"step": step, **metrics})
         except (OSError, OutputError) as error:
             if not self._failed:
                 warnings.warn(f"{self.path} cannot be written: {error}", stacklevel=2)
@@ -81,7 +85,7 @@ class CsvFile(Logger):
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
         ):
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
         self._started = True
@@ -150,9 +154,11 @@ class Guarded(Logger):
             warnings.warn(f"logging to {self._label} failed and is off: {error}", stacklevel=2)
 
 
-def make_loggers(config: LoggerConfig, run_dir: Path, *, from_step: int) -> list[Logger]:
+def make_loggers(
+    config: LoggerConfig, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()
+) -> list[Logger]:
     """The loggers a run asks for; the CSV file is always first."""
-    loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step)]
+    loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step, more_columns=more_columns)]
     if config.tensorboard:
         loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir)))
     if config.wandb is not WandbMode.off:

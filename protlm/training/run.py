@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers.logger import Logger
 
 from protlm.config import LoggerConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
@@ -15,6 +16,7 @@ from protlm.model.checkpoint import CHECKPOINTS, latest, load_training
 from protlm.training.callbacks import RedrawFeatures, SaveCheckpoints, StopOnSignal, TrackProgress
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.datamodule import SequenceData
+from protlm.training.estimate import WatchEstimates
 from protlm.training.loggers import make_loggers
 from protlm.training.module import LanguageModeling
 from protlm.training.monitor import Monitor
@@ -74,7 +76,9 @@ def train(
     # Lightning's notices on devices and products are not this program's to give.
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     stop = StopOnSignal()
-    trainer = _trainer(config, logger, run_dir, from_step=step, stop=stop)
+    watch = WatchEstimates(module.network, every=config.log_every)
+    loggers = make_loggers(logger, run_dir, from_step=step, more_columns=watch.columns)
+    trainer = _trainer(config, run_dir, loggers=loggers, watch=watch, stop=stop)
     with warnings.catch_warnings():
         for message in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
@@ -100,10 +104,10 @@ _KNOWN_WARNINGS = (
 
 def _trainer(
     config: TrainerConfig,
-    logger: LoggerConfig,
     run_dir: Path,
     *,
-    from_step: int,
+    loggers: list[Logger],
+    watch: WatchEstimates,
     stop: StopOnSignal,
 ) -> pl.Trainer:
     many = config.devices * config.num_nodes > 1
@@ -128,12 +132,13 @@ def _trainer(
         use_distributed_sampler=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=make_loggers(logger, run_dir, from_step=from_step),
+        logger=loggers,
         plugins=[VerifiedCheckpointIO()],
         callbacks=[
             TrackProgress(),
             RedrawFeatures(),
             Monitor(every=config.log_every, max_steps=config.max_steps),
+            watch,
             stop,
             checkpoints,
         ],

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import protlm.attention
 from protlm.attention import Attention
+from protlm.attention.base import Recurrent
 from protlm.attention.performer.base import Performer
 from protlm.paths import conf_dir
 
@@ -140,12 +141,15 @@ def _is_wanted(case: Case, argument: str) -> bool:
     mechanism = protlm.attention.mechanism(case.name)
     if argument == "causal_case":
         return mechanism.supports_causal
+    if argument == "recurrent_case":
+        return issubclass(mechanism, Recurrent)
     return argument == "case" or issubclass(mechanism, Performer)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives a test each `case`, `causal_case` or `performer`, in each mode if it asks `causal`."""
-    for argument in {"case", "causal_case", "performer"} & set(metafunc.fixturenames):
+    """Gives a test each case of the kind it asks for, in each mode if it asks `causal`."""
+    kinds = {"case", "causal_case", "recurrent_case", "performer"}
+    for argument in kinds & set(metafunc.fixturenames):
         cases = [case for case in _cases() if _is_wanted(case, argument)]
         if "causal" not in metafunc.fixturenames:
             metafunc.parametrize(argument, cases, ids=_case_id)

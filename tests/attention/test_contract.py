@@ -198,13 +198,13 @@ def test_the_map_is_the_output_on_identity_values(
     inputs = make_inputs(length)
     whole = map_of(mechanism, inputs, causal=causal)
     clean = inputs.with_padding(0.0)
-    if case.reference.LINEAR_IN_VALUES:
+    if case.reference.is_linear_in_values(case.options):
         identity_LL = torch.eye(length, dtype=torch.float64).expand(3, 2, length, length)
         on_identity = clean._replace(v_BHLC=identity_LL).run(mechanism, causal=causal)
         torch.testing.assert_close(whole, on_identity, rtol=1e-10, atol=1e-10)
         out = clean.run(mechanism, causal=causal)
         torch.testing.assert_close(whole @ clean.v_BHLC, out, rtol=1e-10, atol=1e-10)
-    if case.reference.ROWS_SUM_TO_ONE:
+    if case.reference.rows_sum_to_one(case.options):
         expected = inputs.mask_BL[:, None].expand(whole.shape[:3]).double()
         torch.testing.assert_close(whole.sum(-1), expected, rtol=1e-10, atol=1e-10)
     assert not whole.transpose(1, 3)[~inputs.mask_BL].any(), "padded keys have weight"

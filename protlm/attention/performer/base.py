@@ -5,28 +5,33 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from protlm.attention.base import Attention, RandomFeatures
-from protlm.attention.masking import visible_keys
+from protlm.attention.base import Attention, RandomFeatures, Recurrent
+from protlm.attention.masking import visible_keys, zero_padding
 from protlm.attention.performer.bidirectional import BidirectionalAttention
 from protlm.attention.performer.causal import CausalAttention
-from protlm.attention.performer.features import FeatureMaps
-from protlm.attention.performer.operands import Operands, full_precision, inverse_of_weight
-from protlm.attention.performer.projection import orthogonal_projection, projection_generator
+from protlm.attention.performer.features import FeatureMapFactory
+from protlm.attention.performer.normalization import Normalizer
+from protlm.attention.performer.operands import Kernel, full_precision
+from protlm.attention.performer.projection import Projection
 from protlm.errors import UserError
 
 
-class Performer(Attention, RandomFeatures):
-    """Attention with weights φ(q)·φ(k), normalised over the keys; time and memory grow with L.
+class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
+    """Attention with weights φ(q)·φ(k), normalised; time and memory grow with L.
+
+    Its recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32.
+    Only `forward` carries gradients: maps, features and steps are for looking and sampling.
 
     Args:
-        maps: the feature maps of the kernel.
-        head_dim: width K of a query and a key.
-        num_features: random features R of the projection; None for features without one.
+        feature_map: makes the features of the kernel from a projection.
+        num_features: features R of a position.
+        projection: what the rows are drawn from; None for features without a projection.
+        normalizer: what takes sums to outputs.
         redraw_every: optimiser steps between two draws; None keeps the first for good.
         seed: what the projections are drawn from, together with the redraw index.
 
     Raises:
-        UserError: a number of features or steps below 1, or a redraw without a projection.
+        UserError: a number of steps below 1, or a redraw without a projection.
     """
 
     supports_bidirectional: ClassVar[bool] = True
@@ -37,36 +42,30 @@ class Performer(Attention, RandomFeatures):
     def __init__(
         self,
         *,
-        maps: FeatureMaps,
-        head_dim: int,
-        num_features: int | None,
+        feature_map: FeatureMapFactory,
+        num_features: int,
+        projection: Projection | None,
+        normalizer: Normalizer,
         redraw_every: int | None,
         seed: int,
     ) -> None:
         super().__init__()
-        for name, count in (("num_features", num_features), ("redraw_every", redraw_every)):
-            if count is not None and count < 1:
-                raise UserError(f"attention.{name}={count} must be at least 1")
-        if num_features is None and redraw_every is not None:
-            raise UserError(
-                f"attention.redraw_every={redraw_every} needs a projection: set "
-                "attention.num_features, or attention.redraw_every=null"
-            )
+        _check_redraw(redraw_every, has_projection=projection is not None)
         self.redraw_every = redraw_every
-        self._maps = maps
+        self.num_features = num_features
+        self._feature_map = feature_map
+        self._law = projection
+        self._normalizer = normalizer
         self._seed = seed
-        shape = None if num_features is None else (num_features, head_dim)
-        self.register_buffer("projection", None if shape is None else torch.empty(shape))
+        rows_RK = None if projection is None else projection.draw(seed, 0).float()
+        self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
-        self.redraw(0)
 
     def redraw(self, index: int) -> None:
         """Draws projection number `index`, a pure function of (seed, index), in place."""
         self.redraw_index.fill_(index)
-        if self.projection is not None:
-            num_features, head_dim = self.projection.shape
-            generator = projection_generator(self._seed, index)
-            self.projection.copy_(orthogonal_projection(num_features, head_dim, generator))
+        if self.projection is not None and self._law is not None:
+            self.projection.copy_(self._law.draw(self._seed, index))
 
     def forward(
         self,
@@ -85,10 +84,11 @@ class Performer(Attention, RandomFeatures):
         """
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-        out_BHLC = attend(q_BHLK, k_BHLK, v_BHLC, mask_BL, self.projection, self._maps)
+        out_BHLC = attend(q_BHLK, k_BHLK, v_BHLC, mask_BL, self._kernel(q_BHLK))
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
+    @torch.no_grad()
     def attention_map(
         self,
         q_BHLK: Tensor,
@@ -101,17 +101,90 @@ class Performer(Attention, RandomFeatures):
     ) -> Tensor:
         """The map or a block of its rows, in float32 (float64 for float64 queries).
 
+        With a normaliser whose factor of a row depends on the values, a row's absolute entries sum
+        to 1.
+
         Raises:
             UserError: float16 inputs.
         """
         _refuse_float16(q_BHLK, k_BHLK)
         rows = slice(None) if rows is None else rows
-        operands = Operands(q_BHLK, k_BHLK, k_BHLK, mask_BL, self.projection, self._maps)
+        q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with full_precision(q_BHLK):
-            weights_BHML = operands.query_features(rows) @ operands.key_features(slice(None)).mT
-            weights_BHML = weights_BHML.masked_fill(hidden_keys_B1ML, 0)
-            return weights_BHML * inverse_of_weight(weights_BHML.sum(dim=-1, keepdim=True))
+            weights_BHML = self.query_features(q_BHMK) @ self.key_features(k_BHLK).mT
+            return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
+
+    @torch.no_grad()
+    def query_features(self, q_BHLK: Tensor) -> Tensor:
+        """φ(q), BHLR, up to a factor of each query; float32 (float64 for float64)."""
+        return self._kernel(q_BHLK).feature_map.queries(_wide(q_BHLK)).phi_BHLR
+
+    @torch.no_grad()
+    def key_features(self, k_BHLK: Tensor) -> Tensor:
+        """φ(k), BHLR; float32 (float64 for float64)."""
+        return self._kernel(k_BHLK).feature_map.keys(_wide(k_BHLK)).phi_BHLR
+
+    @torch.no_grad()
+    def kernel(self, q_BHLK: Tensor, k_BHMK: Tensor) -> Tensor:
+        """The kernel, or its estimate, of every query and key: BHLM, not normalised."""
+        feature_map = self._kernel(q_BHLK).feature_map
+        products_BHLM = self.query_features(q_BHLK) @ self.key_features(k_BHMK).mT
+        return products_BHLM * feature_map.log_factor(_wide(q_BHLK)).exp()
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
+        """See `Recurrent.initial_state`."""
+        batch, heads, width = v_BHC.shape
+        return _wide(k_BHK).new_zeros(batch, heads, width + 1, self.num_features)
+
+    @torch.no_grad()
+    def step(
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Recurrent.step`.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        _refuse_float16(q_BHK, k_BHK, v_BHC)
+        with full_precision(v_BHC):
+            phi_q_BH1R = self.query_features(q_BHK[:, :, None])
+            phi_k_BH1R = self.key_features(k_BHK[:, :, None])
+            values = torch.cat([v_BHC, torch.ones_like(v_BHC[..., :1])], dim=-1).to(state.dtype)
+            state.addcmul_(values[..., None], phi_k_BH1R)
+            out_BH1C, _ = self._normalizer(phi_q_BH1R @ state.mT)
+        return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
+
+    def _kernel(self, x_BHLK: Tensor) -> Kernel:
+        rows_RK = self.projection
+        return Kernel(
+            feature_map=self._feature_map(
+                None if rows_RK is None else rows_RK.to(_wide_dtype(x_BHLK))
+            ),
+            normalizer=self._normalizer,
+            num_features=self.num_features,
+            projection_RK=rows_RK,
+        )
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(_wide_dtype(x))
+
+
+def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
+    if redraw_every is None:
+        return
+    if redraw_every < 1:
+        raise UserError(f"attention.redraw_every={redraw_every} must be at least 1")
+    if not has_projection:
+        raise UserError(
+            f"attention.redraw_every={redraw_every} needs a projection: set "
+            "attention.num_features, or attention.redraw_every=null"
+        )
 
 
 def _refuse_float16(*inputs: Tensor) -> None:

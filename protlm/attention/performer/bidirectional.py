@@ -1,8 +1,8 @@
 """Bidirectional linear attention: O = φ(Q) φ(K)ᵀ[V | 1], normalised (arXiv 2009.14794, eq. 4).
 
-Features exist for a block of rows at a time and are computed again in the backward pass. Tensors
-without a suffix have the column of the denominator too: sums are (B, H, L, C + 1), the state
-(B, H, R, C + 1).
+Features exist for a tile at a time and are computed again in the backward pass. Tensors without a
+suffix are of a tile's samples, heads and positions; values and sums have the column of the
+denominator too, and the state is the sum of [v | 1]ᵀφ(k) over the keys, (C + 1, R) for each head.
 """
 
 from typing import Any
@@ -11,18 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.performer.features import FeatureMaps
-from protlm.attention.performer.operands import (
-    Operands,
-    full_precision,
-    normalize,
-    row_blocks,
-    sums_gradient,
-)
+from protlm.attention.performer.operands import Kernel, Operands, full_precision
+from protlm.attention.performer.products import product
+from protlm.attention.performer.tiles import Tile, tiles
 
 
 class BidirectionalAttention(torch.autograd.Function):
-    """`apply(q, k, v, mask, projection, maps)` returns the output, BHLC, in the dtype of v."""
+    """`apply(q, k, v, mask, kernel)` returns the output, BHLC, in the dtype of v."""
 
     @staticmethod
     def forward(
@@ -31,24 +26,28 @@ class BidirectionalAttention(torch.autograd.Function):
         k_BHLK: Tensor,
         v_BHLC: Tensor,
         mask_BL: Tensor,
-        projection_RK: Tensor | None,
-        maps: FeatureMaps,
+        kernel: Kernel,
     ) -> Tensor:
-        """Sums φ(k)ᵀ[v | 1] over the sequence, then lets every query read the sum."""
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, maps)
-        blocks = row_blocks(v_BHLC.shape[2])
+        """Sums [v | 1]ᵀφ(k) over each sequence, then lets every query read the sum."""
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         out_BHLC = torch.empty_like(v_BHLC)
-        inverse_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
+        saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
+        states = []
+        groups = list(tiles(q_BHLK, num_features=kernel.num_features))
         with full_precision(v_BHLC):
-            state = operands.key_features(blocks[0]).mT @ operands.values(blocks[0])
-            for rows in blocks[1:]:
-                state += operands.key_features(rows).mT @ operands.values(rows)
-            for rows in blocks:
-                sums = operands.query_features(rows) @ state
-                out_BHLC[:, :, rows], inverse_BHL1[:, :, rows] = normalize(sums)
-        ctx.maps = maps
+            for group in groups:
+                state = _state(operands, kernel, group[0])
+                for tile in group[1:]:
+                    state += _state(operands, kernel, tile)
+                for tile in group:
+                    phi = kernel.feature_map.queries(operands.queries(tile)).phi_BHLR
+                    normalized = kernel.normalizer(product(phi, state))
+                    tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
+                    operands.clear_padding(tile.of(out_BHLC), tile)
+                states.append(state)
+        ctx.kernel, ctx.groups = kernel, groups
         ctx.save_for_backward(
-            q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, out_BHLC, inverse_BHL1, state
+            q_BHLK, k_BHLK, v_BHLC, mask_BL, kernel.projection_RK, out_BHLC, saved_BHL1, *states
         )
         return out_BHLC
 
@@ -60,24 +59,32 @@ class BidirectionalAttention(torch.autograd.Function):
         """Walks the queries for dq and the gradient of the sum, then the keys for dk and dv."""
         (dout_BHLC,) = grad_outputs
         # Once only: activation checkpointing refuses a second look.
-        *inputs, out_BHLC, inverse_BHL1, state = ctx.saved_tensors
-        q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK = inputs
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, ctx.maps)
+        q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *states = ctx.saved_tensors
+        kernel, operands = ctx.kernel, Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
-        dstate = torch.zeros_like(state)
-        blocks = row_blocks(out_BHLC.shape[2])
         with full_precision(out_BHLC):
-            for rows in blocks:
-                dsums = sums_gradient(
-                    dout_BHLC[:, :, rows], out_BHLC[:, :, rows], inverse_BHL1[:, :, rows]
-                )
-                phi_BHMR = operands.query_features(rows)
-                dphi_BHMR = dsums @ state.mT
-                dq_BHLK[:, :, rows] = operands.query_gradient(dphi_BHMR, phi_BHMR, rows)
-                dstate += phi_BHMR.mT @ dsums
-            for rows in blocks:
-                phi_BHMR = operands.key_features(rows)
-                dphi_BHMR = operands.values(rows) @ dstate.mT
-                dk_BHLK[:, :, rows] = operands.key_gradient(dphi_BHMR, phi_BHMR, rows)
-                dv_BHLC[:, :, rows] = (phi_BHMR @ dstate)[..., :-1]
-        return dq_BHLK, dk_BHLK, dv_BHLC, None, None, None
+            for group, state in zip(ctx.groups, states, strict=True):
+                dstate = torch.zeros_like(state)
+                for tile in group:
+                    dsums = kernel.normalizer.gradient(
+                        operands.take(dout_BHLC, tile),
+                        tile.of(out_BHLC).to(operands.dtype),
+                        tile.of(saved_BHL1),
+                    )
+                    phi, pullback = kernel.feature_map.queries(operands.queries(tile))
+                    dstate += product(dsums.mT.contiguous(), phi.mT)
+                    tile.of(dq_BHLK)[:] = pullback(product(dsums, state.mT))
+                dvalues, dones = dstate[..., :-1, :], dstate[..., -1, :]
+                for tile in group:
+                    phi, pullback = kernel.feature_map.keys(operands.keys(tile))
+                    tile.of(dv_BHLC)[:] = product(phi, dvalues)
+                    dphi = product(operands.values(tile), dvalues.mT, dones)
+                    tile.of(dk_BHLK)[:] = pullback(dphi)
+                    for gradient in (dk_BHLK, dv_BHLC):
+                        operands.clear_padding(tile.of(gradient), tile)
+        return dq_BHLK, dk_BHLK, dv_BHLC, None, None
+
+
+def _state(operands: Operands, kernel: Kernel, tile: Tile) -> Tensor:
+    phi = kernel.feature_map.keys(operands.keys(tile)).phi_BHLR
+    return product(operands.transposed_values_and_ones(tile), phi.mT)

@@ -1,11 +1,11 @@
 """Causal linear attention in chunks: O_i = φ(q_i) Σ_{j≤i} φ(k_j)ᵀ[v_j | 1] (2009.14794, B.1).
 
 Within a chunk of 64 positions the weights are a masked 64×64 product; between chunks, prefix sums
-of φ(k)ᵀ[v | 1], the states. A block of chunks is computed at a time. Only the state before each
-block is kept; features and the states within are computed again in the backward pass. Nothing is
+of [v | 1]ᵀφ(k), the states. A tile of chunks is computed at a time. Only the state before each
+tile is kept; features and the states within are computed again in the backward pass. Nothing is
 ever subtracted from a state, so nothing of the future is left in it, not even a rounding error.
 
-Tensors without a suffix are (B, H, chunks, 64, width), states (B, H, chunks, R, C + 1).
+Tensors without a suffix are (B, H, chunks, 64, width), states (B, H, chunks, C + 1, R).
 """
 
 from typing import Any, NamedTuple
@@ -15,20 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.performer.features import FeatureMaps
-from protlm.attention.performer.operands import (
-    Operands,
-    full_precision,
-    normalize,
-    row_blocks,
-    sums_gradient,
-)
+from protlm.attention.performer.features import Pullback
+from protlm.attention.performer.operands import Kernel, Operands, full_precision
+from protlm.attention.performer.tiles import CHUNK, Tile, tiles
 
-_CHUNK = 64
+# A chunk's state, its gradient and their increments are as large as the features of the chunk.
+_SHARE = 2
 
 
 class CausalAttention(torch.autograd.Function):
-    """`apply(q, k, v, mask, projection, maps)` returns the output, BHLC, in the dtype of v."""
+    """`apply(q, k, v, mask, kernel)` returns the output, BHLC, in the dtype of v."""
 
     @staticmethod
     def forward(
@@ -37,25 +33,30 @@ class CausalAttention(torch.autograd.Function):
         k_BHLK: Tensor,
         v_BHLC: Tensor,
         mask_BL: Tensor,
-        projection_RK: Tensor | None,
-        maps: FeatureMaps,
+        kernel: Kernel,
     ) -> Tensor:
-        """Walks the blocks from left to right, carrying the state."""
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, maps)
+        """Walks the tiles from left to right, carrying the state."""
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         out_BHLC = torch.empty_like(v_BHLC)
-        inverse_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
-        states = [torch.zeros(1, 1, 1, 1, dtype=operands.dtype, device=v_BHLC.device)]
+        saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
+        states = []
+        groups = list(tiles(q_BHLK, num_features=kernel.num_features, share=_SHARE))
         with full_precision(v_BHLC):
-            for rows in row_blocks(v_BHLC.shape[2]):
-                block = _Block.of(operands, rows)
-                before, state = _prefix_sums(block.phi_k.mT @ block.values, states[-1])
-                sums = block.phi_q @ before + block.weights() @ block.values
-                normalized = normalize(_positions(sums, rows))
-                out_BHLC[:, :, rows], inverse_BHL1[:, :, rows] = normalized
-                states.append(state)
-        ctx.maps = maps
+            for group in groups:
+                state = None
+                for tile in group:
+                    if state is not None:
+                        states.append(state)
+                    chunks = _Chunks.of(operands, kernel, tile)
+                    before, state = _prefix_sums(chunks.values.mT @ chunks.phi_k, state)
+                    sums = chunks.phi_q @ before.mT
+                    sums += chunks.weights() @ chunks.values
+                    normalized = kernel.normalizer(_positions(sums, tile))
+                    tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
+                    operands.clear_padding(tile.of(out_BHLC), tile)
+        ctx.kernel, ctx.groups = kernel, groups
         ctx.save_for_backward(
-            q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, out_BHLC, inverse_BHL1, *states[:-1]
+            q_BHLK, k_BHLK, v_BHLC, mask_BL, kernel.projection_RK, out_BHLC, saved_BHL1, *states
         )
         return out_BHLC
 
@@ -64,75 +65,90 @@ class CausalAttention(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Walks the blocks from right to left, carrying the gradient of the state."""
+        """Walks the tiles from right to left, carrying the gradient of the state."""
         (dout_BHLC,) = grad_outputs
         # Once only: activation checkpointing refuses a second look.
-        saved = ctx.saved_tensors
-        q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, out_BHLC, inverse_BHL1, *states = saved
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, projection_RK, ctx.maps)
+        q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *states = ctx.saved_tensors
+        kernel, operands = ctx.kernel, Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
-        dstate = torch.zeros_like(states[0])
-        blocks = row_blocks(out_BHLC.shape[2])
         with full_precision(out_BHLC):
-            for rows, state in zip(reversed(blocks), reversed(states), strict=True):
-                block = _Block.of(operands, rows)
-                dsums = sums_gradient(
-                    dout_BHLC[:, :, rows], out_BHLC[:, :, rows], inverse_BHL1[:, :, rows]
-                )
-                gradients, dstate = _block_gradients(block, _chunks(dsums), state, dstate)
-                dphi_q, dphi_k, dv_BHLC[:, :, rows] = (_positions(g, rows) for g in gradients)
-                phi_q, phi_k = _positions(block.phi_q, rows), _positions(block.phi_k, rows)
-                dq_BHLK[:, :, rows] = operands.query_gradient(dphi_q, phi_q, rows)
-                dk_BHLK[:, :, rows] = operands.key_gradient(dphi_k, phi_k, rows)
-        return dq_BHLK, dk_BHLK, dv_BHLC, None, None, None
+            for group in reversed(ctx.groups):
+                dstate = None
+                for tile in reversed(group):
+                    state = states.pop() if tile is not group[0] else None
+                    chunks = _Chunks.of(operands, kernel, tile)
+                    dsums = kernel.normalizer.gradient(
+                        operands.take(dout_BHLC, tile),
+                        tile.of(out_BHLC).to(operands.dtype),
+                        tile.of(saved_BHL1),
+                    )
+                    gradients, dstate = _chunk_gradients(chunks, _chunked(dsums), state, dstate)
+                    dphi_q, dphi_k, dvalues = (_positions(g, tile) for g in gradients)
+                    tile.of(dq_BHLK)[:] = chunks.query_pullback(dphi_q)
+                    tile.of(dk_BHLK)[:] = chunks.key_pullback(dphi_k)
+                    tile.of(dv_BHLC)[:] = dvalues[..., :-1]
+                    operands.clear_padding(tile.of(dv_BHLC), tile)
+        return dq_BHLK, dk_BHLK, dv_BHLC, None, None
 
 
-class _Block(NamedTuple):
-    """Features and [v | 1] of some chunks."""
+class _Chunks(NamedTuple):
+    """Features and [v | 1] of the chunks of a tile."""
 
     phi_q: Tensor
     phi_k: Tensor
     values: Tensor
+    query_pullback: Pullback
+    key_pullback: Pullback
 
     @classmethod
-    def of(cls, operands: Operands, rows: slice) -> "_Block":
+    def of(cls, operands: Operands, kernel: Kernel, tile: Tile) -> "_Chunks":
+        phi_q, query_pullback = kernel.feature_map.queries(operands.queries(tile))
+        phi_k, key_pullback = kernel.feature_map.keys(operands.keys(tile))
         return cls(
-            phi_q=_chunks(operands.query_features(rows)),
-            phi_k=_chunks(operands.key_features(rows)),
-            values=_chunks(operands.values(rows)),
+            phi_q=_chunked(phi_q),
+            phi_k=_chunked(phi_k),
+            values=_chunked(operands.values_and_ones(tile)),
+            query_pullback=query_pullback,
+            key_pullback=key_pullback,
         )
 
     def weights(self) -> Tensor:
         """The unnormalised weights within each chunk."""
-        return (self.phi_q @ self.phi_k.mT).tril()
+        return (self.phi_q @ self.phi_k.mT).tril_()
 
 
-def _block_gradients(
-    block: _Block, dsums: Tensor, state: Tensor, dstate: Tensor
+def _chunk_gradients(
+    chunks: _Chunks, dsums: Tensor, state: Tensor | None, dstate: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """The gradients of φ(q), φ(k) and v, and that of the state before the block."""
-    before, _ = _prefix_sums(block.phi_k.mT @ block.values, state)
-    dafter, dstate = _prefix_sums((block.phi_q.mT @ dsums).flip(2), dstate)
+    """The gradients of φ(q), φ(k) and [v | 1], and that of the state before the tile."""
+    before, _ = _prefix_sums(chunks.values.mT @ chunks.phi_k, state)
+    dafter, dstate = _prefix_sums((dsums.mT @ chunks.phi_q).flip(2), dstate)
     dafter = dafter.flip(2)
-    dweights = (dsums @ block.values.mT).tril()
-    dphi_q = dsums @ before.mT + dweights @ block.phi_k
-    dphi_k = block.values @ dafter.mT + dweights.mT @ block.phi_q
-    dvalues = block.phi_k @ dafter + block.weights().mT @ dsums
-    return (dphi_q, dphi_k, dvalues[..., :-1]), dstate
+    dweights = (dsums @ chunks.values.mT).tril_()
+    dphi_q = dsums @ before
+    dphi_q += dweights @ chunks.phi_k
+    dphi_k = chunks.values @ dafter
+    dphi_k += dweights.mT @ chunks.phi_q
+    dvalues = chunks.phi_k @ dafter.mT
+    dvalues += chunks.weights().mT @ dsums
+    return (dphi_q, dphi_k, dvalues), dstate
 
 
-def _prefix_sums(increments: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _prefix_sums(increments: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The states before each chunk and after the last, from the state before the first."""
-    cumulative = F.pad(increments, (0, 0, 0, 0, 1, 0)).cumsum(dim=2) + state[:, :, None]
-    return cumulative[:, :, :-1], cumulative[:, :, -1]
+    first = torch.zeros_like(increments[:, :, :1]) if state is None else state[:, :, None]
+    cumulative = torch.cat([first, increments], dim=2).cumsum(dim=2)
+    # A copy, because a view that is kept would keep the states of all chunks.
+    return cumulative[:, :, :-1], cumulative[:, :, -1].clone()
 
 
-def _chunks(x_BHLR: Tensor) -> Tensor:
+def _chunked(x_BHLR: Tensor) -> Tensor:
     """Cuts positions into chunks, the last one filled up with zeros."""
-    missing = -x_BHLR.shape[2] % _CHUNK
-    return F.pad(x_BHLR, (0, 0, 0, missing)).unflatten(2, (-1, _CHUNK))
+    missing = -x_BHLR.shape[2] % CHUNK
+    padded = F.pad(x_BHLR, (0, 0, 0, missing)) if missing else x_BHLR
+    return padded.unflatten(2, (-1, CHUNK))
 
 
-def _positions(chunks: Tensor, rows: slice) -> Tensor:
-    """Undoes `_chunks`."""
-    return chunks.flatten(2, 3)[:, :, : rows.stop - rows.start]
+def _positions(chunks: Tensor, tile: Tile) -> Tensor:
+    """Undoes `_chunked`."""
+    return chunks.flatten(2, 3)[:, :, : tile.rows.stop - tile.rows.start]

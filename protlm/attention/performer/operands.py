@@ -1,22 +1,14 @@
-"""The operands of linear attention, taken a block of rows at a time in full precision."""
+"""The operands of linear attention, taken a tile at a time in full precision."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.masking import zero_padding
-from protlm.attention.performer.features import FeatureMap, FeatureMaps
-
-# Features exist for this many positions at a time; a multiple of the causal chunk.
-_BLOCK = 512
-
-
-def row_blocks(length: int) -> list[slice]:
-    """All positions in order, a block at a time."""
-    return [slice(start, min(start + _BLOCK, length)) for start in range(0, length, _BLOCK)]
+from protlm.attention.performer.features import FeatureMap
+from protlm.attention.performer.normalization import Normalizer
+from protlm.attention.performer.tiles import Tile
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
@@ -25,76 +17,78 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True)
-class Operands:
-    """Queries, keys and values with their mask and feature maps.
+class Kernel:
+    """What linear attention computes with: R features of a map, and a normaliser.
 
-    What it returns is in float32 (float64 for float64 queries), and 0 at padded positions.
+    The projection is here so that it is saved for the backward pass, where a redraw before it is
+    an error.
     """
 
-    q_BHLK: Tensor
-    k_BHLK: Tensor
-    v_BHLC: Tensor
-    mask_BL: Tensor
+    feature_map: FeatureMap
+    normalizer: Normalizer
+    num_features: int
     projection_RK: Tensor | None
-    maps: FeatureMaps
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What everything is computed in."""
-        return torch.promote_types(self.q_BHLK.dtype, torch.float32)
-
-    def query_features(self, rows: slice) -> Tensor:
-        """φ(q), BHMR for M rows: 0 at padding, so an output there has a denominator of 0."""
-        return self._features(self.maps.queries, self.q_BHLK, rows)
-
-    def key_features(self, rows: slice) -> Tensor:
-        """φ(k), BHMR for M rows: 0 at padding, after any eps was added."""
-        return self._features(self.maps.keys, self.k_BHLK, rows)
-
-    def values(self, rows: slice) -> Tensor:
-        """[v | 1]: with a column of ones the sum of the weights is one more output."""
-        return F.pad(self._take(self.v_BHLC, rows), (0, 1), value=1.0)
-
-    def query_gradient(self, dphi_BHMR: Tensor, phi_BHMR: Tensor, rows: slice) -> Tensor:
-        """The gradient of q from that of φ(q)."""
-        q_BHMK = self._take(self.q_BHLK, rows)
-        return self.maps.queries.gradient(dphi_BHMR, phi_BHMR, q_BHMK, self._projection())
-
-    def key_gradient(self, dphi_BHMR: Tensor, phi_BHMR: Tensor, rows: slice) -> Tensor:
-        """The gradient of k from that of φ(k)."""
-        k_BHMK = self._take(self.k_BHLK, rows)
-        return self.maps.keys.gradient(dphi_BHMR, phi_BHMR, k_BHMK, self._projection())
-
-    def _take(self, x_BHLK: Tensor, rows: slice) -> Tensor:
-        return zero_padding(x_BHLK[:, :, rows].to(self.dtype), self.mask_BL[:, rows])
-
-    def _features(self, feature_map: FeatureMap, x_BHLK: Tensor, rows: slice) -> Tensor:
-        phi_BHMR = feature_map(self._take(x_BHLK, rows), self._projection())
-        return zero_padding(phi_BHMR, self.mask_BL[:, rows])
-
-    def _projection(self) -> Tensor | None:
-        return None if self.projection_RK is None else self.projection_RK.to(self.dtype)
 
 
-def normalize(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits [N | D], (B, H, L, C + 1), into N / D and 1 / D; 0 where no key has any weight."""
-    inverse_BHL1 = inverse_of_weight(sums[..., -1:])
-    return sums[..., :-1] * inverse_BHL1, inverse_BHL1
+class Operands:
+    """Queries, keys and values with their mask.
 
+    What it returns is contiguous, in float32 (float64 for float64 queries), and 0 at padding.
+    """
 
-def inverse_of_weight(weight_BHL1: Tensor) -> Tensor:
-    """1 / weight, and 0 for a row without weight: its output is then 0, not NaN."""
-    # At the smallest normal number the inverse is finite, but its gradient summed over values and
-    # positions would not be; 2²⁷ above, about 1e-30 in float32, leaves room for both.
-    has_weight_BHL1 = weight_BHL1 > torch.finfo(weight_BHL1.dtype).tiny * 2**27
-    return weight_BHL1.masked_fill(~has_weight_BHL1, torch.inf).reciprocal()
+    def __init__(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor) -> None:
+        self._q_BHLK, self._k_BHLK, self._v_BHLC = q_BHLK, k_BHLK, v_BHLC
+        # On a CPU it costs nothing to see that there is no padding, and more to clear none.
+        is_whole = mask_BL.device.type == "cpu" and bool(mask_BL.all())
+        self._padding_BL = None if is_whole else ~mask_BL
+        self.dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
 
+    def queries(self, tile: Tile) -> Tensor:
+        """The queries, BHMK for M rows."""
+        return self.take(self._q_BHLK, tile)
 
-def sums_gradient(dout_BHLC: Tensor, out_BHLC: Tensor, inverse_BHL1: Tensor) -> Tensor:
-    """The gradient of [N | D] from that of N / D: [dO / D | -(dO·O) / D]."""
-    dtype = inverse_BHL1.dtype
-    # A row without weight is a constant 0, whatever comes back for it, NaN included.
-    dout_BHLC = dout_BHLC.to(dtype).masked_fill(inverse_BHL1 == 0, 0)
-    dnumerator_BHLC = dout_BHLC * inverse_BHL1
-    ddenominator_BHL1 = -(dnumerator_BHLC * out_BHLC.to(dtype)).sum(dim=-1, keepdim=True)
-    return torch.cat([dnumerator_BHLC, ddenominator_BHL1], dim=-1)
+    def keys(self, tile: Tile) -> Tensor:
+        """The keys, BHMK."""
+        return self.take(self._k_BHLK, tile)
+
+    def values(self, tile: Tile) -> Tensor:
+        """The values, BHMC."""
+        return self.take(self._v_BHLC, tile)
+
+    def values_and_ones(self, tile: Tile) -> Tensor:
+        """[v | 1], and [0 | 0] at padding: a column of ones makes the sum of the weights."""
+        return self.clear_padding(self._beside_ones(tile, transposed=False), tile)
+
+    def transposed_values_and_ones(self, tile: Tile) -> Tensor:
+        """[v | 1]ᵀ, contiguous: the copy that a product over positions would make anyway."""
+        values = self._beside_ones(tile, transposed=True)
+        self.clear_padding(values.mT, tile)
+        return values
+
+    def _beside_ones(self, tile: Tile, *, transposed: bool) -> Tensor:
+        v_BHMC = tile.of(self._v_BHLC)
+        *leading, rows, width = v_BHMC.shape
+        shape = (width + 1, rows) if transposed else (rows, width + 1)
+        values = v_BHMC.new_empty(*leading, *shape, dtype=self.dtype)
+        by_rows = values.mT if transposed else values
+        by_rows[..., :-1] = v_BHMC
+        by_rows[..., -1] = 1
+        return values
+
+    def take(self, x: Tensor, tile: Tile) -> Tensor:
+        """The tile of any tensor of vectors."""
+        x_BHMK = tile.of(x)
+        if self._padding_BL is None:
+            return x_BHMK.to(self.dtype).contiguous()
+        copy_BHMK = x_BHMK.new_empty(x_BHMK.shape, dtype=self.dtype).copy_(x_BHMK)
+        return self.clear_padding(copy_BHMK, tile)
+
+    def clear_padding(self, x_BHMK: Tensor, tile: Tile) -> Tensor:
+        """Sets what a tile holds at padding to 0, in place."""
+        if self._padding_BL is None:
+            return x_BHMK
+        padding_BM = self._padding_BL[tile.samples, tile.rows]
+        if len(padding_BM) == 1:
+            # Padding is a small part: this touches only that part.
+            return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], 0)
+        return x_BHMK.masked_fill_(padding_BM[:, None, :, None], 0)

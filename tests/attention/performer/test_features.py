@@ -1,6 +1,7 @@
 """Feature maps: the kernels they stand for, and their gradients."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,11 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention import create
-from protlm.attention.performer.features import FeatureMap, relu_features, softmax_features
-from protlm.attention.performer.operands import inverse_of_weight
-from protlm.attention.performer.projection import orthogonal_projection
+from protlm.attention.performer.features import FeatureMapFactory
+from protlm.attention.performer.generalized import NONLINEARITIES, GeneralizedFeatures
+from protlm.attention.performer.normalization import inverse_of_weight
+from protlm.attention.performer.positive import PositiveFeatures, optimal_stretch
+from protlm.attention.performer.projection import Projection
+from protlm.attention.performer.trigonometric import TrigonometricFeatures
 
 DIM = 8
+FACTORIES: dict[str, FeatureMapFactory] = {
+    "positive": PositiveFeatures,
+    "optimal": partial(PositiveFeatures, stretch=1.3),
+    "trigonometric": TrigonometricFeatures,
+    **{
+        kernel: partial(GeneralizedFeatures, kernel=kernel, epsilon=1e-3)
+        for kernel in NONLINEARITIES
+    },
+}
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -23,71 +36,73 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def projection(num_features: int, dim: int = DIM) -> Tensor:
     """A projection with a fixed seed."""
-    return orthogonal_projection(num_features, dim, torch.Generator().manual_seed(5))
-
-
-def test_products_are_the_positive_estimate_up_to_a_constant_of_the_query() -> None:
-    queries, keys = softmax_features(DIM)
-    rows = projection(20)
-    q, k = normal(1, 1, 3, DIM), normal(1, 1, 5, DIM, seed=1)
-    products = queries(q, rows) @ keys(k, rows).mT
-    q_hat, k_hat = q[0, 0] / DIM**0.25, k[0, 0] / DIM**0.25
-    exponents = (q_hat[:, None] + k_hat) @ rows.mT
-    half_squares = (q_hat.square().sum(-1)[:, None] + k_hat.square().sum(-1)) / 2
-    ratios = products[0, 0] / (exponents - half_squares[..., None]).exp().mean(-1)
-    torch.testing.assert_close(ratios, ratios[:, :1].expand_as(ratios))
+    return Projection(num_features, dim).draw(seed=5, index=0)
 
 
 def test_key_features_are_bounded_and_keep_weight_at_large_norms() -> None:
     dim = 64
-    queries, keys = softmax_features(dim)
-    rows = projection(256, dim).float()
+    feature_map = PositiveFeatures(projection(256, dim).float())
     x = 2.5 * normal(1, 1, 512, dim).float()
-    assert keys(x, rows).max() <= math.exp(dim / 2)
-    assert queries(x, rows).amax(dim=-1).eq(1).all()
-    weights = queries(x, rows) @ keys(x, rows).mT
+    phi_q, phi_k = feature_map.queries(x).phi_BHLR, feature_map.keys(x).phi_BHLR
+    assert phi_k.max() <= math.exp(dim / 2)
+    assert phi_q.amax(dim=-1).eq(1).all()
     # The first row of a causal map has the weight of one key only.
-    assert inverse_of_weight(weights.flatten(2)[..., None]).all()
+    assert inverse_of_weight((phi_q @ phi_k.mT).flatten(2)[..., None]).all()
 
 
-def test_features_of_a_position_depend_on_nothing_else() -> None:
-    rows = projection(20).float()
+@pytest.mark.parametrize("name", FACTORIES)
+def test_features_of_a_position_depend_on_nothing_else(name: str) -> None:
+    feature_map = FACTORIES[name](projection(20).float())
     x = normal(2, 2, 6, DIM).float()
-    for feature_map in (*softmax_features(DIM), relu_features(1e-3).keys):
-        changed = x.clone()
-        changed[:, :, 3:] *= 30
-        changed[1] *= 5
-        assert torch.equal(feature_map(x, rows)[0, :, :3], feature_map(changed, rows)[0, :, :3])
+    changed = x.clone()
+    changed[:, :, 3:] *= 30
+    changed[1] *= 5
+    for side in (feature_map.queries, feature_map.keys):
+        assert torch.equal(side(x).phi_BHLR[0, :, :3], side(changed).phi_BHLR[0, :, :3])
 
 
-def test_relu_features_are_the_formula() -> None:
-    x, rows = normal(1, 1, 7, DIM), projection(20)
-    feature_map = relu_features(0.5).queries
-    torch.testing.assert_close(feature_map(x, rows), (x @ rows.mT).clamp_min(0) + 0.5)
-    torch.testing.assert_close(feature_map(x, None), x.clamp_min(0) + 0.5)
+@pytest.mark.parametrize("name", FACTORIES)
+def test_pullbacks_are_the_gradients_of_autograd(name: str) -> None:
+    feature_map = FACTORIES[name](projection(20))
+    for side in (feature_map.queries, feature_map.keys):
+        x = normal(1, 2, 7, DIM)
+        phi, pullback = side(x)
+        dphi = normal(*phi.shape, seed=2)
+        if name in ("positive", "optimal"):
+            # The maximum carries no gradient, because it cancels; nor, then, does the derivative
+            # along φ.
+            dphi = (
+                dphi - (dphi * phi).sum(-1, keepdim=True) / phi.square().sum(-1, keepdim=True) * phi
+            )
+        found = pullback(dphi.clone())
+        assert_is_gradient(side, x, dphi, found)
 
 
-@pytest.mark.parametrize(
-    ("feature_map", "num_features"),
-    [
-        (softmax_features(DIM).queries, 20),
-        (softmax_features(DIM).keys, 20),
-        (relu_features(1e-3).keys, 20),
-        (relu_features(1e-3).keys, None),
-    ],
-    ids=["softmax queries", "softmax keys", "relu projected", "relu"],
-)
-def test_gradients_are_those_of_autograd(feature_map: FeatureMap, num_features: int | None) -> None:
-    rows = None if num_features is None else projection(num_features)
-    x = normal(1, 2, 7, DIM).requires_grad_()
-    phi = feature_map(x, rows)
-    dphi = normal(*phi.shape, seed=2)
-    if feature_map == softmax_features(DIM).queries:
-        # The maximum carries no gradient, because it cancels; so does the derivative along φ.
-        dphi = dphi - (dphi * phi).sum(-1, keepdim=True) / phi.square().sum(-1, keepdim=True) * phi
-    (expected,) = torch.autograd.grad(phi, x, dphi)
-    found = feature_map.gradient(dphi, phi.detach(), x.detach(), rows)
-    torch.testing.assert_close(found, expected)
+def assert_is_gradient(side: Any, x: Tensor, dphi: Tensor, found: Tensor) -> None:
+    """Central differences along random directions agree with the gradient found."""
+    step = 1e-6
+    for seed in range(3):
+        direction = normal(*x.shape, seed=seed + 10)
+        ahead, behind = (side(x + sign * step * direction).phi_BHLR for sign in (1, -1))
+        expected = ((ahead - behind) / (2 * step) * dphi).sum()
+        torch.testing.assert_close((found * direction).sum(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("square_norm", [1e-6, 0.1, 5.5, 200.0])
+def test_the_optimal_stretch_has_the_least_variance(square_norm: float) -> None:
+    def log_second_moment(stretch: float) -> float:
+        # E exp(4A|ω|² + 2s ω·z), 4A = 1 - s², times s^2K: a Gaussian integral.
+        squeeze = 2 * stretch**2 - 1
+        return (
+            2 * DIM * math.log(stretch)
+            - DIM / 2 * math.log(squeeze)
+            + 2 * stretch**2 * square_norm / squeeze
+        )
+
+    best = optimal_stretch(DIM, square_norm)
+    assert best >= 1
+    for other in (1.0, 0.99 * best, 1.01 * best):
+        assert log_second_moment(best) <= log_second_moment(other) + 1e-12
 
 
 def test_the_error_against_softmax_falls_with_the_root_of_the_features() -> None:

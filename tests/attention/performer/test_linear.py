@@ -17,8 +17,8 @@ from protlm.errors import UserError
 def test_gradcheck(
     performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
-    mechanism = performer.create(head_dim=3).double()
-    inputs = make_inputs(length, head_dim=3).with_padding(0.0)
+    mechanism = performer.create(head_dim=4).double()
+    inputs = make_inputs(length, head_dim=4).with_padding(0.0)
     inputs = type(inputs)(
         *(x[1:, :1] for x in inputs[:3]), inputs.hidden_BLD[1:], inputs.mask_BL[1:]
     )

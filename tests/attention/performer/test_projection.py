@@ -1,84 +1,206 @@
-"""Orthogonal projections: their law, and what a wrong one would do to the estimate."""
+"""Random projections: the law of their rows, over 20,000 blocks of 8 rows each."""
 
 import math
+from functools import cache
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention.performer.projection import orthogonal_projection, projection_generator
+from protlm.attention.performer.projection import Law, Projection, RowNorms
+from protlm.errors import UserError
 
-DRAWS = 20_000
-
-
-def draws(num_features: int, head_dim: int, count: int) -> Tensor:
-    """Many projections, stacked."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.stack(
-        [orthogonal_projection(num_features, head_dim, generator) for _ in range(count)]
-    )
+BLOCKS, DIM = 20_000, 8
+# Passed by chance once in 300 runs by any of 5,000 statistics.
+Z = 5.0
 
 
-def positive_estimates(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The SM+ estimate of exp(x·y) by each draw (arXiv 2009.14794, Lemma 1)."""
-    return (rows @ (x + y) - (x.square().sum() + y.square().sum()) / 2).exp().mean(dim=-1)
+@cache
+def blocks(law: Law, row_norms: RowNorms = RowNorms.chi) -> Tensor:
+    """Independent blocks of rows, (20,000, 8, 8)."""
+    projection = Projection(BLOCKS * DIM, DIM, law=law, row_norms=row_norms)
+    return projection.draw(seed=0, index=0).unflatten(0, (BLOCKS, DIM))
 
 
-def test_the_estimate_of_the_kernel_is_unbiased() -> None:
-    dim = 16
-    rows = draws(dim, dim, DRAWS)
-    generator = torch.Generator().manual_seed(1)
-    # Between vectors of one sign a QR without its sign correction is biased by 20 %.
-    positive = torch.rand(2, dim, generator=generator, dtype=torch.float64)
-    mixed = torch.randn(2, dim, generator=generator, dtype=torch.float64)
-    for pair in (positive, -positive, mixed):
-        x, y = pair / pair.norm(dim=1, keepdim=True)
-        estimates = positive_estimates(rows, x, y)
-        error = estimates.mean() - torch.exp(x @ y)
-        assert abs(error) < 4 * estimates.std() / math.sqrt(DRAWS)
+def directions(law: Law) -> Tensor:
+    """The same without their norms."""
+    return torch.nn.functional.normalize(blocks(law), dim=-1)
 
 
-def test_rows_have_mean_zero_and_unit_covariance() -> None:
-    dim, count = 8, 4000
-    rows = draws(dim, dim, count)
-    # Each of the 64 entries is N(0, 1): five standard errors are passed once in 30,000 runs.
-    assert rows.mean(dim=0).abs().max() < 5 / math.sqrt(count)
-    flat = rows.flatten(0, 1)
-    covariance = flat.mT @ flat / len(flat)
-    assert (covariance - torch.eye(dim)).abs().max() < 5 * math.sqrt(2 / count)
+def largest_z(samples: Tensor, expected: Tensor | float) -> float:
+    """The largest distance of a mean over the first axis from what it should be, in errors."""
+    standard_error = samples.std(dim=0) / math.sqrt(len(samples))
+    return ((samples.mean(dim=0) - expected).abs() / standard_error).max().item()
 
 
-def test_rows_are_orthogonal_within_a_block() -> None:
-    dim = 16
-    projection = orthogonal_projection(3 * dim + 5, dim, torch.Generator().manual_seed(0))
-    assert projection.shape == (3 * dim + 5, dim)
-    directions = projection / projection.norm(dim=1, keepdim=True)
-    for block in directions.split(dim):
-        assert (block @ block.mT - torch.eye(len(block))).abs().max() < 1e-5
+def kolmogorov_smirnov(samples: Tensor, cumulative: Tensor) -> float:
+    """√n times the largest distance of the distribution from `cumulative`, its own at a sample."""
+    order = samples.argsort()
+    steps = torch.arange(1, len(samples) + 1) / len(samples)
+    return (cumulative[order] - steps).abs().max().item() * math.sqrt(len(samples))
 
 
-def test_norms_are_chi_distributed() -> None:
-    dim = 8
-    squares = draws(2 * dim, dim, 500).square().sum(-1).flatten().sort().values
-    # Kolmogorov-Smirnov against chi-square with `dim` degrees of freedom, at the 0.1 % level.
-    expected = torch.special.gammainc(torch.tensor(dim / 2, dtype=torch.float64), squares / 2)
-    steps = torch.arange(1, len(squares) + 1) / len(squares)
-    assert (expected - steps).abs().max() < 1.95 / math.sqrt(len(squares))
+def correlations(samples: Tensor) -> Tensor:
+    """The correlations of all columns, in standard errors; 0 on the diagonal."""
+    return torch.corrcoef(samples.mT).fill_diagonal_(0).abs() * math.sqrt(len(samples))
 
 
-def test_norms_are_independent_of_each_other_and_of_the_directions() -> None:
-    count = 4000
-    rows = draws(4, 4, count)
-    norms = rows.norm(dim=-1)
-    directions = rows[:, 0] / norms[:, :1]
-    correlation = torch.corrcoef(torch.cat([norms.mT, directions.abs().mT]))[:4]
-    # The magnitudes of one direction's coordinates do depend on each other; those rows are cut.
-    assert (correlation - torch.eye(4, 8)).abs().max() < 5 / math.sqrt(count)
+@pytest.mark.parametrize("law", [Law.orthogonal, Law.hadamard, Law.givens])
+def test_rows_are_orthogonal_within_a_block(law: Law) -> None:
+    rows = directions(law)
+    assert (rows @ rows.mT - torch.eye(DIM)).abs().max() < 1e-5
+    ragged = Projection(3 * DIM + 5, DIM, law=law, row_norms=RowNorms.sqrt_dim).draw(0, 0)
+    for block in ragged.split(DIM):
+        assert (block @ block.mT / DIM - torch.eye(len(block))).abs().max() < 1e-5
 
 
-def test_a_draw_is_a_pure_function_of_seed_and_index() -> None:
-    def draw(seed: int, index: int) -> Tensor:
-        return orthogonal_projection(20, 8, projection_generator(seed, index))
+@pytest.mark.parametrize("law", Law)
+def test_rows_have_mean_zero(law: Law) -> None:
+    # A QR without its sign correction fails here by a hundred standard errors.
+    assert largest_z(blocks(law), 0) < Z
+    assert largest_z(blocks(law, RowNorms.sqrt_dim), 0) < Z
 
-    assert torch.equal(draw(3, 7), draw(3, 7))
-    others = [draw(3, 8), draw(4, 7), draw(7, 3), draw(4, 6)]
-    assert not any(torch.equal(draw(3, 7), other) for other in others)
+
+@pytest.mark.parametrize("law", [Law.orthogonal, Law.iid, Law.hadamard])
+def test_rows_have_unit_covariance(law: Law) -> None:
+    for row in blocks(law).unbind(1):
+        assert largest_z(row[:, :, None] * row[:, None], torch.eye(DIM)) < Z
+
+
+@pytest.mark.parametrize("law", [Law.orthogonal, Law.iid])
+def test_rows_are_standard_normal(law: Law) -> None:
+    for row in blocks(law).unbind(1):
+        entries = row.flatten()
+        # Passed by chance once in 25,000 times.
+        assert kolmogorov_smirnov(entries, torch.special.ndtr(entries)) < 2.25
+
+
+def test_iid_rows_are_independent() -> None:
+    rows = blocks(Law.iid).flatten(1)
+    assert correlations(rows).max() < Z
+    assert correlations(rows.square()).max() < Z
+
+
+def test_hadamard_blocks_are_products_of_three() -> None:
+    # With u = (HD₁)H and independent signs d, an entry Σ_l u_il d_l H_lj has the fourth moment
+    # (3 - 2 Σ_l E u_il⁴) / K², and E u_il⁴ = (3 - 2/K) / K². One or two factors, or a uniform
+    # orthogonal matrix, have others: 1, 3 - 2/K and 3K / (K + 2).
+    fourth = 3 - 6 / DIM + 4 / DIM**2
+    assert largest_z(directions(Law.hadamard).pow(4) * DIM**2, fourth) < Z
+
+
+def test_givens_blocks_are_products_of_that_many_rotations() -> None:
+    # A rotation by a random angle in a random plane brings the expected square of an entry closer
+    # to its mean 1/K, by the factor 1 - 1 / (K - 1).
+    num_rotations = DIM * math.ceil(math.log(DIM))
+    remaining = (1 - 1 / (DIM - 1)) ** num_rotations
+    expected = 1 / DIM + remaining * (torch.eye(DIM) - 1 / DIM)
+    assert largest_z(directions(Law.givens).square(), expected) < Z
+    torch.testing.assert_close(torch.linalg.det(directions(Law.givens)).mean().item(), 1.0)
+
+
+@pytest.mark.parametrize("law", Law)
+def test_blocks_are_independent(law: Law) -> None:
+    pairs = blocks(law).unflatten(0, (-1, 2)).flatten(1)
+    half = DIM * DIM
+    # Entries of one block do depend on each other in some laws, so only the corner is looked at.
+    assert correlations(pairs)[:half, half:].max() < Z
+    assert correlations(pairs.square())[:half, half:].max() < Z
+
+
+@pytest.mark.parametrize("law", Law)
+def test_norms_are_chi_distributed_or_one_number(law: Law) -> None:
+    half_squares = blocks(law).square().sum(dim=-1).flatten() / 2
+    shape = torch.tensor(DIM / 2, dtype=torch.float64)
+    assert kolmogorov_smirnov(half_squares, torch.special.gammainc(shape, half_squares)) < 2.25
+    norms = blocks(law, RowNorms.sqrt_dim).norm(dim=-1)
+    torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(DIM)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("law", Law)
+def test_norms_are_independent_of_each_other_and_of_the_directions(law: Law) -> None:
+    norms = blocks(law).norm(dim=-1)
+    for magnitudes in directions(law).abs().unbind(1):
+        columns = torch.cat([norms, magnitudes[:, 1:]], dim=1)
+        assert correlations(columns)[:DIM].max() < Z
+
+
+@pytest.mark.parametrize("law", Law)
+def test_antithetic_rows_mirror_the_others(law: Law) -> None:
+    rows = Projection(30, DIM, law=law, antithetic=True).draw(3, 7)
+    half = Projection(15, DIM, law=law).draw(3, 7)
+    assert torch.equal(rows, torch.cat([half, -half]))
+
+
+@pytest.mark.parametrize("law", Law)
+def test_a_draw_is_a_pure_function_of_seed_and_index(law: Law) -> None:
+    projection = Projection(20, DIM, law=law)
+    rows = projection.draw(3, 7)
+    assert rows.shape == (20, DIM) and rows.dtype == torch.float64
+    assert torch.equal(rows, projection.draw(3, 7))
+    for seed, index in [(3, 8), (4, 7), (7, 3), (4, 6)]:
+        others = projection.draw(seed, index)
+        assert not torch.isin(rows.norm(dim=1), others.norm(dim=1)).any()
+
+
+def test_a_resumed_run_draws_what_earlier_versions_drew() -> None:
+    expected = [
+        [0.839103246279, 0.820187479817],
+        [-1.437094886790, 1.470238225272],
+        [-1.108686464577, 0.556354247519],
+    ]
+    rows = Projection(3, 2).draw(3, 7)
+    torch.testing.assert_close(rows, torch.tensor(expected).to(rows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("law", [Law.orthogonal, Law.iid, Law.hadamard])
+def test_heads_of_width_one_have_rows_of_either_sign(law: Law) -> None:
+    rows = Projection(100, 1, law=law, row_norms=RowNorms.sqrt_dim).draw(0, 0)
+    assert rows.unique().tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"num_features": 0},
+            "attention.num_features=0 must be at least 1, a whole number; "
+            "type attention.num_features=256",
+        ),
+        (
+            {"num_features": 2.5},
+            "attention.num_features=2.5 must be at least 1, a whole number; "
+            "type attention.num_features=256",
+        ),
+        (
+            {"num_features": 15, "antithetic": True},
+            "attention.num_features=15 must be even where features come in mirrored pairs "
+            "(attention.antithetic=true, attention.estimator=hyperbolic); "
+            "type attention.num_features=16",
+        ),
+        (
+            {"law": "gaussian"},
+            "attention.projection=gaussian does not exist; "
+            "there are: givens, hadamard, iid, orthogonal",
+        ),
+        (
+            {"row_norms": "one"},
+            "attention.row_norms=one does not exist; there are: chi, sqrt_dim",
+        ),
+        (
+            {"law": "hadamard", "head_dim": 24},
+            "attention.projection=hadamard needs a head width (model.model_dim / "
+            "model.num_heads) that is a power of two, not 24; type attention.projection=orthogonal",
+        ),
+        (
+            {"law": "givens", "head_dim": 1},
+            "attention.projection=givens needs a head width (model.model_dim / "
+            "model.num_heads) of 2 or more, not 1; type attention.projection=orthogonal",
+        ),
+    ],
+)
+def test_impossible_settings_are_explained(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Projection(**{"num_features": 16, "head_dim": DIM, **settings})
+    assert str(raised.value) == message

@@ -8,8 +8,16 @@ import torch
 from torch import Tensor, nn
 
 VARIANTS: list[dict[str, Any]] = [{}]
-LINEAR_IN_VALUES = True
-ROWS_SUM_TO_ONE = True
+
+
+def is_linear_in_values(options: Mapping[str, Any]) -> bool:
+    """Always."""
+    return True
+
+
+def rows_sum_to_one(options: Mapping[str, Any]) -> bool:
+    """Always."""
+    return True
 
 
 def output(

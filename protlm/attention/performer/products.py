@@ -1,0 +1,50 @@
+"""The matrix products that linear attention is made of, by the fastest library at hand."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns x wᵀ, (..., M, N), plus a bias.
+
+    Args:
+        x: (..., M, K).
+        w: (N, K), the same for every leading index of x, or (..., N, K).
+        bias: (N), or (..., N) as w.
+    """
+    if _takes_onednn(x):
+        return _onednn_product(x, w, bias)
+    out = torch.matmul(x, w.mT)
+    return out if bias is None else out.add_(bias[..., None, :])
+
+
+def _takes_onednn(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and _has_onednn()
+
+
+def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    if w.dim() == 2:
+        return _linear(x, w, bias)
+    leading = x.shape[:-2]
+    x, w = x.flatten(0, -3), w.flatten(0, -3)
+    biases = [None] * len(x) if bias is None else bias.flatten(0, -2)
+    products = [_linear(*operands) for operands in zip(x, w, biases, strict=True)]
+    # A stack copies, and most tiles are of one head.
+    joined = products[0][None] if len(products) == 1 else torch.stack(products)
+    return joined.unflatten(0, leading)
+
+
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+
+
+@cache
+def _has_onednn() -> bool:
+    """Whether torch can be told to use oneDNN for float32.
+
+    Left to itself it takes MKL, which uses half the width of an AMD processor's registers: the
+    products here take twice the time (docs/decisions/0006).
+    """
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,0 +1,69 @@
+"""Trigonometric features of the softmax kernel (arXiv 2009.14794, section 2.3)."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from protlm.attention.performer.features import FeatureMap, Features
+from protlm.attention.performer.products import product
+
+# Beyond this exponent a key's features would leave float32; |k̂|² = 80 is no softmax's key.
+_LARGEST_EXPONENT = 40.0
+
+
+@final
+class TrigonometricFeatures(FeatureMap):
+    """Estimates exp(q·k / √K) by exp(|q̂|²/2 + |k̂|²/2) cos(ω·(q̂ - k̂)), ω ~ N(0, I).
+
+    φq = (sin ω_r·q̂, cos ω_r·q̂), without its factor exp(|q̂|²/2), which normalising removes, and
+    φk = exp(|k̂|²/2) (sin ω_r·k̂, cos ω_r·k̂) / R' for R' rows. Estimates of small weights have large
+    variances and may be negative, sums of them too: the paper's reason for positive features.
+    Exponents |k̂|²/2 are capped at 40.
+    """
+
+    def __init__(self, projection_RK: Tensor | None) -> None:
+        assert projection_RK is not None
+        self._num_rows, self._head_dim = projection_RK.shape
+        self._scaled_RK = projection_RK * self._head_dim**-0.25
+
+    def queries(self, q_BHLK: Tensor) -> Features:
+        """See `FeatureMap.queries`."""
+        phi_BHLR = _sine_cosine(product(q_BHLK, self._scaled_RK))
+
+        def pullback(dphi_BHLR: Tensor) -> Tensor:
+            return product(_angle_gradient(dphi_BHLR, phi_BHLR), self._scaled_RK.mT)
+
+        return Features(phi_BHLR, pullback)
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        """See `FeatureMap.keys`."""
+        exponent_BHL1 = self._exponent(k_BHLK)
+        factor_BHL1 = exponent_BHL1.clamp(max=_LARGEST_EXPONENT).exp() / self._num_rows
+        circle, circle_pullback = self.queries(k_BHLK)
+        phi_BHLR = circle * factor_BHL1
+
+        def pullback(dphi_BHLR: Tensor) -> Tensor:
+            radial_BHL1 = (dphi_BHLR * phi_BHLR).sum(dim=-1, keepdim=True)
+            radial_BHL1 = radial_BHL1 * (exponent_BHL1 < _LARGEST_EXPONENT)
+            dk_BHLK = circle_pullback(dphi_BHLR * factor_BHL1)
+            return dk_BHLK.addcmul_(k_BHLK, radial_BHL1, value=self._head_dim**-0.5)
+
+        return Features(phi_BHLR, pullback)
+
+    def log_factor(self, q_BHLK: Tensor) -> Tensor:
+        """See `FeatureMap.log_factor`."""
+        return self._exponent(q_BHLK)
+
+    def _exponent(self, x_BHLK: Tensor) -> Tensor:
+        return x_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
+
+
+def _sine_cosine(angles: Tensor) -> Tensor:
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def _angle_gradient(dphi_BHLR: Tensor, phi_BHLR: Tensor) -> Tensor:
+    sine, cosine = phi_BHLR.chunk(2, dim=-1)
+    dsine, dcosine = dphi_BHLR.chunk(2, dim=-1)
+    return dsine * cosine - dcosine * sine

@@ -1,0 +1,103 @@
+"""How far FAVOR+'s estimate of a softmax weight may be off: its variance (2009.14794, Lemma 2).
+
+With x̂ = x / K^(1/4), z = q̂ + k̂ and Δ = q̂ - k̂, let f be the estimate of exp(q̂·k̂) from one row ω,
+or from one pair of rows. Its second moment E f² / exp(2 q̂·k̂) is
+
+    exp(|z|²)                            positive
+    cosh(|z|²)                           rows in pairs ω, -ω: hyperbolic
+    cosh(|Δ|²)                           trigonometric
+    G exp(ρ|z|²)                         positive with a stretch s: OPRF (2205.15317)
+    G (exp(ρ|z|²) + exp(-|z|²)) / 2      the same, rows in pairs
+
+with ρ = 1 / (2s² - 1) and G = (s⁴ρ)^(K/2): `PositiveFeatures` has f, and E exp(a|ω|² + b·ω) is
+(1 - 2a)^(-K/2) exp(|b|² / (2 - 4a)), here for a = 1 - s² and b = 2sz. The mean of n independent f
+has the relative variance (second moment - 1) / n.
+
+Orthogonal rows have a smaller variance (Theorem 2), and so have the rows of `regularized` around
+the kernel that they estimate: there the prediction is an upper bound.
+"""
+
+import math
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from protlm.attention.masking import zero_padding
+from protlm.attention.performer.positive import optimal_stretch
+from protlm.attention.performer_softmax import Estimator, PerformerSoftmax
+
+# exp(|z|²) leaves every range where queries and keys are large. A weight that is a million times
+# off is as useless as any other, and a log stays free of infinities.
+LARGEST_ERROR = 1e6
+
+
+def pair_sums(q_BHLK: Tensor, k_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
+    """Sums over all pairs of a query and a key of the same sequence, padding left out, 3H.
+
+    The rows are the sums of |q̂|² + |k̂|², of q̂·k̂, and the number of pairs; they add up over batches
+    and ranks. Nothing of the size L×L is made: the sum of q̂·k̂ is that of the q̂ times that of the k̂.
+    In float32, or float64 for float64 queries.
+    """
+    dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
+    scale = q_BHLK.shape[-1] ** -0.25
+    q_BHLK, k_BHLK = (zero_padding(x.to(dtype) * scale, mask_BL) for x in (q_BHLK, k_BHLK))
+    length_B1 = mask_BL.sum(dim=1, keepdim=True).to(dtype)
+    squares_BH = length_B1 * (q_BHLK.square() + k_BHLK.square()).sum(dim=(2, 3))
+    products_BH = (q_BHLK.sum(dim=2) * k_BHLK.sum(dim=2)).sum(dim=-1)
+    pairs_BH = length_B1.square().expand_as(squares_BH)
+    return torch.stack([x_BH.sum(dim=0) for x_BH in (squares_BH, products_BH, pairs_BH)])
+
+
+class SquareNorms(NamedTuple):
+    """Mean |q̂ + k̂|² and mean |q̂ - k̂|² over pairs of a query and a key, float64."""
+
+    sum_H: Tensor
+    difference_H: Tensor
+
+    @classmethod
+    def of(cls, sums_3H: Tensor) -> Self:
+        """The means of what `pair_sums` added up; 0 where there was no pair."""
+        squares_H, products_H, pairs_H = sums_3H.double()
+        squares_H, products_H = (x_H / pairs_H.clamp(min=1) for x_H in (squares_H, products_H))
+        return cls(squares_H + 2 * products_H, squares_H - 2 * products_H)
+
+
+def deciding_norm(mechanism: PerformerSoftmax, norms: SquareNorms) -> Tensor:
+    """The norm that the variance grows with: |Δ|² for trigonometric features, else |z|²."""
+    is_trigonometric = mechanism.estimator is Estimator.trigonometric
+    return norms.difference_H if is_trigonometric else norms.sum_H
+
+
+def relative_error(mechanism: PerformerSoftmax, norms: SquareNorms) -> Tensor:
+    """The standard deviation of an estimated weight over the weight, at a pair of these norms.
+
+    One per head, float64, at most `LARGEST_ERROR`.
+
+    >>> norms = SquareNorms(torch.tensor([2.0, 5.55, 16.0]), torch.zeros(3))
+    >>> relative_error(PerformerSoftmax(head_dim=64, num_features=256), norms).tolist()
+    [0.157..., 1.00..., 186.3...]
+    """
+    log_moment_H = _log_second_moment(mechanism, norms)
+    num_draws = mechanism.num_features / (2 if _comes_in_pairs(mechanism) else 1)
+    # A variance is not negative; a rounding error near |z| = 0 may be.
+    variance_H = torch.expm1(log_moment_H.clamp(min=0)) / num_draws
+    return variance_H.sqrt().clamp(max=LARGEST_ERROR)
+
+
+def _log_second_moment(mechanism: PerformerSoftmax, norms: SquareNorms) -> Tensor:
+    """ln E f² / exp(2 q̂·k̂) of one row or pair of rows, one per head."""
+    assert mechanism.projection is not None
+    head_dim, lambda_ = mechanism.projection.shape[1], mechanism.optimal_for
+    stretch = 1.0 if lambda_ is None else optimal_stretch(head_dim, lambda_)
+    rho = 1 / (2 * stretch**2 - 1)
+    norm_H = deciding_norm(mechanism, norms).double()
+    log_moment_H = rho * norm_H
+    if _comes_in_pairs(mechanism):
+        log_moment_H = torch.logaddexp(log_moment_H, -norm_H) - math.log(2)
+    return log_moment_H + head_dim / 2 * math.log(stretch**4 * rho)
+
+
+def _comes_in_pairs(mechanism: PerformerSoftmax) -> bool:
+    """Whether a row has two features: of ω and -ω, or sine and cosine."""
+    return mechanism.antithetic or mechanism.estimator is Estimator.trigonometric

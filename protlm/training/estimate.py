@@ -1,0 +1,148 @@
+"""Watches whether the Performers of a run can still estimate softmax attention."""
+
+import warnings
+from typing import Any, NamedTuple, Self
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor, nn
+
+from protlm.attention.performer.variance import (
+    SquareNorms,
+    deciding_norm,
+    pair_sums,
+    relative_error,
+)
+from protlm.attention.performer_softmax import Estimator, PerformerSoftmax
+from protlm.data.batching import FILLER
+from protlm.data.dataset import Batch
+from protlm.model.transformer import ProteinLM
+from protlm.training.module import LanguageModeling
+
+# An estimate whose standard deviation is the weight itself tells nothing about the weight.
+_USELESS = 1.0
+# What `attention.optimal_for` is for.
+_STRETCHABLE = (Estimator.positive, Estimator.hyperbolic)
+
+
+class WatchEstimates(Callback):
+    """Logs by layer the mean |q̂ + k̂|² and the error that it predicts for an estimated weight.
+
+    Both are those of the head where they are largest. The last batch before a log is looked at, by
+    hooks that exist for its forward pass only, and added up over the ranks; other batches cost
+    nothing. Layers whose estimate is useless are warned of once in a run.
+
+    Args:
+        network: the model; layers without a softmax Performer are left alone.
+        every: optimiser steps between two logs.
+    """
+
+    def __init__(self, network: ProteinLM, *, every: int) -> None:
+        layers = {number: network.mechanism(number) for number in range(1, network.num_layers + 1)}
+        self._layers = {n: m for n, m in layers.items() if isinstance(m, PerformerSoftmax)}
+        self._every = every
+        self._sums: dict[int, Tensor] = {}
+        self._warned: set[int] = set()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names under which this is logged."""
+        return tuple(name for number in self._layers for name in _names(number))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The layers that were warned of."""
+        return {"warned": sorted(self._warned)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the layers that were warned of."""
+        self._warned = set(state_dict["warned"])
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Hooks the mechanisms where a log is due when this batch is done."""
+        steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if steps and (trainer.global_step + 1) % self._every == 0:
+            mask_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
+            for number, mechanism in self._layers.items():
+                self._look_once(number, mechanism, mask_BL)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Logs what was seen, and warns."""
+        if not self._sums:
+            return
+        assert isinstance(pl_module, LanguageModeling)
+        sums_N3H = pl_module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()
+        self._sums = {}
+        worst = {
+            number: _WorstHead.of(mechanism, sums_3H)
+            for (number, mechanism), sums_3H in zip(self._layers.items(), sums_N3H, strict=True)
+        }
+        metrics: dict[str, float] = {}
+        for number, head in worst.items():
+            metrics.update(zip(_names(number), (head.square_norm, head.error), strict=True))
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, trainer.global_step)
+        useless = {number for number, head in worst.items() if head.error > _USELESS}
+        if (news := useless - self._warned) and trainer.is_global_zero:
+            has_norms = bool(pl_module.description["model"]["qk_norm"])
+            self._warn({number: worst[number] for number in sorted(news)}, has_norms=has_norms)
+        self._warned |= useless
+
+    def _look_once(self, number: int, mechanism: PerformerSoftmax, mask_BL: Tensor) -> None:
+        def look(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            # Activation checkpointing runs the layer again in the backward pass: once is enough.
+            hook.remove()
+            q_BHLK, k_BHLK = inputs[:2]
+            with torch.no_grad():
+                self._sums[number] = pair_sums(q_BHLK, k_BHLK, mask_BL)
+
+        hook = mechanism.register_forward_pre_hook(look)
+
+    def _warn(self, useless: dict[int, "_WorstHead"], *, has_norms: bool) -> None:
+        number = max(useless, key=lambda number: useless[number].error)
+        head, mechanism = useless[number], self._layers[number]
+        bound = "" if has_norms else "model.qk_norm=true bounds the norm, "
+        is_stretchable = mechanism.optimal_for is None and mechanism.estimator in _STRETCHABLE
+        stretch = f"attention.optimal_for={head.norm:.3g} and " if is_stretchable else ""
+        layers = "layer" if len(useless) == 1 else "layers"
+        sign = "-" if mechanism.estimator is Estimator.trigonometric else "+"
+        warnings.warn(
+            f"FAVOR+ cannot estimate softmax attention in {layers} {', '.join(map(str, useless))}: "
+            f"in head {head.number} of layer {number} the mean |q{sign}k|²/√K is {head.norm:.3g}, "
+            f"so that a weight of {mechanism.num_features} features is off by {head.error:.2g} "
+            f"times itself; in another run {bound}{stretch}more attention.num_features lower the "
+            "error",
+            stacklevel=2,
+        )
+
+
+class _WorstHead(NamedTuple):
+    """The head of a layer with the largest mean square norm that errors grow with.
+
+    `number` counts from 1, `square_norm` is the layer's largest mean |q̂ + k̂|².
+    """
+
+    number: int
+    norm: float
+    error: float
+    square_norm: float
+
+    @classmethod
+    def of(cls, mechanism: PerformerSoftmax, sums_3H: Tensor) -> Self:
+        norms = SquareNorms.of(sums_3H)
+        norm_H, error_H = deciding_norm(mechanism, norms), relative_error(mechanism, norms)
+        head = int(norm_H.argmax())
+        return cls(head + 1, float(norm_H[head]), float(error_H[head]), float(norms.sum_H.max()))
+
+
+def _names(number: int) -> tuple[str, str]:
+    return f"square_norm_layer_{number}", f"relative_error_layer_{number}"

@@ -1,0 +1,134 @@
+"""Every recurrent mechanism: one position after the other gives what the whole sequence gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.attention.base import Recurrent
+
+# A linear mechanism keeps as much of a thousand positions as of one; these keep every position.
+KEEP_EVERY_POSITION = {"softmax"}
+
+
+@pytest.fixture
+def whole_inputs(make_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws inputs of a length without padding."""
+
+    def make(length: int, *, seed: int = 0) -> Any:
+        inputs = make_inputs(length, seed=seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+
+        def fill(x: Tensor) -> Tensor:
+            drawn = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+            return torch.where(x.isnan(), drawn, x)
+
+        return type(inputs)(*map(fill, inputs[:4]), torch.ones_like(inputs.mask_BL))
+
+    return make
+
+
+def take(inputs: Any, rows: Tensor) -> Any:
+    """Some samples of the inputs."""
+    return type(inputs)(*(x[rows] for x in inputs))
+
+
+def steps(
+    mechanism: Any, inputs: Any, state: Any = None, *, start: int = 0, end: int | None = None
+) -> tuple[Any, Tensor]:
+    """Steps through positions `start` to `end` - 1: the state after them, and the outputs."""
+    assert isinstance(mechanism, Recurrent)
+    if state is None:
+        state = mechanism.initial_state(inputs.k_BHLK[:, :, 0], inputs.v_BHLC[:, :, 0])
+    outs = []
+    for position in range(start, inputs.q_BHLK.shape[2] if end is None else end):
+        at = (x[:, :, position] for x in inputs[:3])
+        state, out_BHC = mechanism.step(state, *at, hidden_BD=inputs.hidden_BLD[:, position])
+        outs.append(out_BHC)
+    return state, torch.stack(outs, dim=2)
+
+
+def num_elements(state: Any) -> int:
+    """Elements of all tensors of a state."""
+    tensors = [state] if isinstance(state, Tensor) else vars(state).values()
+    return sum(x.numel() for x in tensors if isinstance(x, Tensor))
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 257])
+def test_steps_are_the_causal_forward(
+    recurrent_case: Any, length: int, whole_inputs: Callable[..., Any]
+) -> None:
+    mechanism = recurrent_case.create().double()
+    inputs = whole_inputs(length)
+    _, out = steps(mechanism, inputs)
+    torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("split", [1, 63, 64, 100])
+def test_samples_of_a_state_go_on_by_themselves(
+    recurrent_case: Any, split: int, whole_inputs: Callable[..., Any]
+) -> None:
+    """Some samples leave, some are doubled, and one state goes on in two ways."""
+    mechanism = recurrent_case.create().double()
+    inputs, others = whole_inputs(130), whole_inputs(130, seed=5)
+    rows = torch.tensor([2, 0, 2, 2])
+    state, _ = steps(mechanism, inputs, end=split)
+    fork = state[rows]
+    for tensors, way in ((take(others, rows), fork), (inputs, state)):
+        # Both ways begin alike and differ from the split on.
+        begun = take(inputs, rows) if way is fork else inputs
+        joined = [
+            torch.cat([a[..., :split, :], b[..., split:, :]], dim=-2)
+            for a, b in zip(begun[:4], tensors[:4], strict=True)
+        ]
+        whole = type(inputs)(*joined, tensors.mask_BL)
+        _, out = steps(mechanism, whole, way, start=split)
+        expected = whole.run(mechanism, causal=True)[:, :, split:]
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+)
+def test_error_stays_in_the_budget_of_the_dtype(
+    recurrent_case: Any, dtype: torch.dtype, budget: float, whole_inputs: Callable[..., Any]
+) -> None:
+    inputs = whole_inputs(257).to(dtype)
+    _, out = steps(recurrent_case.create(), inputs)
+    assert out.dtype == dtype
+    exact = inputs.to(torch.float64).run(recurrent_case.create().double(), causal=True)
+    assert (out.double() - exact).norm() <= budget * exact.norm()
+
+
+def test_samples_do_not_see_each_other(
+    recurrent_case: Any, whole_inputs: Callable[..., Any]
+) -> None:
+    mechanism = recurrent_case.create()
+    first = whole_inputs(70).to(torch.float32)
+    second = whole_inputs(70, seed=9).to(torch.float32)
+    mixed = [torch.cat([a[:1], 30 * b[1:]]) for a, b in zip(first[:4], second[:4], strict=True)]
+    _, alike = steps(mechanism, first)
+    _, other = steps(mechanism, type(first)(*mixed, first.mask_BL))
+    assert torch.equal(alike[0], other[0])
+    assert not torch.equal(alike, other)
+
+
+def test_work_and_memory_do_not_grow_with_the_position(
+    recurrent_case: Any, whole_inputs: Callable[..., Any], largest_tensor: Any
+) -> None:
+    mechanism = recurrent_case.create()
+    inputs = whole_inputs(300).to(torch.float32)
+    sizes, largest, state = [], [], None
+    for start, end in ((0, 3), (3, 200), (200, 300)):
+        state, _ = steps(mechanism, inputs, state, start=start, end=end - 1)
+        at = [x[:, :, end - 1].clone() for x in inputs[:3]]
+        hidden_BD = inputs.hidden_BLD[:, end - 1].clone()
+        largest_tensor.numel = 0
+        with largest_tensor:
+            state, _ = mechanism.step(state, *at, hidden_BD=hidden_BD)
+        sizes.append(num_elements(state))
+        largest.append(largest_tensor.numel)
+    is_flat = len(set(sizes)) == len(set(largest)) == 1
+    assert is_flat != (recurrent_case.name in KEEP_EVERY_POSITION), (sizes, largest)

@@ -1,0 +1,58 @@
+"""The roofline: counts of work from the formulas, rates from this machine."""
+
+import pytest
+import torch
+
+from benchmarks.cases import SDPA, Case
+from benchmarks.roofline import Machine, Work, measure_machine, work_of
+
+M, D, C, L = 256, 64, 64, 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "causal", "flops", "exponentials", "vectors"),
+    [
+        ("performer_softmax", M, False, 24 * M * D, 4 * M, 12),
+        ("performer_softmax", M, True, 30 * M * D + 8 * C * (M + D), 6 * M, 16),
+        ("performer_relu", D, False, 12 * D * D, 0, 12),
+        ("performer_relu", M, False, 24 * M * D, 0, 12),
+        ("performer_relu", D, True, 14 * D * D + 16 * C * D, 0, 16),
+        (SDPA, None, False, 14 * L * D, 2 * L, 12),
+        (SDPA, None, True, 7 * L * D, L, 12),
+    ],
+)
+def test_work_is_that_of_the_formulas(
+    name: str, features: int | None, causal: bool, flops: int, exponentials: int, vectors: int
+) -> None:
+    for dtype, size in (("fp32", 4), ("bf16", 2)):
+        case = Case(name, features, causal, L, dtype)
+        work = work_of(case)
+        assert work is not None
+        assert work.flops == flops * case.token_heads
+        assert work.exponentials == exponentials * case.token_heads
+        assert work.bytes == vectors * D * size * case.token_heads
+
+
+def test_who_is_not_counted_has_no_work() -> None:
+    assert work_of(Case("performer-pytorch", M, False, L)) is None
+
+
+def test_the_roof_is_the_larger_of_computing_and_moving() -> None:
+    machine = Machine({"fp32": {"slow": 1.0, "fast": 2.0}}, exponentials=4.0, bandwidth=8.0)
+    assert Work(flops=2, exponentials=4, bytes=8).seconds(machine, "fp32") == (1, 1, 1)
+    assert Work(flops=2, exponentials=4, bytes=8).least_seconds(machine, "fp32") == 2
+    assert Work(flops=2, exponentials=4, bytes=80).least_seconds(machine, "fp32") == 10
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    calm = Machine({"fp32": {"a": 2.0, "b": 1.0}}, exponentials=1.0, bandwidth=3.0)
+    busy = Machine({"fp32": {"a": 1.0, "b": 4.0}}, exponentials=2.0, bandwidth=2.0)
+    assert calm.or_better(busy) == busy.or_better(calm)
+    assert calm.or_better(busy) == Machine({"fp32": {"a": 2.0, "b": 4.0}}, 2.0, 3.0)
+
+
+def test_this_machine_has_rates() -> None:
+    machine = measure_machine(torch.device("cpu"))
+    assert machine.products.keys() == {"fp32", "bf16"}
+    assert min(rate for ways in machine.products.values() for rate in ways.values()) > 0
+    assert machine.exponentials > 0 and machine.bandwidth > 0

@@ -1,0 +1,115 @@
+"""Rounds: turns, ratios within turns, and who is left out and why."""
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import rounds
+from benchmarks.cases import Attend, Case
+from benchmarks.contenders import Contender
+from benchmarks.passes import Seconds
+from benchmarks.peers import UnavailableError
+from benchmarks.rounds import Forecast, Round, hold_round
+
+CPU = torch.device("cpu")
+
+
+def case(name: str, length: int = 16) -> Case:
+    return Case(name, None, False, length)
+
+
+def doubled(case: Case, device: torch.device) -> Attend:
+    return lambda q_BHLK, k_BHLK, v_BHLC: v_BHLC * 2.0
+
+
+def absent(case: Case, device: torch.device) -> Attend:
+    raise UnavailableError("is not installed")
+
+
+def broken(case: Case, device: torch.device) -> Attend:
+    def attend(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
+        raise RuntimeError("no kernel for this dtype\nand more")
+
+    return attend
+
+
+def slow(case: Case, device: torch.device) -> Attend:
+    def attend(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
+        time.sleep(0.2)
+        return v_BHLC * 2.0
+
+    return attend
+
+
+ENTRANTS = {
+    prepare.__name__: Contender(prepare.__name__, False, prepare)
+    for prepare in (doubled, absent, broken, slow)
+}
+
+
+def hold(*cases: Case, needed: tuple[Case, ...] = (), forecast: Forecast | None = None) -> Round:
+    return hold_round(cases, ENTRANTS, needed=needed, forecast=forecast or Forecast(), device=CPU)
+
+
+def test_the_ratio_is_the_median_over_common_turns() -> None:
+    ours, peer = case("doubled"), case("broken")
+    held = Round((ours, peer))
+    held.seconds[ours] = {1: Seconds(1, 1), 2: Seconds(2, 2), 3: Seconds(9, 9), 4: Seconds(7, 7)}
+    held.seconds[peer] = {0: Seconds(9, 9), 1: Seconds(2, 4), 2: Seconds(4, 12), 3: Seconds(9, 0)}
+    assert held.ratio(peer, ours) == 3.0
+    assert held.ratio(peer, ours, "forward") == 2.0
+    assert held.ratio(ours, case("absent")) is None
+    assert held.median(peer, "backward") == 6.5
+
+
+def test_everyone_is_measured_or_named() -> None:
+    cases = case("doubled"), case("absent"), case("broken")
+    held = hold(*cases, cases[0])
+    assert held.cases == cases
+    assert set(held.seconds) == set(held.bytes) == {cases[0]}
+    assert held.left_out == {
+        cases[1]: "is not installed",
+        cases[2]: "failed: no kernel for this dtype",
+    }
+
+
+def test_cheap_passes_are_warmed_up_and_repeated_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_SECONDS_OF_A_CASE", 0.2)
+    cheap, dear, needed = case("doubled"), case("slow"), case("slow", 32)
+    held = hold(cheap, dear, needed, needed=(needed,))
+    assert list(held.seconds[cheap]) == list(range(1, 10))
+    # A long pass is warm enough to count from the first one on.
+    assert list(held.seconds[dear]) == [0, 1, 2]
+    assert list(held.seconds[needed]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("exponent", "refused"), [(1.0, False), (2.0, True)])
+def test_the_forecast_follows_a_power_law(exponent: float, refused: bool) -> None:
+    forecast = Forecast()
+    # Lengths come out of order where a short case takes turns among long ones.
+    for length in (200, 100):
+        forecast.learn(case("doubled", length), seconds=(length / 200) ** exponent, peak=1.0)
+    assert forecast.reason_against(case("doubled", 400)) is None
+    # 3 s if linear, 9 s if not.
+    reason = forecast.reason_against(case("doubled", 600))
+    assert reason == ("a pass would take about 9 s, more than 4" if refused else None)
+    assert forecast.reason_against(case("broken", 600)) is None
+
+
+def test_the_forecast_counts_memory() -> None:
+    forecast = Forecast()
+    for length in (100, 200):
+        forecast.learn(case("doubled", length), seconds=1e-6, peak=length * 1e7)
+    assert forecast.reason_against(case("doubled", 800)) is None
+    reason = forecast.reason_against(case("doubled", 1600))
+    assert reason == "a pass would take about 16 GB, more than 8"
+
+
+def test_what_a_bar_needs_is_never_too_costly() -> None:
+    forecast = Forecast()
+    forecast.learn(case("doubled", 8), seconds=100.0, peak=1.0)
+    plain, needed = case("doubled", 16), case("doubled", 32)
+    held = hold(plain, needed, needed=(needed,), forecast=forecast)
+    assert set(held.left_out) == {plain} and set(held.seconds) == {needed}

@@ -1,0 +1,337 @@
+"""Decoding: steps are the parallel form, and what is drawn follows the model and the seed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from protlm.attention import mechanism, names
+from protlm.attention.base import Recurrent
+from protlm.build import build_network
+from protlm.config import ModelConfig, NormOrder, Positions
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import UserError
+from protlm.model.decoding import Ended, GeneratedSequence, Sampling, generate
+from protlm.model.positions import rotate
+from protlm.model.selfattention import QueryKeyNorm
+from protlm.model.transformer import DecodingState, ProteinLM
+from protlm.paths import conf_dir
+
+RECURRENT = [name for name in names() if issubclass(mechanism(name), Recurrent)]
+KEEP_EVERY_POSITION = {"softmax"}
+RESIDUES = [VOCABULARY[letter] for letter in STANDARD]
+
+
+def network(attention: str = "performer_relu", **changes: Any) -> ProteinLM:
+    """The `tiny` model with the shipped settings of a mechanism."""
+    settings = yaml.safe_load((conf_dir() / "attention" / f"{attention}.yaml").read_text())
+    preset = OmegaConf.load(conf_dir() / "model" / "tiny.yaml")
+    config = OmegaConf.merge(OmegaConf.structured(ModelConfig), preset, changes)
+    built = OmegaConf.to_object(config)
+    assert isinstance(built, ModelConfig)
+    return build_network(built, settings, seed=0).eval()
+
+
+def example(length: int, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(4, 24, (batch, length), generator=generator)
+
+
+@torch.inference_mode()
+def stepped(model: ProteinLM, tokens_BL: Tensor) -> tuple[DecodingState, Tensor]:
+    """The state after all tokens, and the logits at each."""
+    state, logits = model.initial_state(), []
+    for tokens_B in tokens_BL.unbind(dim=1):
+        state, logits_BV = model.step(state, tokens_B)
+        logits.append(logits_BV)
+    return state, torch.stack(logits, dim=1)
+
+
+@torch.inference_mode()
+def parallel(model: ProteinLM, tokens_BL: Tensor) -> Tensor:
+    """The logits at each position by the causal forward pass."""
+    mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+    return model(tokens_BL, mask_BL, causal=True).logits_BLV
+
+
+def sampled(model: ProteinLM, number: int, **changes: Any) -> list[GeneratedSequence]:
+    """Generated sequences, in order."""
+    settings: dict[str, Any] = {"max_residues": 40, "seed": 0, "batch_size": 8, **changes}
+    prefix = VOCABULARY.encode(settings.pop("prefix", ""))
+    sampling = settings.pop("sampling", Sampling())
+    sequences = generate(model, prefix, sampling, number=number, **settings)
+    return sorted(sequences, key=lambda sequence: sequence.number)
+
+
+def bias(model: ProteinLM, tokens: list[int], value: float) -> ProteinLM:
+    """Makes tokens more probable everywhere."""
+    with torch.no_grad():
+        model.head.bias[tokens] += value
+    return model
+
+
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
+@pytest.mark.parametrize("order", NormOrder)
+@pytest.mark.parametrize("positions", Positions)
+@pytest.mark.parametrize("attention", RECURRENT)
+def test_steps_are_the_causal_forward_pass(
+    attention: str, positions: Positions, order: NormOrder, qk_norm: bool
+) -> None:
+    model = network(attention, positions=positions, norm_order=order, qk_norm=qk_norm)
+    tokens_BL = example(70)
+    logits = stepped(model, tokens_BL)[1], parallel(model, tokens_BL)
+    torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
+    model.double()
+    logits = stepped(model, tokens_BL)[1], parallel(model, tokens_BL)
+    torch.testing.assert_close(*logits, rtol=1e-10, atol=1e-10)
+
+
+def test_float64_is_not_rounded_on_the_way() -> None:
+    """Else samples of one batch size and of another would differ by more than draws may."""
+    x_BHLK = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(0)).double() / 3
+    no_angle = torch.ones(5, 8), torch.zeros(5, 8)
+    assert torch.equal(rotate(x_BHLK, *no_angle), x_BHLK)
+    normed_BHLK = QueryKeyNorm(num_heads=2).double()(x_BHLK)
+    normed_BHLK = normed_BHLK * (x_BHLK.norm(dim=-1) / normed_BHLK.norm(dim=-1))[..., None]
+    torch.testing.assert_close(normed_BHLK, x_BHLK, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("attention", RECURRENT)
+def test_some_samples_go_on(attention: str) -> None:
+    model = network(attention, positions=Positions.rotary).double()
+    tokens_BL = example(20, batch=3)
+    rows = torch.tensor([2, 2, 0])
+    with torch.inference_mode():
+        state = stepped(model, tokens_BL[:, :12])[0][rows]
+        assert state.length == 12
+        logits = []
+        for tokens_B in tokens_BL[rows, 12:].unbind(dim=1):
+            state, logits_BV = model.step(state, tokens_B)
+            logits.append(logits_BV)
+    expected = parallel(model, tokens_BL)[rows, 12:]
+    torch.testing.assert_close(torch.stack(logits, dim=1), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", RECURRENT)
+def test_the_work_of_a_step_does_not_grow(attention: str) -> None:
+    model = network(attention, positions=Positions.rotary)
+    tokens_BL = example(150)
+    work, sizes = [], []
+    for length in (3, 80, 150):
+        state, _ = stepped(model, tokens_BL[:, : length - 1])
+        with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+            state, _ = model.step(state, tokens_BL[:, length - 1])
+        work.append(counter.get_total_flops())
+        sizes.append(sum(num_elements(block) for block in state.blocks))
+    assert work[0] > 0
+    if attention in KEEP_EVERY_POSITION:
+        assert sizes[0] < sizes[1] < sizes[2]
+    else:
+        assert len(set(work)) == len(set(sizes)) == 1
+
+
+def num_elements(state: Any) -> int:
+    tensors = [state] if isinstance(state, Tensor) else vars(state).values()
+    return sum(x.numel() for x in tensors if isinstance(x, Tensor))
+
+
+def test_more_positions_than_the_table_has_are_a_user_error() -> None:
+    model = network(positions=Positions.learned, max_length=16)
+    stepped(model, example(16))
+    with pytest.raises(UserError, match="17 positions are more than the 16"):
+        stepped(model, example(17))
+
+
+def logits_like(seed: int, batch: int = 50) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits_BV = 3 * torch.randn(batch, 33, generator=generator, dtype=torch.float64)
+    logits_BV[:, 5:9] = -torch.inf
+    return logits_BV
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_temperature_divides_the_logits(temperature: float) -> None:
+    logits_BV = logits_like(1)
+    found = Sampling(temperature).probabilities(logits_BV)
+    torch.testing.assert_close(found, (logits_BV / temperature).softmax(-1))
+
+
+GREEDY = {
+    "temperature 0": Sampling(0.0),
+    "temperature 0 among few": Sampling(0.0, top_k=3, top_p=0.9),
+    "the least temperature": Sampling(5e-324),
+    "one token": Sampling(top_k=1),
+    "one token at a high temperature": Sampling(9.0, top_k=1),
+    "next to no mass": Sampling(top_p=1e-9),
+}
+
+
+@pytest.mark.parametrize("case", GREEDY)
+def test_the_limits_are_greedy(case: str) -> None:
+    logits_BV = logits_like(2)
+    best_BV = torch.nn.functional.one_hot(logits_BV.argmax(-1), 33).double()
+    torch.testing.assert_close(GREEDY[case].probabilities(logits_BV), best_BV)
+
+
+def test_of_equal_tokens_top_k_keeps_no_more_than_k() -> None:
+    found = Sampling(top_k=2).probabilities(torch.zeros(1, 33, dtype=torch.float64))
+    assert found[0].tolist() == [0.5, 0.5] + [0.0] * 31
+
+
+@pytest.mark.parametrize("top_k", [2, 7, 29, 33, 500])
+def test_top_k_keeps_the_most_probable(top_k: int) -> None:
+    logits_BV = logits_like(3)
+    probable_BV = logits_BV.softmax(-1)
+    found_BV = Sampling(top_k=top_k).probabilities(logits_BV)
+    kept_BV = found_BV > 0
+    assert (kept_BV.sum(-1) == min(top_k, 29)).all()
+    out_BV = probable_BV.masked_fill(kept_BV, 0)
+    assert (probable_BV.masked_fill(~kept_BV, 1).amin(-1) >= out_BV.amax(-1)).all()
+    expected_BV = probable_BV * kept_BV
+    torch.testing.assert_close(found_BV, expected_BV / expected_BV.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("top_k", [None, 4])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999, 1.0])
+def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, top_k: int | None) -> None:
+    logits_BV = logits_like(4)
+    before_BV = Sampling(top_k=top_k).probabilities(logits_BV)
+    found_BV = Sampling(top_k=top_k, top_p=top_p).probabilities(logits_BV)
+    for before, found in zip(before_BV, found_BV, strict=True):
+        kept = found > 0
+        mass = before[kept].sum()
+        assert mass >= top_p - 1e-12
+        assert mass - before[kept].min() < top_p, "the set is not the smallest"
+        assert before[kept].min() >= before[~kept].max()
+        torch.testing.assert_close(found, before * kept / mass)
+
+
+WRONG = [{"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}]
+WRONG += [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": float("nan")}]
+
+
+@pytest.mark.parametrize("settings", WRONG, ids=str)
+def test_settings_out_of_range_are_a_user_error(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="must be"):
+        Sampling(**settings)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, top_k=12)], ids=["plain", "top_k"])
+def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
+    """z-scores of 20 counts of 4,000 draws each, after the same prefix."""
+    model, number = network(), 4_000
+    found = sampled(model, number, prefix="MK", max_residues=3, sampling=sampling, batch_size=2_000)
+    tokens_1L = torch.tensor([[VOCABULARY.cls, *VOCABULARY.encode("MK")]])
+    logits_1V = parallel(model.double(), tokens_1L)[:, -1]
+    allowed = [*RESIDUES, VOCABULARY.eos]
+    only_allowed = torch.full_like(logits_1V, -torch.inf)
+    only_allowed[:, allowed] = logits_1V[:, allowed]
+    expected = sampling.probabilities(only_allowed)[0]
+    tokens = [VOCABULARY[s.sequence[2]] if s.num_sampled else VOCABULARY.eos for s in found]
+    counts = np.bincount(tokens, minlength=33)
+    for token, probability in enumerate(expected.tolist()):
+        if probability == 0:
+            assert counts[token] == 0
+        else:
+            spread = np.sqrt(number * probability * (1 - probability))
+            assert abs(counts[token] - number * probability) < 4.5 * spread
+    chi_square = sum(
+        (counts[token] - number * p) ** 2 / (number * p) for token, p in enumerate(expected) if p
+    )
+    freedom = int((expected > 0).sum()) - 1
+    assert chi_square < freedom + 4.5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("attention", RECURRENT)
+def test_the_batch_size_changes_nothing(attention: str) -> None:
+    model = bias(network(attention), [VOCABULARY.eos], 1.0)
+    whole = sampled(model, 12, prefix="MK", batch_size=12)
+    assert len({s.sequence for s in whole}) == 12
+    for batch_size in (1, 5, 100):
+        found = sampled(model, 12, prefix="MK", batch_size=batch_size)
+        # The sum of nats differs in its last digits, as products of matrices do.
+        assert [(s.number, s.sequence, s.ended) for s in found] == [
+            (s.number, s.sequence, s.ended) for s in whole
+        ]
+        assert np.allclose([s.nats for s in found], [s.nats for s in whole], rtol=1e-12)
+
+
+def test_a_sequence_is_its_seed_and_number() -> None:
+    model = network()
+    whole = sampled(model, 8)
+    assert sampled(model, 8) == whole
+    assert sampled(model, 3, batch_size=3)[2].sequence == whole[2].sequence
+    other = {s.sequence for s in sampled(model, 8, seed=1)}
+    assert not other & {s.sequence for s in whole}
+
+
+def test_only_standard_residues_are_drawn() -> None:
+    others = sorted(set(range(33)) - {*RESIDUES, VOCABULARY.eos})
+    model = bias(network(), others, 30.0)
+    for sequence in sampled(model, 20, prefix="MXBUZO"):
+        assert set(sequence.sequence[6:]) <= set(STANDARD)
+
+
+def test_a_sequence_has_a_residue_at_least() -> None:
+    model = bias(network(), [VOCABULARY.eos], 60.0)
+    for sequence in sampled(model, 10):
+        assert (len(sequence.sequence), sequence.ended) == (1, Ended.eos)
+    for sequence in sampled(model, 10, prefix="MK"):
+        assert (sequence.sequence, sequence.num_sampled) == ("MK", 0)
+        assert np.isnan(sequence.perplexity)
+
+
+def test_a_sequence_ends_where_it_has_to() -> None:
+    model = bias(network(), [VOCABULARY.eos], 1.0)
+    found = sampled(model, 40, prefix="MK", max_residues=12)
+    assert {s.ended for s in found} == {Ended.eos, Ended.length}
+    for sequence in found:
+        assert sequence.sequence.startswith("MK")
+        assert sequence.num_sampled == len(sequence.sequence) - 2
+        assert (len(sequence.sequence) == 12) == (sequence.ended is Ended.length)
+
+
+def test_the_probability_is_the_models_own() -> None:
+    """Whatever the sampling, nats are those of the forward pass over the finished sequence."""
+    model = network("performer_softmax")
+    found = sampled(model, 6, prefix="MKT", sampling=Sampling(0.5, top_k=5))
+    model.double()
+    for sequence in found:
+        tokens = torch.from_numpy(VOCABULARY.encode(sequence.sequence).astype(np.int64))
+        logits_1LV = parallel(model, torch.cat([torch.tensor([0]), tokens])[None])
+        nats = torch.nn.functional.cross_entropy(logits_1LV[0, 3:-1], tokens[3:], reduction="sum")
+        assert sequence.nats == pytest.approx(nats.item(), rel=1e-10)
+        assert sequence.perplexity == pytest.approx(np.exp(nats.item() / len(tokens[3:])))
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[ProteinLM, list[int]]]:
+    """A model, and the number of samples in each of its steps."""
+    model, rows = bias(network(), [VOCABULARY.eos], 1.0), []
+    handle = model.head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
+    yield model, rows
+    handle.remove()
+
+
+def test_sequences_that_ended_cost_nothing(watched: tuple[ProteinLM, list[int]]) -> None:
+    model, rows = watched
+    found = sampled(model, 30, prefix="MKT", batch_size=30)
+    # Four tokens are read before any is drawn; a token ends a sequence or is read in turn.
+    assert rows[:4] == [1, 1, 1, 1]
+    assert rows[4:] == sorted(rows[4:], reverse=True)
+    at_the_limit = sum(s.ended is Ended.length for s in found)
+    assert sum(rows[4:]) == sum(s.num_sampled for s in found) - at_the_limit
+
+
+def test_generating_leaves_the_model_as_it_was() -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sampled(model, 2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.head.weight.dtype == torch.float32
