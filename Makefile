@@ -7,10 +7,10 @@ NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all lint format notebooks bench-attention
+.PHONY: help setup demo test test-all lint format notebooks bench-attention study-approximation study-propagation
 
 help: ## Say what each target does (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
 
@@ -46,6 +46,12 @@ build/tiny/run/loss.png: | $(INSTALLED)
 
 bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside its peers (OPTIONS=--quick)
 	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.attention $(OPTIONS)
+
+study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax attention (OPTIONS=--quick)
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.approximation $(OPTIONS)
+
+study-propagation: $(INSTALLED) ## Replace the attention of trained softmax models by FAVOR+ (OPTIONS=--quick)
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.propagation $(OPTIONS)
 
 # The peers have a folder of their own, and --no-deps leaves torch as it is.
 $(PEERS)/.installed: benchmarks/requirements.txt $(INSTALLED)

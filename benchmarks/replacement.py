@@ -70,7 +70,8 @@ def square_norms(model: PretrainedModel, batch: TokenBatch) -> dict[int, SquareN
     """E|q̂ ± k̂|² of every head over the pairs of positions of a protein, by block."""
     inputs = model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=model.causal)
     return {
-        layer: SquareNorms.of(pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL)) for layer, x in inputs
+        layer: SquareNorms.of(pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL, causal=model.causal))
+        for layer, x in inputs
     }
 
 

@@ -19,6 +19,7 @@ def ratio_table(found: Sequence[Result], peer: str, part: str) -> Table:
     lengths = sorted({result.case.length for result in found})
     title = {"total": "Forward and backward", "forward": "Forward"}[part]
     same = " with the same m" if peer == PERFORMER_PYTORCH else ""
+    same += "\n(performer_relu m=64: the 64 coordinates themselves, without a projection)"
     table = _table(f"{title}: times faster than {peer}{same}", _LINE, [f"{n:,}" for n in lengths])
     for line, results in by_line(found).items():
         ratios = {result.case.length: result.times(peer, part) for result in results}

@@ -7,7 +7,8 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from protlm.attention.base import Attention
 from protlm.errors import UserError, one_of
@@ -15,6 +16,13 @@ from protlm.paths import conf_dir
 
 __all__ = ["Attention", "create", "mechanism", "names"]
 
+_TYPE_NAMES: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a name",
+    type(None): "null",
+}
 _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
 
 
@@ -64,7 +72,8 @@ def create(
         seed: what random projections are drawn from, together with the redraw index.
 
     Raises:
-        UserError: an unknown name, an unknown option, or an impossible setting.
+        UserError: an unknown name, an unknown option, a value of a type that the constructor does
+            not take, or an impossible setting.
     """
     cls = mechanism(name)
     accepted = list(inspect.signature(cls).parameters)
@@ -73,6 +82,7 @@ def create(
         raise UserError(
             f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
         )
+    _check_types(cls, options)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -84,3 +94,17 @@ def create(
         return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
     except TypeError as error:
         raise UserError(f"attention={name}: {error}; settings: {one_of(allowed)}") from error
+
+
+def _check_types(cls: type[Attention], options: Mapping[str, Any]) -> None:
+    """Checks options that are numbers, names or switches; others are the constructor's to check."""
+    annotations = get_type_hints(cls.__init__)
+    for option, value in options.items():
+        annotation = annotations[option]
+        types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        # A whole number is a number, but true is neither.
+        fits = type(value) in types or (type(value) is int and float in types)
+        if not fits and all(kind in _TYPE_NAMES for kind in types):
+            given = "null" if value is None else value
+            allowed = one_of([_TYPE_NAMES[kind] for kind in types])
+            raise UserError(f"attention.{option}={given} must be one of: {allowed}")

@@ -11,6 +11,10 @@ from protlm.attention.performer.generalized import (
 )
 from protlm.attention.performer.normalization import normalizer_of
 from protlm.attention.performer.projection import Projection
+from protlm.errors import UserError
+
+# Kernels f with f(-x) = f(x) or -f(x).
+_SAME_FOR_BOTH_SIGNS = ("abs", "cos", "identity", "tanh")
 
 
 @final
@@ -55,11 +59,16 @@ class PerformerGeneralized(Performer):
         seed: int = 0,
     ) -> None:
         check_generalized(kernel, kernel_epsilon)
+        if antithetic and kernel in _SAME_FOR_BOTH_SIGNS:
+            raise UserError(
+                f"attention.antithetic=true does nothing with attention.kernel={kernel}: a feature "
+                "of -ω is that of ω or its negative; set attention.antithetic=false"
+            )
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel=kernel, epsilon=kernel_epsilon),
             num_features=head_dim if num_features is None else num_features,
             projection=(
-                None
+                _no_projection(projection, row_norms, antithetic)
                 if num_features is None
                 else Projection(num_features, head_dim, projection, row_norms, antithetic)
             ),
@@ -71,3 +80,14 @@ class PerformerGeneralized(Performer):
             redraw_every=redraw_every,
             seed=seed,
         )
+
+
+def _no_projection(projection: str, row_norms: str, antithetic: bool) -> None:
+    settings = {"projection": projection, "row_norms": row_norms, "antithetic": antithetic}
+    defaults = {"projection": "orthogonal", "row_norms": "chi", "antithetic": False}
+    for name, value in settings.items():
+        if value != defaults[name]:
+            raise UserError(
+                f"attention.{name}={value} needs a projection: set attention.num_features=256, or "
+                f"leave out attention.{name}"
+            )

@@ -1,6 +1,5 @@
 """The Performer that estimates softmax attention, FAVOR+ (Choromanski et al., arXiv 2009.14794)."""
 
-import math
 from enum import StrEnum
 from functools import partial
 from typing import final
@@ -12,6 +11,9 @@ from protlm.attention.performer.positive import PositiveFeatures, optimal_stretc
 from protlm.attention.performer.projection import Projection, RowNorms
 from protlm.attention.performer.trigonometric import TrigonometricFeatures
 from protlm.errors import UserError, refuse_unknown
+
+# The features for a larger |q̂ + k̂|² do not fit float32, and no number of them would do.
+LARGEST_OPTIMAL_FOR = 200.0
 
 
 class Estimator(StrEnum):
@@ -48,7 +50,7 @@ class PerformerSoftmax(Performer):
             of `givens` rotations, which are not quite uniform.
         normalizer: `denominator` divides by the sum of the weights; `rmsnorm` by the root mean
             square of the output.
-        denominator_floor: the least sum of weights that is divided by; None for no floor.
+        denominator_floor: for `trigonometric`: the least sum of weights that is divided by.
         redraw_every: optimiser steps between two draws; None keeps the first for good.
         seed: what the projections are drawn from, together with the redraw index.
 
@@ -75,6 +77,12 @@ class PerformerSoftmax(Performer):
         is_trigonometric = estimator == Estimator.trigonometric
         if is_trigonometric:
             _check_trigonometric(num_features, antithetic)
+        elif denominator_floor is not None:
+            raise UserError(
+                f"attention.denominator_floor={denominator_floor} is for sums that may be "
+                f"negative, and those of attention.estimator={estimator} are positive, and known "
+                "up to a factor of the query; set attention.denominator_floor=null"
+            )
         if optimal_for is not None:
             _check_optimal_for(optimal_for, estimator)
         antithetic = antithetic or estimator == Estimator.hyperbolic
@@ -116,9 +124,10 @@ def _check_optimal_for(optimal_for: float, estimator: str) -> None:
             f"{given} is for positive features of N(0, I) rows, not for "
             f"attention.estimator={estimator}; set attention.optimal_for=null"
         )
-    if not 0 < optimal_for < math.inf:
+    if not 0 < optimal_for <= LARGEST_OPTIMAL_FOR:
         raise UserError(
-            f"{given} must be above 0, the mean |q̂ + k̂|² of the queries and keys, or null"
+            f"{given} must be above 0 and at most {LARGEST_OPTIMAL_FOR:g}, the mean |q̂ + k̂|² of "
+            "the queries and keys, or null"
         )
 
 

@@ -180,7 +180,9 @@ class PretrainedModel:
         for number, x in inputs:
             mechanism = self.network.mechanism(number)
             if isinstance(mechanism, PerformerSoftmax):
-                norms = SquareNorms.of(pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL))
+                norms = SquareNorms.of(
+                    pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL, causal=self.causal)
+                )
                 found[number] = norms.sum_H, relative_error(mechanism, norms)
         return found
 

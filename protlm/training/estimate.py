@@ -14,7 +14,11 @@ from protlm.attention.performer.variance import (
     pair_sums,
     relative_error,
 )
-from protlm.attention.performer_softmax import Estimator, PerformerSoftmax
+from protlm.attention.performer_softmax import (
+    LARGEST_OPTIMAL_FOR,
+    Estimator,
+    PerformerSoftmax,
+)
 from protlm.data.batching import FILLER
 from protlm.data.dataset import Batch
 from protlm.model.transformer import ProteinLM
@@ -98,20 +102,25 @@ class WatchEstimates(Callback):
         self._warned |= useless
 
     def _look_once(self, number: int, mechanism: PerformerSoftmax, mask_BL: Tensor) -> None:
-        def look(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
             # Activation checkpointing runs the layer again in the backward pass: once is enough.
             hook.remove()
             q_BHLK, k_BHLK = inputs[:2]
             with torch.no_grad():
-                self._sums[number] = pair_sums(q_BHLK, k_BHLK, mask_BL)
+                sums_3H = pair_sums(q_BHLK, k_BHLK, mask_BL, causal=named["causal"])
+            self._sums[number] = sums_3H
 
-        hook = mechanism.register_forward_pre_hook(look)
+        hook = mechanism.register_forward_pre_hook(look, with_kwargs=True)
 
     def _warn(self, useless: dict[int, "_WorstHead"], *, has_norms: bool) -> None:
         number = max(useless, key=lambda number: useless[number].error)
         head, mechanism = useless[number], self._layers[number]
         bound = "" if has_norms else "model.qk_norm=true bounds the norm, "
-        is_stretchable = mechanism.optimal_for is None and mechanism.estimator in _STRETCHABLE
+        is_stretchable = (
+            mechanism.optimal_for is None
+            and mechanism.estimator in _STRETCHABLE
+            and head.norm <= LARGEST_OPTIMAL_FOR
+        )
         stretch = f"attention.optimal_for={head.norm:.3g} and " if is_stretchable else ""
         layers = "layer" if len(useless) == 1 else "layers"
         sign = "-" if mechanism.estimator is Estimator.trigonometric else "+"

@@ -43,6 +43,10 @@ class Inputs(NamedTuple):
         heads = [x.masked_fill(padding_BL1[:, None], value) for x in self[:3]]
         return Inputs(*heads, self.hidden_BLD.masked_fill(padding_BL1, value), self.mask_BL)
 
+    def without_padding(self) -> "Inputs":
+        """Nothing masked: what stood in the padding is 0.5."""
+        return self.with_padding(0.5)._replace(mask_BL=torch.ones_like(self.mask_BL))
+
     def differentiable(self) -> "Inputs":
         """The same values, as leaves that require gradients."""
         return Inputs(*(x.detach().clone().requires_grad_() for x in self[:4]), self.mask_BL)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from protlm.attention import Attention, create, names
@@ -57,6 +58,24 @@ def test_output_and_gradients_are_the_reference(
     )
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [65, 130])
+def test_without_padding_too_and_nothing_given_is_written_to(
+    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create().double()
+    inputs = make_inputs(length).without_padding().differentiable()
+    before = [x.detach().clone() for x in inputs]
+    out = inputs.run(mechanism, causal=causal)
+    cotangent = torch.ones_like(out)
+    found = torch.autograd.grad(out, inputs[:3], cotangent)
+    assert all(torch.equal(one, other) for one, other in zip(before, inputs, strict=True))
+    assert cotangent.eq(1).all()
+    expected = case.expected(mechanism, inputs, causal=causal)
+    wanted = torch.autograd.grad(expected, inputs[:3], cotangent)
+    for one, other in zip((out, *found), (expected, *wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -261,3 +280,13 @@ def test_every_option_is_explained(name: str) -> None:
     lines = (conf_dir() / "attention" / f"{name}.yaml").read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
         assert line.startswith("#") or above.startswith("#"), f"{line!r} has no comment"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
+    config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
+    del config["name"]
+    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+    for option in config:
+        with pytest.raises(UserError, match=rf"attention\.{option}=\[1\] must be one of: "):
+            create(name, {**config, option: [1]}, **sizes)

@@ -71,7 +71,9 @@ def test_errors_are_relative_and_mean_squares() -> None:
 def test_norms_are_those_of_the_inputs(setting: Setting) -> None:
     inputs = [draw(setting, sample) for sample in range(20)]
     q_BHLK, k_BHLK = (torch.cat([x[side] for x in inputs]) for side in (0, 1))
-    norms = SquareNorms.of(pair_sums(q_BHLK, k_BHLK, torch.ones(q_BHLK.shape[::2]).bool()))
+    norms = SquareNorms.of(
+        pair_sums(q_BHLK, k_BHLK, torch.ones(q_BHLK.shape[::2]).bool(), causal=False)
+    )
     assert norms.sum_H.item() == pytest.approx(setting.mean_square_sum, rel=0.05)
 
 

@@ -86,7 +86,7 @@ def test_only_the_batch_before_a_log_is_looked_at_and_once(
 
         monkeypatch.setattr(WatchEstimates, event, note)
     look = estimate.pair_sums
-    monkeypatch.setattr(estimate, "pair_sums", lambda *x: looks.append(1) or look(*x))
+    monkeypatch.setattr(estimate, "pair_sums", lambda *x, **y: looks.append(1) or look(*x, **y))
     settings = ("trainer.accumulate=2", f"trainer.activation_checkpointing={checkpointing}")
     train_tiny(tmp_path / "run", *SOUND, *settings, "trainer.valid_every=1")
     assert hooks["on_train_batch_start"] == [0, 0, 0, 2, 0, 0, 0, 2]

@@ -112,7 +112,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with full_precision(q_BHLK):
-            weights_BHML = self.query_features(q_BHMK) @ self.key_features(k_BHLK).mT
+            phi_k_BHLR = self.key_features(k_BHLK.to(_wide_dtype(q_BHLK)))
+            weights_BHML = self.query_features(q_BHMK) @ phi_k_BHLR.mT
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
 
     @torch.no_grad()
@@ -129,8 +130,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def kernel(self, q_BHLK: Tensor, k_BHMK: Tensor) -> Tensor:
         """The kernel, or its estimate, of every query and key: BHLM, not normalised."""
         feature_map = self._kernel(q_BHLK).feature_map
-        products_BHLM = self.query_features(q_BHLK) @ self.key_features(k_BHMK).mT
-        return products_BHLM * feature_map.log_factor(_wide(q_BHLK)).exp()
+        with full_precision(q_BHLK):
+            products_BHLM = self.query_features(q_BHLK) @ self.key_features(k_BHMK).mT
+            return products_BHLM * feature_map.log_factor(_wide(q_BHLK)).exp()
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         """See `Recurrent.initial_state`."""
@@ -148,8 +150,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         """
         _refuse_float16(q_BHK, k_BHK, v_BHC)
         with full_precision(v_BHC):
-            phi_q_BH1R = self.query_features(q_BHK[:, :, None])
-            phi_k_BH1R = self.key_features(k_BHK[:, :, None])
+            phi_q_BH1R = self.query_features(q_BHK[:, :, None].to(state.dtype))
+            phi_k_BH1R = self.key_features(k_BHK[:, :, None].to(state.dtype))
             values = torch.cat([v_BHC, torch.ones_like(v_BHC[..., :1])], dim=-1).to(state.dtype)
             state.addcmul_(values[..., None], phi_k_BH1R)
             out_BH1C, _ = self._normalizer(phi_q_BH1R @ state.mT)
@@ -179,7 +181,10 @@ def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
     if redraw_every is None:
         return
     if redraw_every < 1:
-        raise UserError(f"attention.redraw_every={redraw_every} must be at least 1")
+        raise UserError(
+            f"attention.redraw_every={redraw_every} must be at least 1; type "
+            "attention.redraw_every=1000, or null for one draw"
+        )
     if not has_projection:
         raise UserError(
             f"attention.redraw_every={redraw_every} needs a projection: set "

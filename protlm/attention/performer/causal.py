@@ -3,7 +3,8 @@
 Within a chunk of 64 positions the weights are a masked 64×64 product; between chunks, prefix sums
 of [v | 1]ᵀφ(k), the states. A tile of chunks is computed at a time. Only the state before each
 tile is kept; features and the states within are computed again in the backward pass. Nothing is
-ever subtracted from a state, so nothing of the future is left in it, not even a rounding error.
+ever subtracted from a state, so nothing of the future is left in it, not even a rounding error, as
+long as it is finite: within its chunk a NaN or an infinity reaches all, since 0·NaN is NaN.
 
 Tensors without a suffix are (B, H, chunks, 64, width), states (B, H, chunks, C + 1, R).
 """

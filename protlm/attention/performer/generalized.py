@@ -104,4 +104,7 @@ def check_generalized(kernel: str, epsilon: float) -> None:
     """
     refuse_unknown("attention.kernel", kernel, NONLINEARITIES)
     if not 0 <= epsilon < math.inf:
-        raise UserError(f"attention.kernel_epsilon={epsilon} must be 0 or more")
+        raise UserError(
+            f"attention.kernel_epsilon={epsilon} must be 0 or more; type "
+            "attention.kernel_epsilon=0.001"
+        )

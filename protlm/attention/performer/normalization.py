@@ -57,7 +57,7 @@ def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Norma
             raise UserError(f"{given} does nothing with attention.normalizer=rmsnorm; set it null")
         return RootMeanSquare()
     if floor is not None and not 0 < floor < math.inf:
-        raise UserError(f"{given} must be above 0, or null")
+        raise UserError(f"{given} must be a number above 0, or null")
     if floor is None and not is_positive:
         raise UserError(
             f"{given} leaves sums of weights unguarded that may be negative or near 0 with these "
@@ -72,7 +72,7 @@ class Denominator(Normalizer):
     """O = N / D, so that the weights of a row sum to 1; D is at least the floor, if there is one.
 
     A floor guards sums of weights that may be negative, whose D may be anywhere near 0. It is in
-    units of D: of weights whose queries have no factor exp(|q̂|²/2).
+    units of the products φ(q)·φ(k): trigonometric ones lack the factor exp(|q̂|²/2) of the query.
     """
 
     floor: float | None = None
@@ -85,7 +85,7 @@ class Denominator(Normalizer):
     def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
         """[dO / D | -(dO·O) / D]; a denominator at the floor is a constant."""
         dsums = _sums_like(out_BHLC)
-        dnumerator_BHLC = torch.mul(dout_BHLC, saved_BHL1, out=dsums[..., :-1])
+        dnumerator_BHLC = dsums[..., :-1].copy_(dout_BHLC).mul_(saved_BHL1)
         ddenominator_BHL1 = -(dnumerator_BHLC * out_BHLC).sum(dim=-1, keepdim=True)
         if self.floor is not None:
             at_floor = torch.full_like(saved_BHL1, self.floor).reciprocal()
@@ -125,7 +125,7 @@ class RootMeanSquare(Normalizer):
         """The gradient of N; none for D, on which the output does not depend."""
         along_BHL1 = (dout_BHLC * out_BHLC).mean(dim=-1, keepdim=True)
         dsums = _sums_like(out_BHLC)
-        torch.mul(dout_BHLC - out_BHLC * along_BHL1, saved_BHL1, out=dsums[..., :-1])
+        dsums[..., :-1] = (dout_BHLC - out_BHLC * along_BHL1) * saved_BHL1
         dsums[..., -1] = 0
         return dsums
 

@@ -20,8 +20,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 class Kernel:
     """What linear attention computes with: R features of a map, and a normaliser.
 
-    The projection is here so that it is saved for the backward pass, where a redraw before it is
-    an error.
+    The projection is here to be saved for the backward pass: a redraw before it is then an error
+    (but under activation checkpointing, where the recomputation would use the new rows).
     """
 
     feature_map: FeatureMap
@@ -37,9 +37,12 @@ class Operands:
     """
 
     def __init__(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor) -> None:
+        assert mask_BL.dtype == torch.bool, f"a mask is of bool, not of {mask_BL.dtype}"
         self._q_BHLK, self._k_BHLK, self._v_BHLC = q_BHLK, k_BHLK, v_BHLC
-        # On a CPU it costs nothing to see that there is no padding, and more to clear none.
-        is_whole = mask_BL.device.type == "cpu" and bool(mask_BL.all())
+        # On a CPU it costs nothing to see that there is no padding, and more to clear none; on a
+        # GPU it would wait for the device, and under torch.compile cut the graph.
+        may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
+        is_whole = may_look and bool(mask_BL.all())
         self._padding_BL = None if is_whole else ~mask_BL
         self.dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
 
@@ -88,7 +91,7 @@ class Operands:
         if self._padding_BL is None:
             return x_BHMK
         padding_BM = self._padding_BL[tile.samples, tile.rows]
-        if len(padding_BM) == 1:
+        if len(padding_BM) == 1 and not torch.compiler.is_compiling():
             # Padding is a small part: this touches only that part.
             return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], 0)
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], 0)

@@ -11,8 +11,8 @@ from torch import Tensor
 from protlm.attention.performer.features import FeatureMap, Features
 from protlm.attention.performer.products import product
 
-# Larger shifts of the key exponent would take sums over long sequences out of float32's range.
-_LARGEST_SHIFT = 60.0
+# Larger exponents of a key would take sums over long sequences out of float32's range.
+_LARGEST_EXPONENT = 60.0
 # exp2 is four times as fast as exp on a CPU.
 _LOG2_E = math.log2(math.e)
 
@@ -29,12 +29,13 @@ class PositiveFeatures(FeatureMap):
     gives OPRF (s² = 1 - 4A there). Multiplying key features by exp(c - |ω_r|²/2) and dividing
     query features by it changes the product by no more than a factor of the query:
 
-        φk_r = exp(c - |k̂ - s ω_r|²/2)                            in (0, exp(c)], c = min(K/2, 60)
+        φk_r = exp(c - |k̂ - s ω_r|²/2)                            in (0, exp(c)], c = s²K/2
         φq_r = exp(s ω_r·q̂ + |ω_r|²/2 - max_r'(the same))         in (0, 1]
 
-    Keys too far from all rows have no weight left in float32: at K = 64 the first outputs without
-    any appear where coordinates have a standard deviation of 4, far beyond where the estimate is
-    of use.
+    c is what |s ω_r|²/2 is in the mean. Where it is above 60 exponents are capped there, which none
+    reaches that is of use. Keys too far from all rows have no weight left in float32: at K = 64 the
+    first outputs without any appear where coordinates have a standard deviation of 4, far beyond
+    where the estimate is of use.
 
     Args:
         projection_RK: the rows ω_r.
@@ -47,7 +48,8 @@ class PositiveFeatures(FeatureMap):
         self._scaled_RK = projection_RK * (stretch * self._head_dim**-0.25)
         self._log2_scaled_RK = self._scaled_RK * _LOG2_E
         half_square_R = projection_RK.square().sum(dim=-1) / 2
-        shift = min(self._head_dim / 2, _LARGEST_SHIFT)
+        shift = stretch**2 * self._head_dim / 2
+        self._is_capped = shift > _LARGEST_EXPONENT
         self._query_bias_R = half_square_R * _LOG2_E
         self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
         self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
@@ -66,10 +68,16 @@ class PositiveFeatures(FeatureMap):
     def keys(self, k_BHLK: Tensor) -> Features:
         """See `FeatureMap.keys`."""
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
-        phi_BHLR = logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E).exp2_()
+        logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E)
+        is_above = logits_BHLR > _LARGEST_EXPONENT * _LOG2_E if self._is_capped else None
+        if is_above is not None:
+            logits_BHLR.clamp_(max=_LARGEST_EXPONENT * _LOG2_E)
+        phi_BHLR = logits_BHLR.exp2_()
 
         def pullback(dphi_BHLR: Tensor) -> Tensor:
             dlogit_BHLR = dphi_BHLR.mul_(phi_BHLR)
+            if is_above is not None:
+                dlogit_BHLR.masked_fill_(is_above, 0)
             dlogit_BHL1 = dlogit_BHLR.sum(dim=-1, keepdim=True)
             dk_BHLK = product(dlogit_BHLR, self._scaled_RK.mT)
             return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))

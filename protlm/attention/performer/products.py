@@ -21,7 +21,9 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _takes_onednn(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and _has_onednn()
+    # torch's compiler has its own choice of libraries, and no lowering for the bare operator.
+    is_plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_plain and x.dtype == torch.float32 and _has_onednn()
 
 
 def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

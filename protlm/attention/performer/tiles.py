@@ -34,8 +34,10 @@ def tiles(x_BHLK: Tensor, *, num_features: int, share: int = 1) -> Iterator[list
         share: one share of how many of the memory that features may take.
     """
     batch, heads, length, _ = x_BHLK.shape
+    assert length > 0
     if x_BHLK.device.type == "cpu":
-        threads = torch.get_num_threads()
+        # torch.compile cannot ask for the number of threads.
+        threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
         numbers, positions = _CPU_NUMBERS * threads, _CPU_POSITIONS * threads
     else:
         numbers, positions = _GPU_NUMBERS, _GPU_POSITIONS

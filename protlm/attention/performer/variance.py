@@ -32,21 +32,27 @@ from protlm.attention.performer_softmax import Estimator, PerformerSoftmax
 LARGEST_ERROR = 1e6
 
 
-def pair_sums(q_BHLK: Tensor, k_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
-    """Sums over all pairs of a query and a key of the same sequence, padding left out, 3H.
+def pair_sums(q_BHLK: Tensor, k_BHLK: Tensor, mask_BL: Tensor, *, causal: bool) -> Tensor:
+    """Sums over the pairs of a query and a key that it sees, padding left out, 3H.
 
     The rows are the sums of |q̂|² + |k̂|², of q̂·k̂, and the number of pairs; they add up over batches
-    and ranks. Nothing of the size L×L is made: the sum of q̂·k̂ is that of the q̂ times that of the k̂.
+    and ranks. Nothing of the size L×L is made: the sum of q̂·k̂ is that of the q̂ times sums of the k̂.
     In float32, or float64 for float64 queries.
     """
     dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
     scale = q_BHLK.shape[-1] ** -0.25
     q_BHLK, k_BHLK = (zero_padding(x.to(dtype) * scale, mask_BL) for x in (q_BHLK, k_BHLK))
-    length_B1 = mask_BL.sum(dim=1, keepdim=True).to(dtype)
-    squares_BH = length_B1 * (q_BHLK.square() + k_BHLK.square()).sum(dim=(2, 3))
-    products_BH = (q_BHLK.sum(dim=2) * k_BHLK.sum(dim=2)).sum(dim=-1)
-    pairs_BH = length_B1.square().expand_as(squares_BH)
-    return torch.stack([x_BH.sum(dim=0) for x_BH in (squares_BH, products_BH, pairs_BH)])
+    seen_BL = mask_BL.to(dtype)
+    # How many keys a query sees, how many queries see a key, and the sum of the keys seen.
+    total_B1 = seen_BL.sum(dim=1, keepdim=True)
+    num_keys_BL = seen_BL.cumsum(dim=1) if causal else total_B1.expand_as(seen_BL)
+    num_queries_BL = total_B1 - num_keys_BL + seen_BL if causal else num_keys_BL
+    seen_keys = k_BHLK.cumsum(dim=2) if causal else k_BHLK.sum(dim=2, keepdim=True)
+    squares_BHL = q_BHLK.square().sum(dim=-1) * num_keys_BL[:, None]
+    squares_BHL = squares_BHL + k_BHLK.square().sum(dim=-1) * num_queries_BL[:, None]
+    products_BHL = (q_BHLK * seen_keys).sum(dim=-1)
+    pairs_BHL = (num_keys_BL * seen_BL)[:, None].expand_as(squares_BHL)
+    return torch.stack([x.sum(dim=(0, 2)) for x in (squares_BHL, products_BHL, pairs_BHL)])
 
 
 class SquareNorms(NamedTuple):

@@ -47,7 +47,7 @@ def simulated_and_predicted(settings: dict[str, Any], size: float) -> tuple[floa
         head_dim=DIM, num_features=2 * DRAWS, projection="iid", redraw_every=None, **settings
     )
     q, k = size * DIM**0.25 * normal(2, 1, 1, 1, DIM, seed=1)
-    norms = SquareNorms.of(pair_sums(q, k, torch.ones(1, 1, dtype=torch.bool)))
+    norms = SquareNorms.of(pair_sums(q, k, torch.ones(1, 1, dtype=torch.bool), causal=False))
     if mechanism.estimator != "regularized":
         weight = math.exp(q.flatten() @ k.flatten() / DIM**0.5)
         assert mechanism.kernel(q, k).item() == pytest.approx(weight, rel=0.02)
@@ -103,10 +103,11 @@ def test_no_norm_gives_an_infinity_or_nan(settings: dict[str, Any]) -> None:
         assert error[0] == 0
 
 
-def brute_force(q: Tensor, k: Tensor, mask: Tensor, sign: int) -> Tensor:
-    """The mean |q̂ ± k̂|² over the real pairs of each sequence, one per head."""
+def brute_force(q: Tensor, k: Tensor, mask: Tensor, sign: int, causal: bool) -> Tensor:
+    """The mean |q̂ ± k̂|² over the pairs of each sequence that see each other, one per head."""
     pairs = (q[:, :, :, None] + sign * k[:, :, None]).square().sum(-1) / q.shape[-1] ** 0.5
     real = (mask[:, None, :, None] & mask[:, None, None]).expand_as(pairs)
+    real = real.tril() if causal else real
     heads = range(q.shape[1])
     return torch.stack([pairs[:, head][real[:, head]].mean() for head in heads])
 
@@ -122,23 +123,32 @@ def ragged(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)]
 )
-def test_norms_are_the_means_over_the_real_pairs(dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_norms_are_the_means_over_the_pairs_that_see_each_other(
+    dtype: torch.dtype, tolerance: float, causal: bool
+) -> None:
     q, k, mask = ragged()
-    norms = SquareNorms.of(pair_sums(q.to(dtype), k.to(dtype), mask))
+    # A hole, so that places and counts of real positions differ.
+    mask[0, 4:6] = False
+    norms = SquareNorms.of(pair_sums(q.to(dtype), k.to(dtype), mask, causal=causal))
     tolerances: dict[str, Any] = {"rtol": tolerance, "atol": 0}
-    torch.testing.assert_close(norms.sum_H, brute_force(q, k, mask, 1), **tolerances)
-    torch.testing.assert_close(norms.difference_H, brute_force(q, k, mask, -1), **tolerances)
+    torch.testing.assert_close(norms.sum_H, brute_force(q, k, mask, 1, causal), **tolerances)
+    torch.testing.assert_close(
+        norms.difference_H, brute_force(q, k, mask, -1, causal), **tolerances
+    )
 
 
 def test_sums_add_up_over_batches() -> None:
     q, k, mask = ragged()
-    parts = sum(pair_sums(q[rows], k[rows], mask[rows]) for rows in (slice(1), slice(1, 4)))
-    torch.testing.assert_close(parts, pair_sums(q, k, mask))
+    parts = sum(
+        pair_sums(q[rows], k[rows], mask[rows], causal=True) for rows in (slice(1), slice(1, 4))
+    )
+    torch.testing.assert_close(parts, pair_sums(q, k, mask, causal=True))
 
 
 def test_without_a_residue_there_is_no_norm() -> None:
     q, k, mask = ragged()
-    norms = SquareNorms.of(pair_sums(q, k, torch.zeros_like(mask)))
+    norms = SquareNorms.of(pair_sums(q, k, torch.zeros_like(mask), causal=False))
     assert not norms.sum_H.any() and not norms.difference_H.any()
 
 
@@ -153,5 +163,5 @@ def test_nothing_larger_than_the_queries_is_made() -> None:
 
     q, k = normal(2, 2, 300, 4), normal(2, 2, 300, 4, seed=1)
     with NoteSizes():
-        pair_sums(q, k, torch.ones(2, 300, dtype=torch.bool))
+        pair_sums(q, k, torch.ones(2, 300, dtype=torch.bool), causal=True)
     assert max(sizes) == q.numel()
