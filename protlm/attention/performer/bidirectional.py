@@ -67,10 +67,11 @@ class BidirectionalAttention(torch.autograd.Function):
                 dstate = torch.zeros_like(state)
                 for tile in group:
                     dsums = kernel.normalizer.gradient(
-                        operands.take(dout_BHLC, tile),
+                        tile.of(dout_BHLC),
                         tile.of(out_BHLC).to(operands.dtype),
                         tile.of(saved_BHL1),
                     )
+                    operands.clear_padding(dsums, tile)
                     phi, pullback = kernel.feature_map.queries(operands.queries(tile))
                     dstate += product(dsums.mT.contiguous(), phi.mT)
                     tile.of(dq_BHLK)[:] = pullback(product(dsums, state.mT))

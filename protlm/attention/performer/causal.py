@@ -79,10 +79,11 @@ class CausalAttention(torch.autograd.Function):
                     state = states.pop() if tile is not group[0] else None
                     chunks = _Chunks.of(operands, kernel, tile)
                     dsums = kernel.normalizer.gradient(
-                        operands.take(dout_BHLC, tile),
+                        tile.of(dout_BHLC),
                         tile.of(out_BHLC).to(operands.dtype),
                         tile.of(saved_BHL1),
                     )
+                    operands.clear_padding(dsums, tile)
                     gradients, dstate = _chunk_gradients(chunks, _chunked(dsums), state, dstate)
                     dphi_q, dphi_k, dvalues = (_positions(g, tile) for g in gradients)
                     tile.of(dq_BHLK)[:] = chunks.query_pullback(dphi_q)
