@@ -11,7 +11,7 @@ from benchmarks.cases import Attend, Case
 from benchmarks.contenders import Contender
 from benchmarks.passes import Seconds
 from benchmarks.peers import UnavailableError
-from benchmarks.rounds import Forecast, Round, hold_round
+from benchmarks.rounds import MOST_BYTES, MOST_SECONDS, Forecast, Round, hold_round
 
 CPU = torch.device("cpu")
 
@@ -90,21 +90,26 @@ def test_the_forecast_follows_a_power_law(exponent: float, refused: bool) -> Non
     forecast = Forecast()
     # Lengths come out of order where a short case takes turns among long ones.
     for length in (200, 100):
-        forecast.learn(case("doubled", length), seconds=(length / 200) ** exponent, peak=1.0)
-    assert forecast.reason_against(case("doubled", 400)) is None
-    # 3 s if linear, 9 s if not.
+        forecast.learn(
+            case("doubled", length), seconds=(length / 200) ** exponent * MOST_SECONDS / 4, peak=1.0
+        )
+    assert forecast.reason_against(case("doubled", 390)) is None
+    # Three quarters of the most if linear, nine if not.
     reason = forecast.reason_against(case("doubled", 600))
-    assert reason == ("a pass would take about 9 s, more than 4" if refused else None)
+    most = MOST_SECONDS
+    message = f"a pass would take about {most * 9 / 4:.0f} s, more than {most:.0f}"
+    assert reason == (message if refused else None)
     assert forecast.reason_against(case("broken", 600)) is None
 
 
 def test_the_forecast_counts_memory() -> None:
     forecast = Forecast()
     for length in (100, 200):
-        forecast.learn(case("doubled", length), seconds=1e-6, peak=length * 1e7)
-    assert forecast.reason_against(case("doubled", 800)) is None
+        forecast.learn(case("doubled", length), seconds=1e-6, peak=length * MOST_BYTES / 800)
+    assert forecast.reason_against(case("doubled", 790)) is None
     reason = forecast.reason_against(case("doubled", 1600))
-    assert reason == "a pass would take about 16 GB, more than 8"
+    most = MOST_BYTES / 1e9
+    assert reason == f"a pass would take about {2 * most:.0f} GB, more than {most:.0f}"
 
 
 def test_what_a_bar_needs_is_never_too_costly() -> None:
