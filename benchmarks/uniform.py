@@ -1,6 +1,6 @@
 """Mean pooling as an attention mechanism: the line below which an estimate of softmax is of use."""
 
-from typing import ClassVar, final
+from typing import final
 
 from torch import Tensor
 
@@ -11,8 +11,8 @@ from protlm.attention import Attention
 class UniformAttention(Attention):
     """Weighs every key alike, whatever the queries are."""
 
-    supports_bidirectional: ClassVar[bool] = True
-    supports_causal: ClassVar[bool] = False
+    supports_bidirectional = True
+    supports_causal = False
 
     def forward(
         self,

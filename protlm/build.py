@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from protlm.attention import Attention, create
+from protlm.attention.base import SharesParameters
 from protlm.config import EvaluateConfig, ModelConfig, Objective, TrainConfig
 from protlm.data.shards import SplitReader
 from protlm.data.vocabulary import VOCABULARY
@@ -161,9 +162,10 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
     """
     options = dict(attention)
     name = str(options.pop("name", ""))
+    layers: list[Attention] = []
 
     def mechanism(layer: int) -> Attention:
-        return create(
+        made = create(
             name,
             options,
             num_heads=model.num_heads,
@@ -172,6 +174,10 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
             max_length=model.max_length,
             seed=_layer_seed(seed, layer),
         )
+        layers.append(made)
+        if layer > 0 and isinstance(made, SharesParameters):
+            made.share_with(layers[0])
+        return made
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

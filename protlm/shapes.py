@@ -16,4 +16,7 @@ LEGEND: dict[str, str] = {
     "R": "random features",
     "V": "vocabulary",
     "N": "layers",
+    "S": "segments: blocks, chunks or windows of positions",
+    "P": "landmarks, projected, compressed or global positions",
+    "T": "rounds of hashing",
 }

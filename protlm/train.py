@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from protlm.attention import mechanism
+from protlm.attention import Attention, mechanism, names
 from protlm.build import (
     build_data,
     build_module,
@@ -30,7 +30,7 @@ from protlm.build import (
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.dataset import cropped
 from protlm.data.shards import SplitReader, open_split
-from protlm.errors import InputDataError, OutputError, UserError, exit_with_message
+from protlm.errors import InputDataError, OutputError, UserError, exit_with_message, one_of
 from protlm.model.checkpoint import CHECKPOINTS
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import check_output, complete_file, explain_os_error, sample_dir
@@ -93,6 +93,7 @@ def train(config: TrainConfig) -> None:
     """
     _check(config)
     network = build_network(config.model, config.attention, seed=config.seed)
+    _check_fits(network, config)
     network.activation_checkpointing = config.trainer.activation_checkpointing
     directory, run_dir = Path(config.data.dir), Path(config.run_dir)
     if _is_first_rank():
@@ -121,21 +122,30 @@ def _check(config: TrainConfig) -> None:
     """Refuses what cannot work before anything is read or written."""
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
+
+
+def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
+    """Refuses an attention that has not the mode of the objective, or no room for the data."""
+    attention, name = network.mechanism(1), config.attention["name"]
     causal = config.objective.name is Objective.causal
-    name = str(config.attention.get("name", ""))
-    kind = mechanism(name)
-    if not (kind.supports_causal if causal else kind.supports_bidirectional):
+    if not (attention.supports_causal if causal else attention.supports_bidirectional):
+        able = [n for n in names() if _can(mechanism(n), causal=causal)]
         raise UserError(
-            f"attention={name} has no {'causal' if causal else 'bidirectional'} form; "
-            f"choose another attention, or objective={'masked' if causal else 'causal'}"
+            f"attention={name} has no {'causal' if causal else 'bidirectional'} form; choose "
+            f"objective={'masked' if causal else 'causal'}, or one of: {one_of(able)}"
         )
     rotary = config.model.positions is Positions.rotary
-    if config.data.max_length > config.model.max_length and not rotary:
+    has_limit = not rotary or attention.max_length is not None
+    if config.data.max_length > config.model.max_length and has_limit:
         raise UserError(
             f"data.max_length={config.data.max_length} is more than the "
             f"model.max_length={config.model.max_length} positions the model has; "
             f"type data.max_length={config.model.max_length} or give the model more"
         )
+
+
+def _can(kind: type[Attention], *, causal: bool) -> bool:
+    return kind.supports_causal if causal else kind.supports_bidirectional
 
 
 def _is_first_rank() -> bool:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from protlm.attention.base import Attention
 from protlm.errors import UserError, one_of
@@ -21,6 +21,7 @@ _TYPE_NAMES: dict[type, str] = {
     int: "a whole number",
     float: "a number",
     str: "a name",
+    dict: "a group of settings",
     type(None): "null",
 }
 _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
@@ -101,7 +102,8 @@ def _check_types(cls: type[Attention], options: Mapping[str, Any]) -> None:
     annotations = get_type_hints(cls.__init__)
     for option, value in options.items():
         annotation = annotations[option]
-        types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        types = [get_origin(member) or member for member in members]
         # A whole number is a number, but true is neither.
         fits = type(value) in types or (type(value) is int and float in types)
         if not fits and all(kind in _TYPE_NAMES for kind in types):

@@ -6,6 +6,8 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from protlm.errors import UserError
+
 
 class Attention(nn.Module, ABC):
     """Mixes value vectors across positions, one head at a time.
@@ -13,12 +15,23 @@ class Attention(nn.Module, ABC):
     A mechanism is one module `protlm/attention/NAME.py` that defines one subclass, and one file
     `conf/attention/NAME.yaml` with its name and the constructor's keyword arguments. The
     constructor may also ask, by these names, for `num_heads`, `head_dim`, `model_dim`,
-    `max_length` and `seed`; they come from the model.
+    `max_length` and `seed`; they come from the model. The first line of the class's docstring says
+    the idea; it stands in `docs/mechanisms.md` with what the class attributes say.
     """
 
-    supports_bidirectional: ClassVar[bool]
-    supports_causal: ClassVar[bool]
+    # Some settings take one of the modes away: an instance may know better than its class.
+    supports_bidirectional: bool
+    supports_causal: bool
+    # Whether keys are the queries: the model then has no projection of its own for keys.
     shares_query_key: ClassVar[bool] = False
+    # The time of one head, in the letters of `protlm.shapes` and the options.
+    cost: ClassVar[str]
+    # When to use it for proteins.
+    advice: ClassVar[str]
+    # What entry (i, j) of a map is.
+    map_meaning: ClassVar[str] = "the weight of value j in output i"
+    # The longest input, in positions; None where there is no limit.
+    max_length: int | None = None
 
     @abstractmethod
     def forward(
@@ -56,21 +69,44 @@ class Attention(nn.Module, ABC):
     ) -> Tensor:
         """Returns the map, BHLL, or a block of its rows: entry (i, j) weighs value j in output i.
 
-        The default feeds the identity as values, which is exact for every mechanism that is
-        linear in its values (arXiv 2009.14794, C.4). It costs as much as the whole map for any
-        block of rows; mechanisms with a cheaper exact form override it.
+        The default is exact for every mechanism that is linear in its values, and costs memory
+        in proportion to the rows: with as many value channels as rows, the gradient that takes
+        channel c from output row c alone has the row in value c (the transpose of the map on
+        identity values, arXiv 2009.14794, C.4).
         """
         batch, heads, length, _ = q_BHLK.shape
-        identity_LL = torch.eye(length, dtype=q_BHLK.dtype, device=q_BHLK.device)
-        map_BHLL = self.forward(
-            q_BHLK,
-            k_BHLK,
-            identity_LL.expand(batch, heads, length, length),
-            hidden_BLD=hidden_BLD,
-            mask_BL=mask_BL,
-            causal=causal,
-        )
-        return map_BHLL if rows is None else map_BHLL[:, :, rows]
+        positions = torch.arange(length, device=q_BHLK.device)[
+            slice(None) if rows is None else rows
+        ]
+        dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
+        with torch.enable_grad():
+            v_BHLM = torch.zeros(
+                batch, heads, length, len(positions), dtype=dtype, device=q_BHLK.device
+            ).requires_grad_()
+            out_BHLM = self.forward(
+                q_BHLK.detach().to(dtype),
+                k_BHLK.detach().to(dtype),
+                v_BHLM,
+                hidden_BLD=hidden_BLD.detach(),
+                mask_BL=mask_BL,
+                causal=causal,
+            )
+        pick_BHLM = torch.zeros_like(out_BHLM)
+        pick_BHLM[:, :, positions, torch.arange(len(positions), device=positions.device)] = 1
+        (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
+        return map_BHLM.mT
+
+    def _refuse_longer(self, length: int) -> None:
+        """Refuses an input that is longer than the mechanism's tables.
+
+        Raises:
+            UserError: more than `max_length` positions.
+        """
+        if self.max_length is not None and length > self.max_length:
+            raise UserError(
+                f"{length} positions are more than the {self.max_length} that this attention has "
+                "tables for; use shorter sequences, or a model with a greater model.max_length"
+            )
 
 
 class RandomFeatures(ABC):
@@ -84,6 +120,17 @@ class RandomFeatures(ABC):
     @abstractmethod
     def redraw(self, index: int) -> None:
         """Draws the projections number `index`, a pure function of (seed, index), in place."""
+
+
+class SharesParameters(ABC):
+    """A mechanism whose layers may use one set of parameters."""
+
+    @abstractmethod
+    def share_with(self, first: Attention) -> None:
+        """Makes this layer use the parameters of the first one, where its options ask for it.
+
+        The first layer is of the same class and options.
+        """
 
 
 class State(Protocol):

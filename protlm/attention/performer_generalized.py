@@ -1,7 +1,7 @@
 """The Performer with a generalised kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
 
 from functools import partial
-from typing import final
+from typing import ClassVar, final
 
 from protlm.attention.performer.base import Performer
 from protlm.attention.performer.generalized import (
@@ -42,6 +42,8 @@ class PerformerGeneralized(Performer):
         UserError: an unknown name, a number that is out of range, a redraw without a projection,
             or a kernel that may be negative without a guard of its denominator.
     """
+
+    advice: ClassVar[str] = "trying the other kernels of the paper"
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The Performer with the ReLU kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
 
 from functools import partial
-from typing import final
+from typing import ClassVar, final
 
 from protlm.attention.performer.base import Performer
 from protlm.attention.performer.generalized import GeneralizedFeatures, check_generalized
@@ -28,6 +28,8 @@ class PerformerRelu(Performer):
     Raises:
         UserError: a negative ε, counts below 1, or a redraw without a projection.
     """
+
+    advice: ClassVar[str] = "long proteins: the cheapest map over all pairs; the default"
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from functools import partial
-from typing import final
+from typing import ClassVar, final
 
 from protlm.attention.performer.base import Performer
 from protlm.attention.performer.features import FeatureMapFactory
@@ -58,6 +58,10 @@ class PerformerSoftmax(Performer):
         UserError: an unknown name, a number that is out of range, or settings that exclude each
             other.
     """
+
+    advice: ClassVar[str] = (
+        "weights of a trained softmax model, or the paper's model; watch the estimate"
+    )
 
     def __init__(
         self,

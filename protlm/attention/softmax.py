@@ -43,8 +43,10 @@ class KeyValueCache:
 class Softmax(Attention, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
-    supports_bidirectional: ClassVar[bool] = True
-    supports_causal: ClassVar[bool] = True
+    supports_bidirectional = True
+    supports_causal = True
+    cost: ClassVar[str] = "L² K"
+    advice: ClassVar[str] = "short proteins, and the measure of all others; exact maps"
 
     def forward(
         self,

@@ -68,8 +68,9 @@ class PretrainedModel:
     @property
     def max_length(self) -> int | None:
         """The most positions, special tokens included, or None when there is no bound."""
-        rotary = self.description["model"]["positions"] == "rotary"
-        return None if rotary else int(self.description["model"]["max_length"])
+        if self.description["model"]["positions"] == "rotary":
+            return self.network.mechanism(1).max_length
+        return int(self.description["model"]["max_length"])
 
     @property
     def device(self) -> torch.device:

@@ -46,7 +46,10 @@ class AttentionInputs:
 
 
 class SelfAttention(nn.Module):
-    """Projects to heads, lets the mechanism mix the values, and projects back. No biases."""
+    """Projects to heads, lets the mechanism mix the values, and projects back. No biases.
+
+    A mechanism whose keys are its queries has no projection for keys.
+    """
 
     def __init__(
         self, *, model_dim: int, num_heads: int, mechanism: Attention, qk_norm: bool
@@ -54,19 +57,21 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.query = nn.Linear(model_dim, model_dim, bias=False)
-        self.key = nn.Linear(model_dim, model_dim, bias=False)
+        shared = mechanism.shares_query_key
+        self.key = None if shared else nn.Linear(model_dim, model_dim, bias=False)
         self.value = nn.Linear(model_dim, model_dim, bias=False)
         self.output = nn.Linear(model_dim, model_dim, bias=False)
         self.query_norm = QueryKeyNorm(num_heads=num_heads) if qk_norm else nn.Identity()
-        self.key_norm = QueryKeyNorm(num_heads=num_heads) if qk_norm else nn.Identity()
+        has_key_norm = qk_norm and not shared
+        self.key_norm = QueryKeyNorm(num_heads=num_heads) if has_key_norm else nn.Identity()
         self.mechanism = mechanism
 
     def inputs(self, hidden_BLD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> AttentionInputs:
         """Queries, keys and values of a block's normalised input."""
-        q_BHLK = self.query_norm(self._heads(self.query(hidden_BLD)))
-        k_BHLK = self.key_norm(self._heads(self.key(hidden_BLD)))
-        if rotation is not None:
-            q_BHLK, k_BHLK = rotate(q_BHLK, *rotation), rotate(k_BHLK, *rotation)
+        q_BHLK = self._turned(self.query_norm(self._heads(self.query(hidden_BLD))), rotation)
+        k_BHLK = q_BHLK
+        if self.key is not None:
+            k_BHLK = self._turned(self.key_norm(self._heads(self.key(hidden_BLD))), rotation)
         return AttentionInputs(q_BHLK, k_BHLK, self._heads(self.value(hidden_BLD)), hidden_BLD)
 
     def forward(
@@ -103,6 +108,9 @@ class SelfAttention(nn.Module):
         hidden_BD = hidden_B1D.squeeze(1)
         after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, hidden_BD=hidden_BD)
         return after, self.output(mixed_BHC.flatten(1))[:, None]
+
+    def _turned(self, x_BHLK: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        return x_BHLK if rotation is None else rotate(x_BHLK, *rotation)
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

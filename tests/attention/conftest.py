@@ -136,15 +136,15 @@ def _case_id(case: Case) -> str:
 
 
 def _modes(case: Case) -> list[bool]:
-    mechanism = protlm.attention.mechanism(case.name)
+    mechanism = case.create()
     supported = {False: mechanism.supports_bidirectional, True: mechanism.supports_causal}
     return [causal for causal, is_supported in supported.items() if is_supported]
 
 
 def _is_wanted(case: Case, argument: str) -> bool:
-    mechanism = protlm.attention.mechanism(case.name)
     if argument == "causal_case":
-        return mechanism.supports_causal
+        return case.create().supports_causal
+    mechanism = protlm.attention.mechanism(case.name)
     if argument == "recurrent_case":
         return issubclass(mechanism, Recurrent)
     return argument == "case" or issubclass(mechanism, Performer)

@@ -11,8 +11,9 @@ from protlm.attention.performer.bidirectional import BidirectionalAttention
 from protlm.attention.performer.causal import CausalAttention
 from protlm.attention.performer.features import FeatureMapFactory
 from protlm.attention.performer.normalization import Normalizer
-from protlm.attention.performer.operands import Kernel, full_precision
+from protlm.attention.performer.operands import Kernel
 from protlm.attention.performer.projection import Projection
+from protlm.attention.precision import full_precision, wide, wide_dtype
 from protlm.errors import UserError
 
 
@@ -34,8 +35,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         UserError: a number of steps below 1, or a redraw without a projection.
     """
 
-    supports_bidirectional: ClassVar[bool] = True
-    supports_causal: ClassVar[bool] = True
+    supports_bidirectional = True
+    supports_causal = True
+    cost: ClassVar[str] = "L R K"
     projection: Tensor | None
     redraw_index: Tensor
 
@@ -112,19 +114,19 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with full_precision(q_BHLK):
-            phi_k_BHLR = self.key_features(k_BHLK.to(_wide_dtype(q_BHLK)))
+            phi_k_BHLR = self.key_features(k_BHLK.to(wide_dtype(q_BHLK)))
             weights_BHML = self.query_features(q_BHMK) @ phi_k_BHLR.mT
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
 
     @torch.no_grad()
     def query_features(self, q_BHLK: Tensor) -> Tensor:
         """φ(q), BHLR, up to a factor of each query; float32 (float64 for float64)."""
-        return self._kernel(q_BHLK).feature_map.queries(_wide(q_BHLK)).phi_BHLR
+        return self._kernel(q_BHLK).feature_map.queries(wide(q_BHLK)).phi_BHLR
 
     @torch.no_grad()
     def key_features(self, k_BHLK: Tensor) -> Tensor:
         """φ(k), BHLR; float32 (float64 for float64)."""
-        return self._kernel(k_BHLK).feature_map.keys(_wide(k_BHLK)).phi_BHLR
+        return self._kernel(k_BHLK).feature_map.keys(wide(k_BHLK)).phi_BHLR
 
     @torch.no_grad()
     def kernel(self, q_BHLK: Tensor, k_BHMK: Tensor) -> Tensor:
@@ -132,12 +134,12 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         feature_map = self._kernel(q_BHLK).feature_map
         with full_precision(q_BHLK):
             products_BHLM = self.query_features(q_BHLK) @ self.key_features(k_BHMK).mT
-            return products_BHLM * feature_map.log_factor(_wide(q_BHLK)).exp()
+            return products_BHLM * feature_map.log_factor(wide(q_BHLK)).exp()
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         """See `Recurrent.initial_state`."""
         batch, heads, width = v_BHC.shape
-        return _wide(k_BHK).new_zeros(batch, heads, width + 1, self.num_features)
+        return wide(k_BHK).new_zeros(batch, heads, width + 1, self.num_features)
 
     @torch.no_grad()
     def step(
@@ -161,20 +163,12 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         rows_RK = self.projection
         return Kernel(
             feature_map=self._feature_map(
-                None if rows_RK is None else rows_RK.to(_wide_dtype(x_BHLK))
+                None if rows_RK is None else rows_RK.to(wide_dtype(x_BHLK))
             ),
             normalizer=self._normalizer,
             num_features=self.num_features,
             projection_RK=rows_RK,
         )
-
-
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(_wide_dtype(x))
 
 
 def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.performer.operands import Kernel, Operands, full_precision
+from protlm.attention.performer.operands import Kernel, Operands
 from protlm.attention.performer.products import product
 from protlm.attention.performer.tiles import Tile, tiles
+from protlm.attention.precision import full_precision
 
 
 class BidirectionalAttention(torch.autograd.Function):

@@ -1,6 +1,5 @@
 """The operands of linear attention, taken a tile at a time in full precision."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +8,6 @@ from torch import Tensor
 from protlm.attention.performer.features import FeatureMap
 from protlm.attention.performer.normalization import Normalizer
 from protlm.attention.performer.tiles import Tile
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Switches autocast off: features, normalisers and states need float32's precision."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""Sequences cut into blocks of positions, blocks beside their neighbours, and softmax in blocks."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def to_blocks(x_BHLK: Tensor, size: int, *, value: float = 0.0) -> Tensor:
+    """Cuts positions into S = ⌈L / size⌉ blocks of M = size, BHSMK; `value` fills the last one."""
+    missing = -x_BHLK.shape[2] % size
+    return F.pad(x_BHLK, (0, 0, 0, missing), value=value).unflatten(2, (-1, size))
+
+
+def from_blocks(x_BHSMK: Tensor, length: int) -> Tensor:
+    """Puts blocks end to end again, BHLK, without what filled the last one."""
+    return x_BHSMK.flatten(2, 3)[:, :, :length]
+
+
+def with_neighbours(x_BHSMK: Tensor, *, before: int, after: int) -> Tensor:
+    """Puts every block between those before and after it, in order; zeros beyond the ends.
+
+    Returns:
+        (B, H, S, (before + 1 + after) · M, K).
+    """
+    number = x_BHSMK.shape[2]
+    padded = F.pad(x_BHSMK, (0, 0, 0, 0, before, after))
+    parts = [padded[:, :, shift : shift + number] for shift in range(before + 1 + after)]
+    return torch.cat(parts, dim=3)
+
+
+def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible: Tensor) -> Tensor:
+    """softmax(q kᵀ / √K) v in every block by itself, by torch's fused kernels.
+
+    Args:
+        q_BHSMK: M queries of every block.
+        k_BHSLK: the keys they may see, any number for a block.
+        v_BHSLC: their values.
+        visible: which query sees which key, true where it does; broadcasts to (B, H, S, M, L). A
+            query that sees none gets 0.
+
+    Returns:
+        BHSMC, in the dtype of the values.
+    """
+    batch, _, number, num_queries, key_width = q_BHSMK.shape
+    num_keys, value_width = k_BHSLK.shape[3], v_BHSLC.shape[4]
+    sees_BHSM1 = visible.any(dim=-1, keepdim=True)
+    # A row without any key would be NaN: it looks at all of them, and is cleared in the end.
+    visible = (visible | ~sees_BHSM1).expand(batch, visible.shape[1], number, num_queries, num_keys)
+    # The fused kernels take four axes, one width, and a mask of one or of all heads.
+    width = -(-max(key_width, value_width) // 8) * 8
+    q, k, v = (
+        F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1)
+        for x in (q_BHSMK, k_BHSLK, v_BHSLC)
+    )
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=visible.transpose(1, 2).flatten(0, 1),
+        scale=1 / math.sqrt(key_width),
+    )
+    out_BHSMC = out[..., :value_width].unflatten(0, (batch, number)).transpose(1, 2)
+    return out_BHSMC.masked_fill(~sees_BHSM1, 0).to(v_BHSLC.dtype)
