@@ -8,7 +8,6 @@ would take too long or too much memory is left out, and said to be.
 """
 
 import argparse
-import ctypes
 import os
 import platform
 import sys
@@ -96,19 +95,6 @@ def measure_models(device: torch.device) -> Verdict:
     return judge_memory(found)
 
 
-def keep_freed_memory() -> None:
-    """Lets glibc keep what tensors leave, as it does by itself in a process that trains for long.
-
-    Else every contender pays for fresh pages after a large one has been: the shorter its pass, the
-    greater that part. Other C libraries are left as they are.
-    """
-    trim_threshold, mmap_threshold, largest = -1, -3, 32 << 20
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, largest)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-
-
 def place(device: torch.device) -> str:
     """The machine, in words."""
     if device.type == "cuda":
@@ -145,7 +131,6 @@ def main() -> None:
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     torch.manual_seed(0)
-    keep_freed_memory()
     model = Verdict("not measured (--quick)", None) if arguments.quick else measure_models(device)
     machine = measure_machine(device)
     rounds = hold_rounds(arguments, device)

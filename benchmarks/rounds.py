@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.cases import Attend, Case
 from benchmarks.contenders import Contender
+from benchmarks.heap import give_back_freed_memory
 from benchmarks.passes import (
     Bytes,
     Inputs,
@@ -23,8 +24,10 @@ from benchmarks.peers import UnavailableError
 # A case that is expected to take more than this for one pass is left out, unless a bar needs it.
 MOST_SECONDS, MOST_BYTES = 2.0, 2e9
 
-# Cheap cases are repeated for about this long; a pass that takes it needs no other to warm it up.
+# Cheap cases are repeated for about this long; a pass that takes it needs no other to warm it up,
+# while each shorter one that is timed follows one that is not.
 _SECONDS_OF_A_CASE = 0.5
+_BYTES_OF_A_LARGE_PASS = 1 << 28
 _FEWEST_TURNS, _FEWEST_TURNS_FOR_A_BAR, _MOST_TURNS = 3, 5, 9
 
 
@@ -119,8 +122,12 @@ def hold_round(
     turns = _first_turn(held, attends, inputs, needed)
     for turn in range(1, max(turns.values(), default=0)):
         for case in _in_new_order([case for case in turns if turn < turns[case]], turn):
-            timed = timed_pass(attends[case], inputs[case.length, case.dtype])
-            held.seconds[case][turn] = timed
+            attend, given = attends[case], inputs[case.length, case.dtype]
+            if 0 not in held.seconds[case]:
+                # Else a short pass would pay for pages and caches that another has left cold.
+                timed_pass(attend, given)
+            held.seconds[case][turn] = timed_pass(attend, given)
+            _tidy_after(held.bytes[case], device)
     for case in held.seconds:
         forecast.learn(case, seconds=held.median(case), peak=held.bytes[case].peak)
     return held
@@ -142,12 +149,18 @@ def _first_turn(
             held.left_out[case] = f"failed: {str(error).splitlines()[0]}"
             continue
         held.bytes[case] = taken
+        _tidy_after(taken, inputs[case.length, case.dtype].dout_BHLC.device)
         warm = first.total >= _SECONDS_OF_A_CASE
         held.seconds[case] = {0: first} if warm else {}
         fewest = _FEWEST_TURNS_FOR_A_BAR if case in needed else _FEWEST_TURNS
         wanted = math.ceil(_SECONDS_OF_A_CASE / first.total)
         turns[case] = min(max(wanted, fewest), _MOST_TURNS) + (0 if warm else 1)
     return turns
+
+
+def _tidy_after(taken: Bytes, device: torch.device) -> None:
+    if device.type == "cpu" and taken.peak > _BYTES_OF_A_LARGE_PASS:
+        give_back_freed_memory()
 
 
 def _in_new_order(cases: list[Case], turn: int) -> list[Case]:

@@ -75,6 +75,25 @@ def test_everyone_is_measured_or_named() -> None:
     }
 
 
+def test_each_timed_cheap_pass_follows_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def noted(name: str, seconds: float) -> Contender:
+        def attend(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
+            calls.append(name)
+            time.sleep(seconds)
+            return v_BHLC * 2.0
+
+        return Contender(name, False, lambda case, device: attend)
+
+    monkeypatch.setattr(rounds, "_SECONDS_OF_A_CASE", 0.1)
+    entrants = {"cheap": noted("cheap", 0.0), "dear": noted("dear", 0.15)}
+    cases = [case("cheap"), case("dear")]
+    held = hold_round(cases, entrants, needed=(), forecast=Forecast(), device=CPU)
+    assert calls.count("cheap") == 1 + 2 * len(held.seconds[cases[0]])
+    assert calls.count("dear") == len(held.seconds[cases[1]])
+
+
 def test_cheap_passes_are_warmed_up_and_repeated_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_SECONDS_OF_A_CASE", 0.2)
     cheap, dear, needed = case("doubled"), case("slow"), case("slow", 32)

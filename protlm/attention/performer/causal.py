@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from protlm.attention.performer.features import Pullback
-from protlm.attention.performer.operands import Kernel, Operands, full_precision
+from protlm.attention.performer.operands import Kernel, Operands
 from protlm.attention.performer.tiles import CHUNK, Tile, tiles
+from protlm.attention.precision import full_precision
 
 # A chunk's state, its gradient and their increments are as large as the features of the chunk.
 _SHARE = 2
@@ -49,9 +50,10 @@ class CausalAttention(torch.autograd.Function):
                     if state is not None:
                         states.append(state)
                     chunks = _Chunks.of(operands, kernel, tile)
-                    before, state = _prefix_sums(chunks.values.mT @ chunks.phi_k, state)
-                    sums = chunks.phi_q @ before.mT
-                    sums += chunks.weights() @ chunks.values
+                    increments = _product(chunks.values.mT, chunks.phi_k)
+                    before, state = _running_sums(increments, state)
+                    sums = _product(chunks.phi_q, before.mT)
+                    sums = _product(chunks.weights(), chunks.values, onto=sums)
                     normalized = kernel.normalizer(_positions(sums, tile))
                     tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
                     operands.clear_padding(tile.of(out_BHLC), tile)
@@ -116,32 +118,54 @@ class _Chunks(NamedTuple):
 
     def weights(self) -> Tensor:
         """The unnormalised weights within each chunk."""
-        return (self.phi_q @ self.phi_k.mT).tril_()
+        return _product(self.phi_q, self.phi_k.mT).tril_()
 
 
 def _chunk_gradients(
     chunks: _Chunks, dsums: Tensor, state: Tensor | None, dstate: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """The gradients of φ(q), φ(k) and [v | 1], and that of the state before the tile."""
-    before, _ = _prefix_sums(chunks.values.mT @ chunks.phi_k, state)
-    dafter, dstate = _prefix_sums((dsums.mT @ chunks.phi_q).flip(2), dstate)
-    dafter = dafter.flip(2)
-    dweights = (dsums @ chunks.values.mT).tril_()
-    dphi_q = dsums @ before
-    dphi_q += dweights @ chunks.phi_k
-    dphi_k = chunks.values @ dafter
-    dphi_k += dweights.mT @ chunks.phi_q
-    dvalues = chunks.phi_k @ dafter.mT
-    dvalues += chunks.weights().mT @ dsums
+    before, _ = _running_sums(_product(chunks.values.mT, chunks.phi_k), state)
+    dafter, dstate = _running_sums(_product(dsums.mT, chunks.phi_q), dstate, reverse=True)
+    dweights = _product(dsums, chunks.values.mT).tril_()
+    dphi_q = _product(dweights, chunks.phi_k, onto=_product(dsums, before))
+    dphi_k = _product(dweights.mT, chunks.phi_q, onto=_product(chunks.values, dafter))
+    dvalues = _product(chunks.weights().mT, dsums, onto=_product(chunks.phi_k, dafter.mT))
     return (dphi_q, dphi_k, dvalues), dstate
 
 
-def _prefix_sums(increments: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The states before each chunk and after the last, from the state before the first."""
-    first = torch.zeros_like(increments[:, :, :1]) if state is None else state[:, :, None]
-    cumulative = torch.cat([first, increments], dim=2).cumsum(dim=2)
+def _product(x: Tensor, y: Tensor, *, onto: Tensor | None = None) -> Tensor:
+    """x y for each chunk; added to `onto`, in place, where that is given."""
+    leading = x.shape[:3]
+    x, y = x.flatten(0, 2), y.flatten(0, 2)
+    if onto is None:
+        return torch.bmm(x, y).unflatten(0, leading)
+    return onto.flatten(0, 2).baddbmm_(x, y).unflatten(0, leading)
+
+
+def _running_sums(
+    increments: Tensor, state: Tensor | None, *, reverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The states before each chunk, and after the last: those on the right, in reverse."""
+    if state is None:
+        state = torch.zeros_like(increments[:, :, 0])
+    if increments.device.type != "cpu" or torch.compiler.is_compiling():
+        return _cumulative_sums(increments, state, reverse=reverse)
+    # A sum after the other takes half the time of a cumulative sum, and copies nothing.
+    before = torch.empty_like(increments)
+    pairs = list(zip(before.unbind(2), increments.unbind(2), strict=True))
+    for before_chunk, increment in reversed(pairs) if reverse else pairs:
+        before_chunk.copy_(state)
+        state = before_chunk + increment
+    return before, state
+
+
+def _cumulative_sums(increments: Tensor, state: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
+    in_order = increments.flip(2) if reverse else increments
+    sums = torch.cat([state[:, :, None], in_order], dim=2).cumsum(dim=2)
+    before = sums[:, :, :-1].flip(2) if reverse else sums[:, :, :-1].contiguous()
     # A copy, because a view that is kept would keep the states of all chunks.
-    return cumulative[:, :, :-1], cumulative[:, :, -1].clone()
+    return before, sums[:, :, -1].clone()
 
 
 def _chunked(x_BHLR: Tensor) -> Tensor:
