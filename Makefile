@@ -7,7 +7,7 @@ NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all lint format notebooks bench-attention study-approximation study-propagation
+.PHONY: help setup demo test test-all lint format notebooks docs bench-attention bench-mechanisms compare-mechanisms study-approximation study-propagation
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
+docs: $(INSTALLED) ## Write the table of mechanisms into docs/mechanisms.md
+	$(PYTHON) -m protlm.attention.catalogue docs/mechanisms.md
+
 notebooks: $(INSTALLED) $(NOTEBOOK_MODEL)/loss.png ## Execute the notebooks, on the demo's model or a tiny one
 	MODEL=$(CURDIR)/$(NOTEBOOK_MODEL) $(PYTHON) -m pytest --nbmake notebooks
 
@@ -46,6 +49,12 @@ build/tiny/run/loss.png: | $(INSTALLED)
 
 bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside its peers (OPTIONS=--quick)
 	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.attention $(OPTIONS)
+
+bench-mechanisms: $(INSTALLED) ## Measure what every mechanism costs against the length (OPTIONS=--quick)
+	$(PYTHON) -m benchmarks.mechanisms $(OPTIONS)
+
+compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OPTIONS="--steps 20")
+	$(PYTHON) -m benchmarks.training_comparison $(OPTIONS)
 
 study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax attention (OPTIONS=--quick)
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.approximation $(OPTIONS)

@@ -11,8 +11,8 @@ import torch
 
 from protlm.attention import Attention, create
 from protlm.attention.performer.variance import SquareNorms, pair_sums
+from protlm.model.block import Block
 from protlm.model.pretrained import PretrainedModel, TokenBatch
-from protlm.model.transformer import Block
 
 Mechanism = Callable[[int], Attention]
 

@@ -126,7 +126,18 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
     causes = [o for o in overrides if _key(o).split(".")[-1] == _full_key(error)]
+    if causes and "is not in struct" in text:
+        # Keys below these groups are those of one of their choices.
+        key = _key(causes[0])
+        return (
+            f"{key} is not a setting here; protlm train --cfg job shows those there are{_plus(key)}"
+        )
     return f"{causes[0]}: {text}" if causes else text
+
+
+def _plus(key: str) -> str:
+    is_inner = key.startswith("attention.options.")
+    return f", and +{key}=VALUE adds one to those of the inner mechanism" if is_inner else ""
 
 
 def _full_key(error: BaseException) -> str:

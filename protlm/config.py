@@ -93,7 +93,11 @@ def _check(section: str, config: Any, claim: str, names: str) -> None:
 
 @dataclass
 class ModelConfig:
-    """The transformer around an attention mechanism."""
+    """The transformer around an attention mechanism.
+
+    `reversible` blocks keep no activations, `feedforward_chunk` positions are all that the
+    feed-forward looks at at a time: with both, memory grows neither with the depth nor with F.
+    """
 
     num_layers: int
     num_heads: int
@@ -106,12 +110,19 @@ class ModelConfig:
     activation: Activation = Activation.relu
     qk_norm: bool = False
     dropout: float = 0.0
+    reversible: bool = False
+    feedforward_chunk: int | None = None
 
     def __post_init__(self) -> None:
-        names = "num_layers num_heads model_dim feedforward_dim"
+        names = "num_layers num_heads model_dim feedforward_dim feedforward_chunk"
         _check("model.", self, "at least 1", names)
         _check("model.", self, "at least 3", "max_length")
         _check("model.", self, "at least 0 and below 1", "dropout")
+        if self.reversible and self.norm_order is not NormOrder.pre:
+            raise UserError(
+                f"model.reversible=true cannot have model.norm_order={self.norm_order}: a norm "
+                "after the sum cannot be undone; type model.norm_order=pre"
+            )
 
 
 @dataclass

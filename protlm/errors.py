@@ -3,8 +3,10 @@
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -72,6 +74,7 @@ def exit_with_message(command: Callable[[], None], *, debug: bool = False) -> No
 
     With `debug` the traceback of a `UserError` is shown too.
     """
+    warnings.formatwarning = _as_a_sentence
     try:
         command()
     except UserError as error:
@@ -91,6 +94,19 @@ def exit_with_message(command: Callable[[], None], *, debug: bool = False) -> No
         _say(f"internal error, please report it: {type(error).__name__}: {error}")
         sys.exit(ExitCode.INTERNAL)
     sys.exit(ExitCode.OK)
+
+
+def _as_a_sentence(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """What protlm warns of is told to its users, without the place in the code."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parent):
+        return f"protlm: warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _say(message: str) -> None:

@@ -173,7 +173,9 @@ def _refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
         check_output(run_dir, overwrite=True)
         return
     try:
-        before = OmegaConf.to_container(OmegaConf.load(written))
+        # Settings that are newer than the run have their defaults.
+        loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(written))
+        before = OmegaConf.to_container(loaded, enum_to_str=True)
     except Exception as error:
         raise InputDataError(
             f"{written} cannot be read: {error}; choose another run_dir="

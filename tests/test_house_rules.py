@@ -28,6 +28,10 @@ EXCEPTIONS = {
     "protlm/cli.py attention": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/attention/performer_softmax.py __init__": "2026-11-21: its arguments are its YAML",
+    "protlm/attention/reformer.py __init__": "2026-11-21: its arguments are its YAML",
+    "protlm/attention/long_short.py __init__": "2026-11-21: its arguments are its YAML",
+    "protlm/attention/hybrid.py __init__": "2026-11-21: its arguments are its YAML",
+    "protlm/attention/rfa.py __init__": "2026-11-21: its arguments are its YAML",
     "protlm/attention/performer_generalized.py __init__": "2026-11-21: its arguments are its YAML",
 }
 

@@ -108,5 +108,5 @@ def _check_types(cls: type[Attention], options: Mapping[str, Any]) -> None:
         fits = type(value) in types or (type(value) is int and float in types)
         if not fits and all(kind in _TYPE_NAMES for kind in types):
             given = "null" if value is None else value
-            allowed = one_of([_TYPE_NAMES[kind] for kind in types])
-            raise UserError(f"attention.{option}={given} must be one of: {allowed}")
+            allowed = " or ".join(_TYPE_NAMES[kind] for kind in types)
+            raise UserError(f"attention.{option}={given} must be {allowed}")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 def to_blocks(x_BHLK: Tensor, size: int, *, value: float = 0.0) -> Tensor:
     """Cuts positions into S = ⌈L / size⌉ blocks of M = size, BHSMK; `value` fills the last one."""
-    missing = -x_BHLK.shape[2] % size
-    return F.pad(x_BHLK, (0, 0, 0, missing), value=value).unflatten(2, (-1, size))
+    if missing := -x_BHLK.shape[2] % size:
+        x_BHLK = F.pad(x_BHLK, (0, 0, 0, missing), value=value)
+    return x_BHLK.unflatten(2, (-1, size))
 
 
 def from_blocks(x_BHSMK: Tensor, length: int) -> Tensor:
@@ -24,10 +25,35 @@ def with_neighbours(x_BHSMK: Tensor, *, before: int, after: int) -> Tensor:
     Returns:
         (B, H, S, (before + 1 + after) · M, K).
     """
-    number = x_BHSMK.shape[2]
-    padded = F.pad(x_BHSMK, (0, 0, 0, 0, before, after))
-    parts = [padded[:, :, shift : shift + number] for shift in range(before + 1 + after)]
-    return torch.cat(parts, dim=3)
+    size = x_BHSMK.shape[3]
+    return with_margins(x_BHSMK, before=before * size, after=after * size)
+
+
+def with_margins(
+    x_BHSMK: Tensor, *, before: int, after: int, shared_BHPK: Tensor | None = None
+) -> Tensor:
+    """Puts every block between the positions before and after it; zeros beyond the ends.
+
+    Args:
+        x_BHSMK: blocks end to end.
+        before: positions in front of a block, any number.
+        after: positions behind it.
+        shared_BHPK: what stands in front of all that, the same in every block.
+
+    Returns:
+        (B, H, S, P + before + M + after, K).
+    """
+    number, size = x_BHSMK.shape[2:4]
+    blocks_before, blocks_after = math.ceil(before / size), math.ceil(after / size)
+    # Heads come after blocks in memory: so the fused kernels take the result as it is.
+    x_BSHMK = x_BHSMK.transpose(1, 2)
+    padded = F.pad(x_BSHMK, (0, 0, 0, 0, 0, 0, blocks_before, blocks_after))
+    parts = [padded[:, shift : shift + number] for shift in range(blocks_before + 1 + blocks_after)]
+    parts[0] = parts[0][..., blocks_before * size - before :, :]
+    parts[-1] = parts[-1][..., : parts[-1].shape[3] - (blocks_after * size - after), :]
+    if shared_BHPK is not None:
+        parts.insert(0, shared_BHPK[:, None].expand(-1, number, -1, -1, -1))
+    return torch.cat(parts, dim=3).transpose(1, 2)
 
 
 def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible: Tensor) -> Tensor:
@@ -45,13 +71,16 @@ def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible
     """
     batch, _, number, num_queries, key_width = q_BHSMK.shape
     num_keys, value_width = k_BHSLK.shape[3], v_BHSLC.shape[4]
-    sees_BHSM1 = visible.any(dim=-1, keepdim=True)
+    sees_any = visible.any(dim=-1, keepdim=True)
     # A row without any key would be NaN: it looks at all of them, and is cleared in the end.
-    visible = (visible | ~sees_BHSM1).expand(batch, visible.shape[1], number, num_queries, num_keys)
+    visible = (visible | ~sees_any).expand(batch, visible.shape[1], number, num_queries, num_keys)
     # The fused kernels take four axes, one width, and a mask of one or of all heads.
     width = -(-max(key_width, value_width) // 8) * 8
+    # Nothing is padded in vain, because that would copy it.
     q, k, v = (
-        F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1)
+        (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])))
+        .transpose(1, 2)
+        .flatten(0, 1)
         for x in (q_BHSMK, k_BHSLK, v_BHSLC)
     )
     out = F.scaled_dot_product_attention(
@@ -62,4 +91,4 @@ def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible
         scale=1 / math.sqrt(key_width),
     )
     out_BHSMC = out[..., :value_width].unflatten(0, (batch, number)).transpose(1, 2)
-    return out_BHSMC.masked_fill(~sees_BHSM1, 0).to(v_BHSLC.dtype)
+    return out_BHSMC.masked_fill(~sees_any, 0).to(v_BHSLC.dtype)

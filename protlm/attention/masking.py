@@ -9,7 +9,7 @@ def zero_padding(x_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
 
     A weight of exactly 0 does not stop a NaN in the padding; a 0 in its place does.
     """
-    return x_BHLK.masked_fill(~mask_BL[:, None, :, None], 0)
+    return torch.where(mask_BL[:, None, :, None], x_BHLK, 0)
 
 
 def visible_keys(mask_BL: Tensor, rows: slice, *, causal: bool) -> Tensor:

@@ -83,8 +83,10 @@ class SelfAttention(nn.Module):
         causal: bool,
     ) -> Tensor:
         """Returns the sublayer's output, BLD."""
+        mechanism = self.mechanism
+        assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, rotation)
-        mixed_BHLC = self.mechanism(
+        mixed_BHLC = mechanism(
             x.q_BHLK, x.k_BHLK, x.v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
         )
         return self.output(mixed_BHLC.transpose(1, 2).flatten(2))

@@ -14,11 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
 from protlm.attention.base import State
-from protlm.config import ModelConfig, Norm, NormOrder, Positions
+from protlm.config import ModelConfig, NormOrder, Positions
 from protlm.errors import UserError
-from protlm.model.feedforward import FeedForward
+from protlm.model.block import Block, OneStreamBlock, Rotation, norm_layer
 from protlm.model.positions import Rotary, position_table
-from protlm.model.selfattention import AttentionInputs, SelfAttention
+from protlm.model.reversible import ReversibleBlock, Streams
+from protlm.model.selfattention import AttentionInputs
 
 
 @dataclass(frozen=True)
@@ -41,73 +42,6 @@ class DecodingState:
         """The state of some samples, by their numbers."""
         blocks = (None if state is None else state[rows_B] for state in self.blocks)
         return DecodingState(self.length, tuple(blocks))
-
-
-def _norm(kind: Norm, width: int) -> nn.Module:
-    return nn.RMSNorm(width, eps=1e-6) if kind is Norm.rms else nn.LayerNorm(width)
-
-
-class Block(nn.Module):
-    """Attention and feed-forward, each with dropout, a residual sum and a norm before or after."""
-
-    def __init__(self, config: ModelConfig, mechanism: Attention) -> None:
-        super().__init__()
-        self.pre = config.norm_order is NormOrder.pre
-        self.attention_norm = _norm(config.norm, config.model_dim)
-        self.attention = SelfAttention(
-            model_dim=config.model_dim,
-            num_heads=config.num_heads,
-            mechanism=mechanism,
-            qk_norm=config.qk_norm,
-        )
-        self.feedforward_norm = _norm(config.norm, config.model_dim)
-        self.feedforward = FeedForward(
-            model_dim=config.model_dim,
-            feedforward_dim=config.feedforward_dim,
-            activation=config.activation,
-        )
-        self.dropout = nn.Dropout(config.dropout)
-
-    def attention_inputs(
-        self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor] | None
-    ) -> AttentionInputs:
-        """What the mechanism of this block sees when the block sees `x_BLD`."""
-        return self.attention.inputs(self.attention_norm(x_BLD) if self.pre else x_BLD, rotation)
-
-    def forward(
-        self,
-        x_BLD: Tensor,
-        mask_BL: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        causal: bool,
-    ) -> Tensor:
-        """Returns the residual stream after the block, BLD."""
-
-        def attend(y_BLD: Tensor) -> Tensor:
-            return self.attention(y_BLD, mask_BL, rotation=rotation, causal=causal)
-
-        x_BLD = self._residual(x_BLD, attend, self.attention_norm)
-        return self._residual(x_BLD, self.feedforward, self.feedforward_norm)
-
-    def step(
-        self, state: State | None, x_B1D: Tensor, rotation: tuple[Tensor, Tensor] | None
-    ) -> tuple[State | None, Tensor]:
-        """Takes the next position: the state after it, and the residual stream, B1D."""
-
-        def attend(y_B1D: Tensor) -> Tensor:
-            nonlocal state
-            state, out_B1D = self.attention.step(state, y_B1D, rotation=rotation)
-            return out_B1D
-
-        x_B1D = self._residual(x_B1D, attend, self.attention_norm)
-        return state, self._residual(x_B1D, self.feedforward, self.feedforward_norm)
-
-    def _residual(
-        self, x_BLD: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module
-    ) -> Tensor:
-        if self.pre:
-            return x_BLD + self.dropout(sublayer(norm(x_BLD)))
-        return norm(x_BLD + self.dropout(sublayer(x_BLD)))
 
 
 class ProteinLM(nn.Module):
@@ -135,7 +69,8 @@ class ProteinLM(nn.Module):
                 f"model.model_dim={config.model_dim} is not a multiple of "
                 f"model.num_heads={config.num_heads}; choose one that is"
             )
-        self.activation_checkpointing = False
+        self.reversible = config.reversible
+        self._activation_checkpointing = False
         self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
         self.positions = position_table(
             config.positions, max_length=config.max_length, model_dim=config.model_dim
@@ -143,11 +78,12 @@ class ProteinLM(nn.Module):
         rotary = config.positions is Positions.rotary
         self.rotary = Rotary(head_dim=head_dim) if rotary else None
         self.dropout = nn.Dropout(config.dropout)
+        block = ReversibleBlock if config.reversible else OneStreamBlock
         self.blocks = nn.ModuleList(
-            Block(config, mechanism(number)) for number in range(config.num_layers)
+            block(config, mechanism(number)) for number in range(config.num_layers)
         )
         pre = config.norm_order is NormOrder.pre
-        self.final_norm = _norm(config.norm, config.model_dim) if pre else nn.Identity()
+        self.final_norm = norm_layer(config.norm, config.model_dim) if pre else nn.Identity()
         self.head = nn.Linear(config.model_dim, vocab_size)
         self.apply(_initialise)
 
@@ -155,6 +91,20 @@ class ProteinLM(nn.Module):
     def num_layers(self) -> int:
         """Number of blocks, N."""
         return len(self.blocks)
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether each block's activations are computed again in the backward pass."""
+        return self._activation_checkpointing
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, recompute: bool) -> None:
+        if recompute and self.reversible:
+            raise UserError(
+                "model.reversible=true already computes the activations again in the backward "
+                "pass; type trainer.activation_checkpointing=false, or model.reversible=false"
+            )
+        self._activation_checkpointing = recompute
 
     def forward(
         self,
@@ -174,13 +124,13 @@ class ProteinLM(nn.Module):
                 The last one is taken after the final norm, as in ESM.
         """
         hidden: dict[int, Tensor] = {}
-        x_BLD = self._embed(tokens_BL)
+        residual = self._enter(tokens_BL, recompute=torch.is_grad_enabled())
         rotation = self._rotation(tokens_BL)
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
-                hidden[number - 1] = x_BLD
-            x_BLD = self._run(block, x_BLD, mask_BL, rotation, causal)
-        x_BLD = self.final_norm(x_BLD)
+                hidden[number - 1] = _hidden(residual)
+            residual = self._run(block, residual, mask_BL, rotation, causal)
+        x_BLD = self.final_norm(_hidden(residual))
         if self.num_layers in layers:
             hidden[self.num_layers] = x_BLD
         return ModelOutput(self.head(x_BLD), hidden)
@@ -197,14 +147,14 @@ class ProteinLM(nn.Module):
             `forward` with `causal=True` has there. The state that came in is used up.
         """
         start, tokens_B1 = state.length, tokens_B[:, None]
-        x_BLD = self._embed(tokens_B1, start)
+        residual = self._enter(tokens_B1, start)
         rotation = self._rotation(tokens_B1, start)
         blocks: list[State | None] = []
         for block, before in zip(self.blocks, state.blocks, strict=True):
             assert isinstance(block, Block)
-            after, x_BLD = block.step(before, x_BLD, rotation)
+            after, residual = block.step(before, residual, rotation)
             blocks.append(after)
-        logits_B1V = self.head(self.final_norm(x_BLD))
+        logits_B1V = self.head(self.final_norm(_hidden(residual)))
         return DecodingState(start + 1, tuple(blocks)), logits_B1V.squeeze(1)
 
     def attention_inputs(
@@ -214,12 +164,12 @@ class ProteinLM(nn.Module):
 
         Only one block's inputs are alive at a time, so that maps can be streamed.
         """
-        x_BLD = self._embed(tokens_BL)
+        residual = self._enter(tokens_BL)
         rotation = self._rotation(tokens_BL)
         for number, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
-            yield number, block.attention_inputs(x_BLD, rotation)
-            x_BLD = block(x_BLD, mask_BL, rotation, causal)
+            yield number, block.attention_inputs(residual, rotation)
+            residual = block(residual, mask_BL, rotation, causal)
 
     def mechanism(self, number: int) -> Attention:
         """The attention mechanism of block `number`, from 1."""
@@ -227,13 +177,17 @@ class ProteinLM(nn.Module):
         assert isinstance(block, Block)
         return block.attention.mechanism
 
-    def _embed(self, tokens_BL: Tensor, start: int = 0) -> Tensor:
+    def _enter(
+        self, tokens_BL: Tensor, start: int = 0, *, recompute: bool = False
+    ) -> Tensor | Streams:
+        """What flows into the first block; `recompute` is for reversible blocks."""
         x_BLD = self.embedding(tokens_BL)
         if self.positions is not None:
             x_BLD = self.positions(x_BLD, start=start)
-        return self.dropout(x_BLD)
+        x_BLD = self.dropout(x_BLD)
+        return Streams(x_BLD, recompute=recompute) if self.reversible else x_BLD
 
-    def _rotation(self, tokens_BL: Tensor, start: int = 0) -> tuple[Tensor, Tensor] | None:
+    def _rotation(self, tokens_BL: Tensor, start: int = 0) -> Rotation:
         if self.rotary is None:
             return None
         return self.rotary.angles(start, start + tokens_BL.shape[1])
@@ -241,15 +195,20 @@ class ProteinLM(nn.Module):
     def _run(
         self,
         block: nn.Module,
-        x_BLD: Tensor,
+        residual: Tensor | Streams,
         mask_BL: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
+        rotation: Rotation,
         causal: bool,
-    ) -> Tensor:
+    ) -> Tensor | Streams:
         if self.activation_checkpointing and torch.is_grad_enabled():
             # The recomputation draws the same dropout: preserve_rng_state is on by default.
-            return checkpoint(block, x_BLD, mask_BL, rotation, causal, use_reentrant=False)
-        return block(x_BLD, mask_BL, rotation, causal)
+            return checkpoint(block, residual, mask_BL, rotation, causal, use_reentrant=False)
+        return block(residual, mask_BL, rotation, causal)
+
+
+def _hidden(residual: Tensor | Streams) -> Tensor:
+    """The hidden state, BLD, of what flows out of a block."""
+    return residual.mean() if isinstance(residual, Streams) else residual
 
 
 def _initialise(module: nn.Module) -> None:

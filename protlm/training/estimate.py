@@ -43,8 +43,13 @@ class WatchEstimates(Callback):
     """
 
     def __init__(self, network: ProteinLM, *, every: int) -> None:
-        layers = {number: network.mechanism(number) for number in range(1, network.num_layers + 1)}
-        self._layers = {n: m for n, m in layers.items() if isinstance(m, PerformerSoftmax)}
+        # A hybrid mechanism has its Performer inside.
+        self._layers = {
+            number: part
+            for number in range(1, network.num_layers + 1)
+            for part in network.mechanism(number).modules()
+            if isinstance(part, PerformerSoftmax)
+        }
         self._every = every
         self._sums: dict[int, Tensor] = {}
         self._warned: set[int] = set()
@@ -115,21 +120,25 @@ class WatchEstimates(Callback):
     def _warn(self, useless: dict[int, "_WorstHead"], *, has_norms: bool) -> None:
         number = max(useless, key=lambda number: useless[number].error)
         head, mechanism = useless[number], self._layers[number]
-        bound = "" if has_norms else "model.qk_norm=true bounds the norm, "
         is_stretchable = (
             mechanism.optimal_for is None
             and mechanism.estimator in _STRETCHABLE
             and head.norm <= LARGEST_OPTIMAL_FOR
         )
         stretch = f"attention.optimal_for={head.norm:.3g} and " if is_stretchable else ""
+        # Nothing else helps as much as bounded norms; where they are bounded, the rest may do.
+        advice = (
+            f"{stretch}more attention.num_features lower the error"
+            if has_norms
+            else "model.qk_norm=true bounds the norm"
+        )
         layers = "layer" if len(useless) == 1 else "layers"
         sign = "-" if mechanism.estimator is Estimator.trigonometric else "+"
         warnings.warn(
             f"FAVOR+ cannot estimate softmax attention in {layers} {', '.join(map(str, useless))}: "
             f"in head {head.number} of layer {number} the mean |q{sign}k|²/√K is {head.norm:.3g}, "
             f"so that a weight of {mechanism.num_features} features is off by {head.error:.2g} "
-            f"times itself; in another run {bound}{stretch}more attention.num_features lower the "
-            "error",
+            f"times itself; in a run with another run_dir= {advice}",
             stacklevel=2,
         )
 

@@ -48,5 +48,5 @@ def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
     if not 0 <= config.warmup_steps < max_steps:
         raise UserError(
             f"schedule.warmup_steps={config.warmup_steps} must be at least 0 and below "
-            f"trainer.max_steps={max_steps}"
+            f"trainer.max_steps={max_steps}; type schedule.warmup_steps={max_steps // 10}"
         )

@@ -67,9 +67,11 @@ class Case:
     def create(self, **sizes: int) -> Attention:
         """Builds the mechanism, small unless sizes say otherwise."""
         defaults = {"num_heads": HEADS, "head_dim": HEAD_DIM, "model_dim": MODEL_DIM}
-        return protlm.attention.create(
-            self.name, self.options, **{**defaults, "max_length": 2048, "seed": 1, **sizes}
-        )
+        chosen = {**defaults, "max_length": 2048, "seed": 1, **sizes}
+        # Parameters come from the global generator: two of the same seed have the same ones.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(chosen["seed"])
+            return protlm.attention.create(self.name, self.options, **chosen)
 
     def expected(self, mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:
         """The output by the O(L²) reference."""
@@ -82,6 +84,7 @@ class Case:
             *inputs[:3],
             hidden_BLD=inputs.hidden_BLD,
             visible_B1LL=visible_BLL[:, None],
+            causal=causal,
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protlm.errors import ExitCode
+from protlm.errors import ExitCode, UserError
 from protlm.model.checkpoint import latest, load_training
 from protlm.training.callbacks import StopOnSignal
 from protlm.training.loggers import read_metrics
@@ -98,6 +98,21 @@ def test_a_complete_run_stays_as_it_is(
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt")}
     train_tiny(uninterrupted, *HARD)
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt")} == before
+
+
+def test_settings_that_are_newer_than_a_run_have_their_defaults(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    config = run / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.strip().startswith("reversible:")]
+    assert len(older) == len(lines) - 1
+    config.write_text("".join(older))
+    newest = latest(train_tiny(run, "trainer.max_steps=3"))
+    assert newest is not None and newest.name == "step-00000003.ckpt"
+    with pytest.raises(UserError, match=r"model\.reversible=False, not True"):
+        train_tiny(run, "model.reversible=true", "trainer.max_steps=4")
 
 
 def test_workers_do_not_change_a_run(

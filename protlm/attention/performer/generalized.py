@@ -31,6 +31,11 @@ def _capped_exp(x: Tensor) -> Tensor:
     return x.clamp(max=_LARGEST_EXPONENT).exp_()
 
 
+def _elu_plus_1(x: Tensor) -> Tensor:
+    # Taking 1 away from exp(x) and adding it again would leave few digits of a small feature.
+    return x.clamp(max=0).exp_().add_(x.relu())
+
+
 def _relu_gradient(df: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(df, x, 0)
 
@@ -42,7 +47,7 @@ def _gelu_gradient(df: Tensor, x: Tensor) -> Tensor:
 
 NONLINEARITIES: Mapping[str, Nonlinearity] = {
     "relu": Nonlinearity(torch.relu, _relu_gradient, True),
-    "elu": Nonlinearity(lambda x: F.elu(x).add_(1), lambda df, x: df * x.clamp(max=0).exp_(), True),
+    "elu": Nonlinearity(_elu_plus_1, lambda df, x: df * x.clamp(max=0).exp_(), True),
     "exp": Nonlinearity(
         _capped_exp, lambda df, x: df * _capped_exp(x) * (x < _LARGEST_EXPONENT), True
     ),

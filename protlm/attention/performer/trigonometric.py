@@ -1,5 +1,6 @@
-"""Trigonometric features of the softmax kernel (arXiv 2009.14794, section 2.3)."""
+"""Trigonometric features, of the softmax kernel (arXiv 2009.14794, section 2.3) and a Gaussian."""
 
+import math
 from typing import final
 
 import torch
@@ -57,6 +58,40 @@ class TrigonometricFeatures(FeatureMap):
 
     def _exponent(self, x_BHLK: Tensor) -> Tensor:
         return x_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
+
+
+@final
+class FourierFeatures(FeatureMap):
+    """Estimates exp(-|q - k|²/2) = E cos(ω·(q - k)), ω ~ N(0, I): random Fourier features.
+
+    φ(x) = (sin ω_r·x, cos ω_r·x) / √R' for R' rows, of queries and keys alike (arXiv 2103.02143,
+    Theorem 1). |φ(x)| = 1, so an estimate is within [-1, 1].
+    """
+
+    def __init__(self, projection_RK: Tensor | None) -> None:
+        assert projection_RK is not None
+        self._projection_RK = projection_RK
+        self._scale = 1 / math.sqrt(len(projection_RK))
+
+    def queries(self, q_BHLK: Tensor) -> Features:
+        """See `FeatureMap.queries`."""
+        return self._features(q_BHLK)
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        """See `FeatureMap.keys`."""
+        return self._features(k_BHLK)
+
+    def log_factor(self, q_BHLK: Tensor) -> Tensor:
+        """See `FeatureMap.log_factor`: the factor is 1."""
+        return torch.zeros_like(q_BHLK[..., :1])
+
+    def _features(self, x_BHLK: Tensor) -> Features:
+        phi_BHLR = _sine_cosine(product(x_BHLK, self._projection_RK)).mul_(self._scale)
+
+        def pullback(dphi_BHLR: Tensor) -> Tensor:
+            return product(_angle_gradient(dphi_BHLR, phi_BHLR), self._projection_RK.mT)
+
+        return Features(phi_BHLR, pullback)
 
 
 def _sine_cosine(angles: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ def output(
     *,
     hidden_BLD: Tensor,
     visible_B1LL: Tensor,
+    causal: bool,
 ) -> Tensor:
     """Every output as a weighted mean over the keys it sees, or as their sum over its norm."""
     features = [_features(x_BHLK, mechanism, options) for x_BHLK in (q_BHLK, k_BHLK)]

@@ -39,6 +39,7 @@ def output(
     *,
     hidden_BLD: Tensor,
     visible_B1LL: Tensor,
+    causal: bool,
 ) -> Tensor:
     """Every output as a weighted mean over the keys it sees."""
     phi_q_BHLR = _features(q_BHLK, mechanism, options["kernel_epsilon"])

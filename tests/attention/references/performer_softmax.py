@@ -70,6 +70,7 @@ def output(
     *,
     hidden_BLD: Tensor,
     visible_B1LL: Tensor,
+    causal: bool,
 ) -> Tensor:
     """Every output as a weighted mean over the keys it sees, or as their sum over its norm."""
     rows_RK = mechanism.get_buffer("projection").to(q_BHLK.dtype)

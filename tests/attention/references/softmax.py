@@ -29,6 +29,7 @@ def output(
     *,
     hidden_BLD: Tensor,
     visible_B1LL: Tensor,
+    causal: bool,
 ) -> Tensor:
     """Every output as a weighted mean over the keys it sees."""
     exponents_BHLL = torch.einsum("bhik,bhjk->bhij", q_BHLK, k_BHLK) / math.sqrt(q_BHLK.shape[-1])

@@ -1,0 +1,218 @@
+"""Trains the same small model with every attention mechanism, from the same seed and data order.
+
+make compare-mechanisms, or: python -m benchmarks.training_comparison [--steps 300] [...]
+
+Each run is a `protlm train` of its own in FOLDER/NAME; one that is finished is not repeated. Where
+a gradient is not finite the program makes no step and ends; the table says after how many.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from matplotlib.figure import Figure
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import figure
+from benchmarks.mechanisms_figure import styles
+from protlm.attention import mechanism, names
+from protlm.errors import InputDataError, exit_with_message
+from protlm.paths import complete_file, sample_dir
+
+STEPS, LOG_EVERY = 300, 10
+# The last of the steps are averaged.
+SHARE_AT_THE_END = 6
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run cost: its wall time, and the most memory its process had."""
+
+    name: str
+    seconds: float
+    peak_bytes: int
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run logged, by step."""
+
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+    rates: tuple[float, ...]
+    valid_loss: float | None
+    valid_perplexity: float | None
+
+    @classmethod
+    def read(cls, path: Path) -> "Curve":
+        """Reads `metrics.csv`."""
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        logged = [row for row in rows if row["train_loss"]]
+        valid = [row for row in rows if row["valid_loss"]]
+        return cls(
+            steps=tuple(int(row["step"]) for row in logged),
+            losses=tuple(float(row["train_loss"]) for row in logged),
+            rates=tuple(float(row["residues_per_second"]) for row in logged),
+            valid_loss=float(valid[-1]["valid_loss"]) if valid else None,
+            valid_perplexity=float(valid[-1]["valid_perplexity"]) if valid else None,
+        )
+
+    @property
+    def final_loss(self) -> float:
+        """The mean training loss of the last sixth of the steps."""
+        return fmean(self.losses[-max(len(self.losses) // SHARE_AT_THE_END, 1) :])
+
+
+def settings(name: str, folder: Path, steps: int) -> list[str]:
+    """What the run of a mechanism is told; all but two of them are alike for all."""
+    objective = "masked" if mechanism(name).supports_bidirectional else "causal"
+    return [
+        "experiment=demo",
+        "model=small",
+        f"attention={name}",
+        f"objective={objective}",
+        f"data.dir={folder / 'data'}",
+        f"run_dir={folder / name}",
+        f"trainer.max_steps={steps}",
+        f"trainer.log_every={LOG_EVERY}",
+        f"trainer.valid_every={steps}",
+        f"trainer.checkpoint_every={steps}",
+    ]
+
+
+def prepare(folder: Path) -> None:
+    """Makes shards of the shipped sample, unless they are there.
+
+    Raises:
+        InputDataError: that failed.
+    """
+    if (folder / "data").exists():
+        return
+    sample = sample_dir()
+    table = str(sample / "uniprot_sample.splits.tsv.gz")
+    command = ["prepare", str(sample / "uniprot_sample.fasta.gz"), "--split-table", table]
+    arguments = [sys.executable, "-m", "protlm", *command, "--out", str(folder / "data")]
+    if subprocess.run(arguments, check=False).returncode:
+        raise InputDataError("the sample could not be prepared; see the message above")
+
+
+def train(name: str, folder: Path, steps: int) -> Trained:
+    """Trains with a mechanism, or finds that it is done.
+
+    Raises:
+        InputDataError: the run failed for another reason than a gradient that is not finite.
+    """
+    record = folder / f"{name}.json"
+    if record.exists():
+        return Trained(**json.loads(record.read_text()))
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    command = [sys.executable, "-m", "protlm", "train", *settings(name, folder, steps)]
+    log = folder / f"{name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        # The memory of this one child, which subprocess does not tell.
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode and "is not finite" not in log.read_text():
+        raise InputDataError(f"the run of {name} failed: see {log}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    seconds = time.monotonic() - start
+    trained = Trained(name, seconds, usage.ru_maxrss * unit, process.returncode)
+    with complete_file(record) as temporary:
+        temporary.write_text(json.dumps(asdict(trained)))
+    return trained
+
+
+def comparison_table(runs: Sequence[tuple[Trained, Curve]], steps: int) -> Table:
+    """All runs, the lowest loss first; causal ones, whose task is another, at the end."""
+    columns = ("mechanism", "objective", "training loss", "validation loss", "perplexity")
+    table = Table(*columns, "residues/s", "peak memory, GB", "non-finite steps", box=MARKDOWN)
+    for trained, curve in sorted(runs, key=lambda run: (_is_causal(run[0]), run[1].final_loss)):
+        stopped = trained.exit_code != 0
+        table.add_row(
+            trained.name,
+            "causal" if _is_causal(trained) else "masked",
+            f"{curve.final_loss:.3f}",
+            "" if curve.valid_loss is None else f"{curve.valid_loss:.3f}",
+            "" if curve.valid_perplexity is None else f"{curve.valid_perplexity:.2f}",
+            f"{median(curve.rates):,.0f}",
+            f"{trained.peak_bytes / 1e9:.2f}",
+            f"ended after {curve.steps[-1]} of {steps}" if stopped else "0",
+        )
+    return table
+
+
+def curves_figure(runs: Sequence[tuple[Trained, Curve]]) -> Figure:
+    """Draws the training loss of all runs, smoothed over five points."""
+    drawn = Figure(figsize=(9.0, 5.0), layout="constrained")
+    axes = drawn.subplots()
+    looks = styles(sorted(trained.name for trained, _ in runs))
+    for trained, curve in sorted(runs, key=lambda run: run[1].final_loss, reverse=True):
+        colour, marker = looks[trained.name]
+        smooth = [
+            fmean(curve.losses[max(end - 4, 0) : end + 1]) for end in range(len(curve.losses))
+        ]
+        axes.plot(
+            curve.steps,
+            smooth,
+            color=colour,
+            marker=marker,
+            markersize=3,
+            markevery=5,
+            linewidth=2.2 if trained.name == "softmax" else 1.1,
+            label=f"{trained.name}{' (causal)' if _is_causal(trained) else ''}",
+        )
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss (nats per masked residue)")
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    drawn.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return drawn
+
+
+def _is_causal(trained: Trained) -> bool:
+    return not mechanism(trained.name).supports_bidirectional
+
+
+def main() -> None:
+    """Trains all of them, prints and writes the table and the curves.
+
+    Raises:
+        InputDataError: a run failed.
+    """
+    parser = argparse.ArgumentParser(description="Train a small model with every mechanism.")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
+    parser.add_argument("--folder", type=Path, default=Path("outputs/compare"))
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
+    runs = []
+    for name in arguments.mechanisms:
+        trained = train(name, folder, arguments.steps)
+        runs.append((trained, Curve.read(folder / name / "metrics.csv")))
+    table = comparison_table(runs, arguments.steps)
+    Console().print(table)
+    page = complete_file(folder / "table.md", overwrite=True)
+    with page as temporary, temporary.open("w") as file:
+        Console(file=file, width=200).print(table)
+    figure.save(curves_figure(runs), folder / "curves.png")
+    print(f"Wrote {folder / 'table.md'} and {folder / 'curves.png'}")
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

@@ -1,0 +1,1 @@
+"""What the attention-free transformers share: sums of exponentials, windows, position biases."""

@@ -1,0 +1,142 @@
+"""What the attention-free transformers do alike: gate, masks and map."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from protlm.attention.aft.sums import floor_of
+from protlm.attention.base import Attention
+from protlm.attention.masking import visible_keys, zero_padding
+from protlm.attention.precision import full_precision, wide
+
+# (heads, exponents, values) -> means without the gate; the tensors are (B, H, L, channels).
+Mixer = Callable[[slice, Tensor, Tensor], Tensor]
+
+# The values of some heads are this many numbers: on a CPU what stays in its cache.
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 18, 1 << 28
+
+
+class AttentionFree(Attention):
+    """Y_i = σ(q_i) ⊙ Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij), x = k, by channel."""
+
+    supports_bidirectional = True
+    supports_causal = True
+    map_meaning: ClassVar[str] = (
+        "the weight of value j in output i before the gate, mean over the head's channels"
+    )
+
+    def forward(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+    ) -> Tensor:
+        """See `Attention.forward`; values are as wide as keys.
+
+        Raises:
+            UserError: more than `max_length` positions, where there are tables.
+        """
+        self._refuse_longer(q_BHLK.shape[2])
+        assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
+        with full_precision(v_BHLC):
+            return self._outputs(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal=causal)
+
+    @torch.no_grad()
+    def attention_map(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        rows: slice | None = None,
+    ) -> Tensor:
+        """The map or a block of its rows, in float32 (float64 for float64 keys).
+
+        Raises:
+            UserError: more than `max_length` positions, where there are tables.
+        """
+        length = k_BHLK.shape[2]
+        self._refuse_longer(length)
+        rows = slice(None) if rows is None else rows
+        hidden_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
+        with full_precision(k_BHLK):
+            exponents = self._masked_exponents(k_BHLK, mask_BL)
+            bias = self._bias(rows, length, causal=causal)
+            # One channel at a time, since a channel has as many weights as a map.
+            map_BHML = exponents.new_zeros(*k_BHLK.shape[:2], *hidden_B1ML.shape[2:])
+            for exponents_BHL in exponents.unbind(dim=-1):
+                logits = exponents_BHL[:, :, None] + bias
+                weights_BHML = logits.masked_fill(hidden_B1ML, floor_of(k_BHLK)).softmax(dim=-1)
+                map_BHML += weights_BHML / exponents.shape[-1]
+        return map_BHML.masked_fill(hidden_B1ML, 0)
+
+    def _outputs(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
+    ) -> Tensor:
+        """All heads, some at a time."""
+        means_of = self._mixer(q_BHLK.shape[2], causal=causal)
+        size = _heads_at_a_time(v_BHLC)
+        # The gradient of a split is one tensor; slices would each have one of all heads.
+        groups = zip(*(x.split(size, dim=1) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
+        outs = [
+            # What a group of heads makes on the way is made again in the backward pass, not kept.
+            checkpoint(
+                self._gated_means,
+                *group,
+                mask_BL,
+                partial(means_of, slice(index * size, (index + 1) * size)),
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            for index, group in enumerate(groups)
+        ]
+        return torch.cat(outs, dim=1)
+
+    def _gated_means(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        mask_BL: Tensor,
+        means_of: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        exponents = self._masked_exponents(k_BHLK, mask_BL)
+        means_BHLC = means_of(exponents, wide(zero_padding(v_BHLC, mask_BL)))
+        gate_BHLK = wide(zero_padding(q_BHLK, mask_BL)).sigmoid()
+        return zero_padding(gate_BHLK * means_BHLC, mask_BL).to(v_BHLC.dtype)
+
+    def _masked_exponents(self, k_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
+        exponents = self._exponents(wide(zero_padding(k_BHLK, mask_BL)))
+        return exponents.masked_fill(~mask_BL[:, None, :, None], floor_of(k_BHLK))
+
+    def _exponents(self, k_BHLK: Tensor) -> Tensor:
+        """x of every channel, or (B, H, L, 1) where it is one for all channels."""
+        return k_BHLK
+
+    @abstractmethod
+    def _mixer(self, length: int, *, causal: bool) -> Mixer:
+        """What takes the exponents and values of some heads to the means, for inputs of a length.
+
+        Exponents at padding are very low, values there 0.
+        """
+
+    @abstractmethod
+    def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
+        """w of some rows, to broadcast to HML; void where a row cannot see a key."""
+
+
+def _heads_at_a_time(v_BHLC: Tensor) -> int:
+    batch, _, length, width = v_BHLC.shape
+    numbers = _CPU_NUMBERS if v_BHLC.device.type == "cpu" else _GPU_NUMBERS
+    return max(numbers // (batch * length * width), 1)

@@ -1,0 +1,85 @@
+"""AFT-conv: the attention-free transformer with a convolution (arXiv 2105.14103)."""
+
+import math
+from functools import partial
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from protlm.attention.aft.base import AttentionFree, Mixer
+from protlm.attention.aft.windows import WindowWeights, block_size, offsets, windowed_means
+from protlm.attention.precision import wide
+from protlm.errors import UserError
+
+
+@final
+class AftConv(AttentionFree):
+    """A gated mean of all values by softmax(x + w) in every head, w learned for each distance.
+
+    With one exponent for a head and a position, x_j = Σ_c k_jc / √K,
+
+        Y_i = σ(q_i) ⊙ Σ_j e^(x_j + w_(i-j)) v_j / Σ_j e^(x_j + w_(i-j)),
+
+    over all j or, causal, j ≤ i. w has s numbers for each head and is 0 beyond them: Zhai et al.,
+    arXiv 2105.14103, section 3, "AFT-conv", who write it as convolutions of e^x v and of e^x with
+    e^w - 1 beside the sums of both. A kernel reaches from i - (s-1)/2 to i + (s-1)/2 or, causal,
+    from i - s + 1 to i, and its numbers stand in this order. w = γ (z - mean z) / std z + β for
+    each head, with γ = β = 0 at the start: AFT-simple with one exponent for a head.
+
+    The paper projects the input to one number for each head; the sum over a key's channels is the
+    same class of functions, and leaves no parameter of the model unused. Near and far are summed
+    apart: e^w - 1 would cancel where w is very negative. In float32 a weight vanishes that w alone
+    makes e^87 times smaller than the largest of its row, or than 1. Distances need no positions
+    beside them; rotary ones are harmless.
+
+    Args:
+        num_heads: heads; each has a kernel.
+        kernel_size: s, odd; the paper has 11 and 15.
+
+    Raises:
+        UserError: a size that is even or below 3, where a kernel would have no spread.
+    """
+
+    map_meaning: ClassVar[str] = "the weight of value j in output i before the gate"
+    cost: ClassVar[str] = "L s K"
+    advice: ClassVar[str] = "motifs: a convolution over residues beside the composition; any length"
+
+    def __init__(self, *, num_heads: int, kernel_size: int = 11) -> None:
+        super().__init__()
+        if kernel_size < 3 or kernel_size % 2 == 0:
+            raise UserError(
+                f"attention.kernel_size={kernel_size} must be odd and at least 3; "
+                "type attention.kernel_size=11"
+            )
+        self.kernel_size = kernel_size
+        self.kernel = nn.Parameter(torch.randn(num_heads, kernel_size))
+        self.gain = nn.Parameter(torch.zeros(num_heads, 1))
+        self.shift = nn.Parameter(torch.zeros(num_heads, 1))
+
+    def _exponents(self, k_BHLK: Tensor) -> Tensor:
+        return k_BHLK.sum(dim=-1, keepdim=True) / math.sqrt(k_BHLK.shape[-1])
+
+    def _mixer(self, length: int, *, causal: bool) -> Mixer:
+        size = block_size(self.kernel_size, length)
+        distance = offsets(size, causal=causal, device=self.kernel.device)
+        bias = self._near(distance, causal=causal)[:, None]
+        return partial(windowed_means, WindowWeights.of(bias), causal=causal)
+
+    def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
+        position_L = torch.arange(length, device=self.kernel.device)
+        return self._near(position_L[rows, None] - position_L, causal=causal)
+
+    def _near(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """w of i - j for every head; a key that a causal row does not see has -∞."""
+        last = self.kernel_size - 1
+        place = (last if causal else last // 2) - distance
+        bias = self._weights()[:, place.clamp(0, last)]
+        bias = bias.masked_fill((place < 0) | (place > last), 0)
+        return bias.masked_fill(distance < 0, -torch.inf) if causal else bias
+
+    def _weights(self) -> Tensor:
+        """w of every head, in the order of a convolution's kernel."""
+        kernel = wide(self.kernel)
+        spread, mean = torch.std_mean(kernel, dim=1, correction=0, keepdim=True)
+        return wide(self.gain) * (kernel - mean) / spread + wide(self.shift)

@@ -1,0 +1,103 @@
+"""AFT-full: the attention-free transformer with a bias of every pair (arXiv 2105.14103, eq. 2)."""
+
+from functools import partial
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from protlm.attention.aft.base import AttentionFree, Mixer
+from protlm.attention.aft.positions import PositionBiases
+from protlm.attention.aft.sums import Sums, floor_of, triangle
+from protlm.attention.aft.windows import power_of_two
+
+# Rows that are computed at a time; a power of two, for the triangle at their end.
+_ROWS = 256
+
+
+@final
+class AftFull(AttentionFree):
+    """A gated mean of all values by softmax(k + w) in every channel, w learned for each pair.
+
+    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, causal, j ≤ i, with
+    w_ij = u_i·v_j, one for all channels: Zhai et al., arXiv 2105.14103, eq. 2 and section 3,
+    "Parameterization". Heads only hold channels. Beside w, learned positions suit it: rotary ones
+    are harmless, but weigh a value by its own position only. Time grows with L², memory with L. In
+    float32 a weight vanishes that w alone makes e^87 times smaller than the largest of its row.
+
+    Args:
+        max_length: positions that u and v have rows for; longer inputs are refused.
+        rank: width d' of u and v; the paper has 64 to 256.
+
+    Raises:
+        UserError: a rank below 1.
+    """
+
+    cost: ClassVar[str] = "L² K"
+    advice: ClassVar[str] = "short proteins of one family, where places mean the same in all"
+
+    def __init__(self, *, max_length: int, rank: int = 128) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.biases = PositionBiases(max_length=max_length, rank=rank)
+
+    def _outputs(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
+    ) -> Tensor:
+        # The weights serve all heads at once, and are cut into rows instead.
+        means_of = partial(self._mixer(q_BHLK.shape[2], causal=causal), slice(None))
+        return self._gated_means(q_BHLK, k_BHLK, v_BHLC, mask_BL, means_of)
+
+    def _mixer(self, length: int, *, causal: bool) -> Mixer:
+        return partial(self._means, causal=causal)
+
+    def _means(self, _: slice, exponents: Tensor, values: Tensor, *, causal: bool) -> Tensor:
+        length = values.shape[2]
+        means = [
+            # The weights of a block of rows are made again in the backward pass, not kept.
+            checkpoint(
+                self._means_of_rows,
+                slice(start, min(start + _ROWS, length)),
+                exponents,
+                values,
+                causal,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            for start in range(0, length, _ROWS)
+        ]
+        return torch.cat(means, dim=2)
+
+    def _means_of_rows(
+        self, rows: slice, exponents: Tensor, values: Tensor, causal: bool
+    ) -> Tensor:
+        bias = self._bias(rows, rows.stop if causal else values.shape[2], causal=causal)
+        # A factor of the row cancels in the mean.
+        weights = (bias - bias.detach().amax(dim=-1, keepdim=True)).exp()
+        if not causal:
+            return Sums.terms(exponents, values).mixed(weights).mean()
+        sums = _last_rows(exponents[:, :, rows], values[:, :, rows], weights[..., rows])
+        if rows.start > 0:
+            before = slice(rows.start)
+            terms = Sums.terms(exponents[:, :, before], values[:, :, before])
+            sums = sums.plus(terms.mixed(weights[..., before]))
+        return sums.mean()
+
+    def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
+        bias_ML = self.biases.rows(rows, length)
+        if causal:
+            # Keys that a row does not see must not set its largest weight.
+            position_L = torch.arange(length, device=bias_ML.device)
+            bias_ML = bias_ML.masked_fill(position_L > position_L[rows, None], -torch.inf)
+        return bias_ML[None]
+
+
+def _last_rows(exponents: Tensor, values: Tensor, weights: Tensor) -> Sums:
+    """The sums of some rows over the keys of the same rows, filled up to a power of two."""
+    length = values.shape[2]
+    missing = power_of_two(length) - length
+    x = F.pad(exponents, (0, 0, 0, missing), value=floor_of(exponents))
+    v, weights = F.pad(values, (0, 0, 0, missing)), F.pad(weights, (0, missing, 0, missing))
+    return triangle(x, v, weights).each(lambda sums: sums[:, :, :length])

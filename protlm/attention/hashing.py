@@ -1,0 +1,188 @@
+"""Locality-sensitive hashing by angle: positions of one bucket, in chunks (arXiv 2001.04451).
+
+Vectors that point in similar directions often fall into one bucket. Here are the hash, and the
+layout in memory that puts the positions of a bucket side by side.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protlm.attention.performer.projection import projection_generator
+
+# Numbers in the weights of one tile of chunks: those of a CPU stay in cache.
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 19, 1 << 26
+
+
+def draw_rotations(
+    seed: int, index: int, *, num_hashes: int, num_heads: int, head_dim: int, num_buckets: int
+) -> Tensor:
+    """Returns draw number `index` of the Gaussian rotations, THKR in float64.
+
+    A pure function of (seed, index) and the sizes; R = ⌈num_buckets / 2⌉ columns for every round
+    and head.
+    """
+    shape = (num_hashes, num_heads, head_dim, (num_buckets + 1) // 2)
+    return torch.randn(shape, generator=projection_generator(seed, index), dtype=torch.float64)
+
+
+@torch.no_grad()
+def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Tensor:
+    """The bucket of every vector in every round: h(x) = argmax [x R; -x R] (section 2).
+
+    Always in float32, whatever the dtype of the vectors, so that a copy of a model in float64
+    sorts positions as the model itself does. The length of a vector does not matter.
+
+    Returns:
+        TBHL, numbers from 0 to num_buckets - 1.
+    """
+    x_BHLK = x_BHLK.float()
+    buckets = []
+    # A round at a time: all rounds' products would be several times as large as the queries.
+    for rotations_HKR in rotations_THKR.float():
+        rotated_BHLR = x_BHLK @ rotations_HKR
+        largest_BHL, positive_BHL = rotated_BHLR.max(dim=-1)
+        smallest_BHL, negative_BHL = rotated_BHLR.min(dim=-1)
+        negative_BHL = negative_BHL + rotated_BHLR.shape[-1]
+        buckets.append(torch.where(-smallest_BHL > largest_BHL, negative_BHL, positive_BHL))
+    # A single bucket takes both sides of its rotation.
+    return torch.stack(buckets) % num_buckets
+
+
+class Layout(NamedTuple):
+    """Where each round puts positions: bucket after bucket, each from the start of a chunk on.
+
+    A position's chunk, and its place in there, depend only on the earlier positions of its bucket;
+    what comes later may move the chunk as a whole, and nothing else. Every round has the same
+    number of chunks, so some stay empty; chunk 0 always does: it stands before the first. Positions
+    are numbered from 0 to N - 1, and N stands for an empty slot.
+
+    Attributes:
+        positions: (T, chunks, size), the position in each slot.
+        slots: (T, N), the slot of each position, counted over all chunks; 0 for one without.
+        chunk_ids: (T, N + 1). Two positions are in one chunk if the ids are equal, and one is in
+            the chunk after the other's, in the same bucket, if its id is greater by 1.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    chunk_ids: Tensor
+
+    @property
+    def num_slots(self) -> int:
+        """The slots of a round."""
+        return self.positions[0].numel()
+
+
+def most_chunks(number: int, *, num_buckets: int, size: int) -> int:
+    """The most chunks that `number` positions can need, however they fall into buckets.
+
+    A bucket that is not empty leaves at most size - 1 slots open.
+    """
+    return (number + min(num_buckets, number) * (size - 1)) // size
+
+
+@torch.no_grad()
+def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
+    """Sorts positions by bucket, then by position, and cuts every bucket into chunks.
+
+    Args:
+        buckets: (T, N), the bucket of each position in each round; `num_buckets` for a position
+            that gets no slot.
+        num_buckets: buckets there may be in a round.
+        size: slots of a chunk.
+    """
+    rounds, number = buckets.shape
+    ordered, positions = buckets.sort(dim=-1, stable=True)
+    edges = torch.arange(num_buckets + 1, device=buckets.device).repeat(rounds, 1)
+    starts = torch.searchsorted(ordered, edges)
+    chunks = (starts.diff(dim=-1) + size - 1) // size
+    first_chunks = F.pad(1 + chunks.cumsum(dim=-1) - chunks, (0, 1))
+    ranks = torch.arange(number, device=buckets.device) - starts.gather(-1, ordered)
+    slots = first_chunks.gather(-1, ordered) * size + ranks
+    slots = slots.masked_fill(ordered == num_buckets, 0)
+    if buckets.device.type == "cpu":
+        num_chunks = 1 + int(chunks.sum(dim=-1).max())
+    else:
+        # To ask for the number would stall a GPU.
+        num_chunks = 1 + most_chunks(number, num_buckets=num_buckets, size=size)
+    held = torch.full((rounds, num_chunks * size), number, device=buckets.device)
+    held.scatter_(-1, slots, positions)
+    # Slot 0 is where positions without a slot were written to.
+    held[:, 0] = number
+    # Between buckets an id is left out, lest the first chunk of one seem to follow another's last.
+    ids = (slots // size + ordered).int()
+    return Layout(
+        positions=held.unflatten(-1, (num_chunks, size)),
+        slots=torch.empty_like(slots).scatter_(-1, positions, slots),
+        chunk_ids=F.pad(torch.empty_like(ids).scatter_(-1, positions, ids), (0, 1), value=-2),
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some S chunks of M slots of a round; each sees L = 2M slots, the chunk before it and itself.
+
+    Args:
+        slots: of these chunks, among all slots of the round.
+        positions: in the slots of these chunks and of the one before them, (S + 1) · M.
+        hidden_SML: where a query does not see a key.
+    """
+
+    slots: slice
+    positions: Tensor
+    hidden_SML: Tensor
+
+    @property
+    def size(self) -> int:
+        """Slots of a chunk."""
+        return self.hidden_SML.shape[1]
+
+    @property
+    def slots_before(self) -> slice:
+        """The slots of the chunks before these."""
+        return slice(self.slots.start - self.size, self.slots.stop - self.size)
+
+    def own(self, x: Tensor) -> Tensor:
+        """The rows of x in the chunks, (S, M, width)."""
+        return x.index_select(0, self.positions[self.size :]).unflatten(0, (-1, self.size))
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The rows of x that the chunks see, (S, L, width), a view in which chunks overlap."""
+        return x.index_select(0, self.positions).unfold(0, 2 * self.size, self.size).mT
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """q kᵀ, (S, M, L), also where it is hidden."""
+        return self.own(q) @ self.seen(k).mT
+
+
+def tiles(rounds: Layout, index: int, *, causal: bool, width: int) -> Iterator[Tile]:
+    """Cuts round number `index` into tiles; `width` is that of the values."""
+    positions = rounds.positions[index]
+    num_chunks, size = positions.shape
+    # Within a bucket slots are in the order of positions. Nobody sees itself.
+    own_MM = torch.ones(size, size, dtype=torch.bool, device=positions.device)
+    own_MM = own_MM.triu() if causal else own_MM.tril().triu()
+    hidden_ML = F.pad(own_MM, (size, 0))
+    numbers = _CPU_NUMBERS if positions.device.type == "cpu" else _GPU_NUMBERS
+    step = max(numbers // (size * max(2 * size, width)), 1)
+    for start in range(1, num_chunks, step):
+        stop = min(start + step, num_chunks)
+        in_tile = positions[start - 1 : stop].flatten()
+        hidden_SML = hidden_ML | ~_are_together(rounds.chunk_ids[index], in_tile, size)
+        # A pair counts in the first round that brings it together.
+        for chunk_ids in rounds.chunk_ids[:index]:
+            hidden_SML |= _are_together(chunk_ids, in_tile, size)
+        yield Tile(slice(start * size, stop * size), in_tile, hidden_SML)
+
+
+def _are_together(chunk_ids: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Which queries of a tile are in the chunk of a key or in the next one, (S, M, L)."""
+    ids = chunk_ids.index_select(0, positions)
+    ids_SM1 = ids[size:].view(-1, size, 1)
+    ids_S1L = ids.unfold(0, 2 * size, size)[:, None]
+    return (ids_SM1 == ids_S1L) | (ids_SM1 == ids_S1L + 1)

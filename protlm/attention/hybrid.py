@@ -1,0 +1,220 @@
+"""Hybrid heads: exact softmax in a window beside a linear mechanism, which sees everything."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from protlm.attention import create, mechanism, names
+from protlm.attention.base import Attention, Recurrent, State
+from protlm.attention.masking import visible_keys, zero_padding
+from protlm.attention.windows import (
+    Window,
+    WindowCache,
+    check_window,
+    softmax_weights,
+    window_softmax,
+)
+from protlm.errors import UserError, one_of
+
+# Recurrent too, but not linear, or not another mechanism.
+_NOT_LINEAR = ("hybrid", "softmax")
+
+
+@final
+@dataclass(frozen=True)
+class HybridState:
+    """The last positions for the heads with windows, and the state of the other mechanism."""
+
+    window: WindowCache
+    linear: State
+
+    def __getitem__(self, rows_B: Tensor) -> "HybridState":
+        """See `State`."""
+        return replace(self, window=self.window[rows_B], linear=self.linear[rows_B])
+
+
+@final
+class Hybrid(Attention, Recurrent[HybridState]):
+    """Exact softmax in a sliding window in some heads, a linear mechanism in the others.
+
+        out_i = Σ_{j ∈ W(i)} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i)} exp(q_i·k_j / √K)
+
+    in the first `local_heads` heads, where the window W(i) is i and the w/2 positions on either
+    side of it, or, causal, i and the w positions before it; positions are indices in the tensor.
+    The other heads are the mechanism's, which has its own equation. So the Performer released by
+    lucidrains (performer-pytorch, `local_attn_heads`) mixes its heads; its windows are blocks and
+    their neighbours, here every position has a window of one size (Beltagy et al., arXiv
+    2004.05150, section 3.1).
+
+    Args:
+        num_heads: heads H of both kinds.
+        head_dim: width K of queries, keys and values.
+        model_dim: width D of the hidden input.
+        max_length: the longest input, for mechanisms with tables of positions.
+        local_heads: heads with a window, the first ones; the mechanism has the other heads.
+        window: positions w that a query sees beside its own; even.
+        mechanism: the linear mechanism, by its name.
+        options: its settings; what is not among them is as its constructor has it.
+        seed: what its random projections are drawn from.
+
+    Raises:
+        UserError: an odd window, no head of a kind, a mechanism that is not linear, or settings
+            that it does not take.
+    """
+
+    cost: ClassVar[str] = "L window K, and in other heads that of the mechanism"
+    advice: ClassVar[str] = "long proteins: sharp neighbourhoods and a map over all pairs"
+    map_meaning: ClassVar[str] = (
+        "the weight of value j in output i; in the other heads what their mechanism says"
+    )
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        model_dim: int,
+        max_length: int,
+        local_heads: int = 1,
+        window: int = 256,
+        mechanism: str = "performer_relu",
+        options: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_window(window)
+        if not 1 <= local_heads < num_heads:
+            raise UserError(
+                f"attention.local_heads={local_heads} must leave a head of either kind: between 1 "
+                f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
+            )
+        self.local_heads = local_heads
+        self.window = window
+        self.linear = _create_linear(
+            mechanism,
+            options or {},
+            num_heads=num_heads - local_heads,
+            head_dim=head_dim,
+            model_dim=model_dim,
+            max_length=max_length,
+            seed=seed,
+        )
+        self.supports_bidirectional = self.linear.supports_bidirectional
+        self.supports_causal = self.linear.supports_causal
+        self.max_length = self.linear.max_length
+
+    def forward(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+    ) -> Tensor:
+        """See `Attention.forward`."""
+        local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
+        near = window_softmax(
+            *(zero_padding(x, mask_BL) for x in local),
+            keys_BL=mask_BL,
+            window=Window.of(self.window, causal=causal),
+        )
+        far = self.linear(*others, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
+        return torch.cat([zero_padding(near, mask_BL), far], dim=1)
+
+    def attention_map(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        rows: slice | None = None,
+    ) -> Tensor:
+        """The maps of the heads with windows, then those of the mechanism."""
+        (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
+        far = self.linear.attention_map(
+            far_q, far_k, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
+        )
+        rows = slice(None) if rows is None else rows
+        position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+        sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
+        near = softmax_weights(
+            zero_padding(near_q, mask_BL)[:, :, rows],
+            zero_padding(near_k, mask_BL),
+            sees & visible_keys(mask_BL, rows, causal=causal),
+        )
+        return torch.cat([near, far.to(near.dtype)], dim=1)
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
+        """See `Recurrent.initial_state`."""
+        (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
+        return HybridState(
+            WindowCache.empty(near_k, near_v, self.window),
+            self._recurrent().initial_state(far_k, far_v),
+        )
+
+    def step(
+        self,
+        state: HybridState,
+        q_BHK: Tensor,
+        k_BHK: Tensor,
+        v_BHC: Tensor,
+        *,
+        hidden_BD: Tensor,
+    ) -> tuple[HybridState, Tensor]:
+        """See `Recurrent.step`; time and memory are those of a window, however many came before."""
+        near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
+        window = state.window.append(*near[1:])
+        linear, far_out = self._recurrent().step(state.linear, *far, hidden_BD=hidden_BD)
+        out_BHC = torch.cat([window.attend(near[0]), far_out], dim=1)
+        return HybridState(window, linear), out_BHC
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The heads with windows, and the others."""
+        return x[:, : self.local_heads], x[:, self.local_heads :]
+
+    def _recurrent(self) -> Recurrent[Any]:
+        assert isinstance(self.linear, Recurrent)
+        return self.linear
+
+
+def _create_linear(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    num_heads: int,
+    head_dim: int,
+    model_dim: int,
+    max_length: int,
+    seed: int,
+) -> Attention:
+    """Builds the mechanism of the other heads; its errors name settings as the user wrote them."""
+    if name not in names() or name in _NOT_LINEAR or not issubclass(mechanism(name), Recurrent):
+        allowed = [
+            n for n in names() if n not in _NOT_LINEAR and issubclass(mechanism(n), Recurrent)
+        ]
+        raise UserError(
+            f"attention.mechanism={name} is not a linear mechanism with a recurrent state; "
+            f"there are: {one_of(allowed)}"
+        )
+    try:
+        return create(
+            name,
+            options,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            model_dim=model_dim,
+            max_length=max_length,
+            seed=seed,
+        )
+    except UserError as error:
+        message = re.sub(r"\battention\.(?=[a-z_]+\b)", "attention.options.", str(error))
+        message = message.replace("attention=", "attention.mechanism=")
+        raise type(error)(message) from error

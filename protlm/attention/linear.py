@@ -1,0 +1,36 @@
+"""Linear attention with elu + 1 features (Katharopoulos et al., arXiv 2006.16236)."""
+
+from functools import partial
+from typing import ClassVar, final
+
+from protlm.attention.performer.base import Performer
+from protlm.attention.performer.generalized import GeneralizedFeatures
+from protlm.attention.performer.normalization import Denominator
+
+
+@final
+class LinearAttention(Performer):
+    """Attention with weights φ(q)·φ(k), φ(x) = elu(x) + 1, normalised over the keys.
+
+    O_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / φ(q_i) Σ_j φ(k_j)ᵀ (eqs. 5 and 7; causal: j ≤ i, eqs. 10 to
+    12; recurrent: eqs. 18 to 20). Queries are not divided by √K: the features are no estimate of
+    softmax, and K only enters through the sums. Nothing is random, and nothing is added to the
+    denominator: elu(x) + 1 = exp(x) for x < 0 is computed as such and is above 0 down to x = -87 in
+    float32. A row of less weight than 1e-30 is 0.
+
+    Args:
+        head_dim: width K of a query and a key, and the number of features.
+    """
+
+    cost: ClassVar[str] = "L K²"
+    advice: ClassVar[str] = "long proteins, with nothing to set: the simplest of the linear ones"
+
+    def __init__(self, *, head_dim: int) -> None:
+        super().__init__(
+            feature_map=partial(GeneralizedFeatures, kernel="elu", epsilon=0.0),
+            num_features=head_dim,
+            projection=None,
+            normalizer=Denominator(),
+            redraw_every=None,
+            seed=0,
+        )
