@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks import peers
 from benchmarks.cases import DTYPES, HEAD_DIM, MODEL_DIM, NUM_HEADS, Attend, Case
-from protlm.attention import create, names
+from protlm.attention import Attention, create, names
 from protlm.paths import conf_dir
 
 
@@ -73,12 +73,33 @@ def _prepare_ours(case: Case, device: torch.device) -> Attend:
     ).to(device)
     if not (mechanism.supports_causal if case.causal else mechanism.supports_bidirectional):
         raise peers.UnavailableError(f"has no {case.mode} form")
-    hidden_BLD = torch.zeros(1, case.length, MODEL_DIM, device=device, dtype=DTYPES[case.dtype])
+    generator = torch.Generator().manual_seed(case.length)
+    hidden_BLD = torch.randn(1, case.length, MODEL_DIM, generator=generator)
+    hidden_BLD = hidden_BLD.to(device, DTYPES[case.dtype]).requires_grad_()
     mask_BL = torch.ones(1, case.length, dtype=torch.bool, device=device)
+    return _Mechanism(mechanism, hidden_BLD, mask_BL, case.causal)
 
-    def attend(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
-        return mechanism(
-            q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=case.causal
+
+@dataclass(frozen=True)
+class _Mechanism:
+    """A mechanism with its hidden input, as it is timed."""
+
+    mechanism: Attention
+    hidden_BLD: Tensor
+    mask_BL: Tensor
+    causal: bool
+
+    @property
+    def more_leaves(self) -> list[Tensor]:
+        """What has a gradient in training beside queries, keys and values."""
+        return [self.hidden_BLD, *self.mechanism.parameters()]
+
+    def __call__(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
+        return self.mechanism(
+            q_BHLK,
+            k_BHLK,
+            v_BHLC,
+            hidden_BLD=self.hidden_BLD,
+            mask_BL=self.mask_BL,
+            causal=self.causal,
         )
-
-    return attend

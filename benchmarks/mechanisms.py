@@ -9,7 +9,6 @@ against that at 2,048, measured in the same turns.
 """
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,11 @@ from benchmarks.attention import place
 from benchmarks.bars import Linear, Verdict
 from benchmarks.cases import Case
 from benchmarks.contenders import Contender, contenders
-from benchmarks.mechanisms_figure import cost_figure
+from benchmarks.mechanisms_figure import FITTED_FROM, cost_figure, exponent
 from benchmarks.results import Result
 from benchmarks.rounds import Forecast, Round, hold_round
 from protlm.attention import mechanism, names
+from protlm.build import pick_device
 from protlm.errors import exit_with_message
 from protlm.paths import check_output
 
@@ -53,17 +53,7 @@ def growth_of(name: str) -> Linear | None:
     return Linear(case_of(name, LONG), case_of(name, SHORT), most)
 
 
-def exponent(costs: Mapping[int, float]) -> float | None:
-    """The slope of log(cost) over log(length), by least squares; None below two lengths."""
-    if len(costs) < 2:
-        return None
-    points = [(math.log(length), math.log(cost)) for length, cost in costs.items()]
-    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
-
-
-def hold_rounds(chosen: Sequence[str], lengths: Sequence[int]) -> list[Round]:
+def hold_rounds(chosen: Sequence[str], lengths: Sequence[int], device: torch.device) -> list[Round]:
     """One round for each length, the short ones first."""
     entrants: Mapping[str, Contender] = contenders()
     forecast, rounds = Forecast(), []
@@ -77,7 +67,7 @@ def hold_rounds(chosen: Sequence[str], lengths: Sequence[int]) -> list[Round]:
                 entrants,
                 needed=set(needed),
                 forecast=forecast,
-                device=torch.device("cpu"),
+                device=device,
             )
         )
     return rounds
@@ -130,7 +120,7 @@ def _measured(name: str, rounds: Sequence[Round]) -> list[Result]:
 
 
 def _long(costs: Mapping[int, float]) -> dict[int, float]:
-    return {length: cost for length, cost in costs.items() if length >= SHORT}
+    return {length: cost for length, cost in costs.items() if length >= FITTED_FROM}
 
 
 def _microseconds(seconds: float | None, length: int) -> str:
@@ -155,6 +145,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="short lengths only")
     parser.add_argument("--lengths", nargs="+", type=int)
     parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--csv", default=Path("outputs/benchmark_mechanisms.csv"), type=Path)
     parser.add_argument("--figure", default=Path("outputs/benchmark_mechanisms.png"), type=Path)
     parsed = parser.parse_args(arguments)
@@ -174,14 +165,15 @@ def main() -> None:
         check_output(path, overwrite=True)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    device = pick_device(arguments.device)
     torch.manual_seed(0)
-    rounds = hold_rounds(arguments.mechanisms, arguments.lengths)
+    rounds = hold_rounds(arguments.mechanisms, arguments.lengths, device)
     found = results.of_grid(rounds)
     console = Console()
     if not console.is_terminal:
         # A file or a pipe has no width: tables keep theirs.
         console.width = 140
-    here = place(torch.device("cpu"))
+    here = place(device)
     console.print(f"{here}, torch {torch.__version__}")
     console.print(cost_table(arguments.mechanisms, rounds))
     results.write_csv(found, arguments.csv)

@@ -1,6 +1,7 @@
 """The figure of all mechanisms: time and memory against the length."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,13 +24,15 @@ _COLOURS = {
     "reformer": "#CC79A7",
 }
 _OTHER = "#E69F00"
+FITTED_FROM = 2048
 _MARKERS = "oD^vsP*X"
 
 
 def cost_figure(found: Sequence[Result], *, where: str) -> Figure:
     """Draws time and peak memory, forward and backward, one line for each mechanism.
 
-    The legend has the order of the lines at their right ends: by time, the dearest first.
+    The legend has the order of the lines at their right ends, by time, the dearest first, and the
+    exponent of time in the length, fitted from 2,048 positions on.
 
     Args:
         found: what was measured.
@@ -47,6 +50,8 @@ def cost_figure(found: Sequence[Result], *, where: str) -> Figure:
         peaks = [result.held.bytes[result.case].peak / 1e6 for result in of_line]
         colour, marker = looks[line.contender]
         label = line.contender + (" (causal)" if line.causal else "")
+        slope = exponent({n: s for n, s in zip(lengths, seconds, strict=True) if n >= FITTED_FROM})
+        label += "" if slope is None else f", L^{slope:.2f}"
         for axes, costs in ((time_axes, seconds), (memory_axes, peaks)):
             axes.plot(
                 lengths,
@@ -65,6 +70,16 @@ def cost_figure(found: Sequence[Result], *, where: str) -> Figure:
     about = f"forward and backward, one sequence, 8 heads of 64, fp32, {where}; options as shipped"
     figure.supxlabel(about, fontsize=8, color="#555555")
     return figure
+
+
+def exponent(costs: Mapping[int, float]) -> float | None:
+    """The slope of log(cost) over log(length), by least squares; None below two lengths."""
+    if len(costs) < 2:
+        return None
+    points = [(math.log(length), math.log(cost)) for length, cost in costs.items()]
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
 
 
 def styles(contenders: Sequence[str]) -> dict[str, tuple[str, str]]:

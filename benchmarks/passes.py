@@ -64,7 +64,9 @@ def timed_pass(attend: Attend, inputs: Inputs) -> Seconds:
     start = _now(dout_BHLC.device)
     out_BHLC = attend(*leaves)
     middle = _now(dout_BHLC.device)
-    # What only returns V has no gradient for q and k.
+    # A mechanism may have parameters and look at the hidden input; what only returns V has no
+    # gradient even for q and k.
+    leaves = [*leaves, *getattr(attend, "more_leaves", ())]
     torch.autograd.grad(out_BHLC, leaves, dout_BHLC, allow_unused=True)
     end = _now(dout_BHLC.device)
     return Seconds(forward=middle - start, backward=end - middle)

@@ -2,17 +2,17 @@
 
 make compare-mechanisms, or: python -m benchmarks.training_comparison [--steps 300] [...]
 
-Each run is a `protlm train` of its own in FOLDER/NAME; one that is finished is not repeated. Where
-a gradient is not finite the program makes no step and ends; the table says after how many.
+Each run is a `protlm train` of its own in FOLDER/NAME-STEPS; one that is finished is not repeated.
+Where a gradient is not finite the program makes no step and ends; the table says after how many.
 """
 
 import argparse
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,14 +32,16 @@ from protlm.paths import complete_file, sample_dir
 STEPS, LOG_EVERY = 300, 10
 # The last of the steps are averaged.
 SHARE_AT_THE_END = 6
+# The model takes 512 positions: with what they ship with, these two would see nearly all of them.
+NARROWER = {"bigbird": ("block_size=16",), "longformer": ("window=64",)}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run cost: its wall time, and the most memory its process had."""
+    """How a run of so many steps ended, and the most memory its process had."""
 
     name: str
-    seconds: float
+    steps: int
     peak_bytes: int
     exit_code: int
 
@@ -71,20 +73,28 @@ class Curve:
 
     @property
     def final_loss(self) -> float:
-        """The mean training loss of the last sixth of the steps."""
+        """The mean training loss of the last sixth of the steps; infinite where none was logged."""
+        if not self.losses:
+            return math.inf
         return fmean(self.losses[-max(len(self.losses) // SHARE_AT_THE_END, 1) :])
 
 
+def run_dir(name: str, folder: Path, steps: int) -> Path:
+    """Where a run is kept."""
+    return folder / f"{name}-{steps}"
+
+
 def settings(name: str, folder: Path, steps: int) -> list[str]:
-    """What the run of a mechanism is told; all but two of them are alike for all."""
+    """What the run of a mechanism is told: alike for all but the attention and the folder."""
     objective = "masked" if mechanism(name).supports_bidirectional else "causal"
     return [
         "experiment=demo",
         "model=small",
         f"attention={name}",
+        *(f"attention.{option}" for option in NARROWER.get(name, ())),
         f"objective={objective}",
         f"data.dir={folder / 'data'}",
-        f"run_dir={folder / name}",
+        f"run_dir={run_dir(name, folder, steps)}",
         f"trainer.max_steps={steps}",
         f"trainer.log_every={LOG_EVERY}",
         f"trainer.valid_every={steps}",
@@ -98,7 +108,7 @@ def prepare(folder: Path) -> None:
     Raises:
         InputDataError: that failed.
     """
-    if (folder / "data").exists():
+    if (folder / "data" / "manifest.json").exists():
         return
     sample = sample_dir()
     table = str(sample / "uniprot_sample.splits.tsv.gz")
@@ -114,13 +124,12 @@ def train(name: str, folder: Path, steps: int) -> Trained:
     Raises:
         InputDataError: the run failed for another reason than a gradient that is not finite.
     """
-    record = folder / f"{name}.json"
+    run = run_dir(name, folder, steps)
+    record, log = run.with_name(f"{run.name}.json"), run.with_name(f"{run.name}.log")
     if record.exists():
         return Trained(**json.loads(record.read_text()))
     print(f"{name} ...", file=sys.stderr, flush=True)
-    start = time.monotonic()
     command = [sys.executable, "-m", "protlm", "train", *settings(name, folder, steps)]
-    log = folder / f"{name}.log"
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         # The memory of this one child, which subprocess does not tell.
@@ -129,28 +138,27 @@ def train(name: str, folder: Path, steps: int) -> Trained:
     if process.returncode and "is not finite" not in log.read_text():
         raise InputDataError(f"the run of {name} failed: see {log}")
     unit = 1 if sys.platform == "darwin" else 1024
-    seconds = time.monotonic() - start
-    trained = Trained(name, seconds, usage.ru_maxrss * unit, process.returncode)
+    trained = Trained(name, steps, usage.ru_maxrss * unit, process.returncode)
     with complete_file(record) as temporary:
         temporary.write_text(json.dumps(asdict(trained)))
     return trained
 
 
-def comparison_table(runs: Sequence[tuple[Trained, Curve]], steps: int) -> Table:
+def comparison_table(runs: Sequence[tuple[Trained, Curve]]) -> Table:
     """All runs, the lowest loss first; causal ones, whose task is another, at the end."""
     columns = ("mechanism", "objective", "training loss", "validation loss", "perplexity")
     table = Table(*columns, "residues/s", "peak memory, GB", "non-finite steps", box=MARKDOWN)
     for trained, curve in sorted(runs, key=lambda run: (_is_causal(run[0]), run[1].final_loss)):
-        stopped = trained.exit_code != 0
+        reached = curve.steps[-1] if curve.steps else 0
         table.add_row(
-            trained.name,
+            _label(trained),
             "causal" if _is_causal(trained) else "masked",
             f"{curve.final_loss:.3f}",
             "" if curve.valid_loss is None else f"{curve.valid_loss:.3f}",
             "" if curve.valid_perplexity is None else f"{curve.valid_perplexity:.2f}",
-            f"{median(curve.rates):,.0f}",
+            f"{median(curve.rates):,.0f}" if curve.rates else "",
             f"{trained.peak_bytes / 1e9:.2f}",
-            f"ended after {curve.steps[-1]} of {steps}" if stopped else "0",
+            f"ended after {reached} of {trained.steps}" if trained.exit_code else "0",
         )
     return table
 
@@ -173,7 +181,7 @@ def curves_figure(runs: Sequence[tuple[Trained, Curve]]) -> Figure:
             markersize=3,
             markevery=5,
             linewidth=2.2 if trained.name == "softmax" else 1.1,
-            label=f"{trained.name}{' (causal)' if _is_causal(trained) else ''}",
+            label=f"{_label(trained)}{' (causal)' if _is_causal(trained) else ''}",
         )
     axes.set_xlabel("step")
     axes.set_ylabel("training loss (nats per masked residue)")
@@ -185,6 +193,10 @@ def curves_figure(runs: Sequence[tuple[Trained, Curve]]) -> Figure:
 
 def _is_causal(trained: Trained) -> bool:
     return not mechanism(trained.name).supports_bidirectional
+
+
+def _label(trained: Trained) -> str:
+    return " ".join((trained.name, *NARROWER.get(trained.name, ())))
 
 
 def main() -> None:
@@ -204,8 +216,9 @@ def main() -> None:
     runs = []
     for name in arguments.mechanisms:
         trained = train(name, folder, arguments.steps)
-        runs.append((trained, Curve.read(folder / name / "metrics.csv")))
-    table = comparison_table(runs, arguments.steps)
+        metrics = run_dir(name, folder, arguments.steps) / "metrics.csv"
+        runs.append((trained, Curve.read(metrics)))
+    table = comparison_table(runs)
     Console().print(table)
     page = complete_file(folder / "table.md", overwrite=True)
     with page as temporary, temporary.open("w") as file:

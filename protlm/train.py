@@ -129,7 +129,7 @@ def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
     attention, name = network.mechanism(1), config.attention["name"]
     causal = config.objective.name is Objective.causal
     if not (attention.supports_causal if causal else attention.supports_bidirectional):
-        able = [n for n in names() if _can(mechanism(n), causal=causal)]
+        able = [n for n in names() if n != name and _can(mechanism(n), causal=causal)]
         raise UserError(
             f"attention={name} has no {'causal' if causal else 'bidirectional'} form; choose "
             f"objective={'masked' if causal else 'causal'}, or one of: {one_of(able)}"

@@ -13,6 +13,7 @@ from protlm.attention import names
 from protlm.attention_maps import MapOptions, attention_maps
 from protlm.errors import UserError
 
+ROWS_DO_NOT_SUM_TO_ONE = {"linformer", "nystromformer"}
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 
 
@@ -44,7 +45,8 @@ def test_maps_are_those_of_the_model(
             for layer in (1, 2):
                 written = file[f"{name}/layer_{layer}"][:]
                 np.testing.assert_allclose(written, expected[layer][0].numpy(), atol=1e-6)
-                np.testing.assert_allclose(written.sum(-1), 1, atol=1e-5)
+                if attention not in ROWS_DO_NOT_SUM_TO_ONE:
+                    np.testing.assert_allclose(written.sum(-1), 1, atol=1e-5)
 
 
 def test_layers_and_heads_are_chosen(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:

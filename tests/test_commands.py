@@ -124,6 +124,31 @@ WRONG = {
         2,
         ["data.max_length"],
     ),
+    "look ahead with a causal model": (
+        ["train", "attention=linformer", "objective=causal", "run_dir=o"],
+        2,
+        ["attention=linformer", "objective=masked", "performer_relu", "hybrid"],
+    ),
+    "a misspelt setting of attention": (
+        ["train", "attention=performer_softmax", "attention.estimatr=positive", "run_dir=o"],
+        2,
+        ["attention.estimatr", "--cfg job"],
+    ),
+    "an inner setting without its plus": (
+        ["train", "attention=hybrid", "attention.options.num_features=64", "run_dir=o"],
+        2,
+        ["+attention.options.num_features=VALUE"],
+    ),
+    "a table too short": (
+        ["train", "attention=aft_full", "data.max_length=4096", "run_dir=o"],
+        2,
+        ["data.max_length=4096", "model.max_length"],
+    ),
+    "keep what is not there": (
+        ["train", "model.reversible=true", "trainer.activation_checkpointing=true", "run_dir=o"],
+        2,
+        ["trainer.activation_checkpointing"],
+    ),
     "sweep on two devices": (
         ["train", "--multirun", "trainer.devices=2", "seed=0,1", "run_dir=o", "data.dir=data"],
         2,

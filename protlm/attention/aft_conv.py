@@ -30,7 +30,7 @@ class AftConv(AttentionFree):
     The paper projects the input to one number for each head; the sum over a key's channels is the
     same class of functions, and leaves no parameter of the model unused. Near and far are summed
     apart: e^w - 1 would cancel where w is very negative. In float32 a weight vanishes that w alone
-    makes e^87 times smaller than the largest of its row, or than 1. Distances need no positions
+    makes e^69 times smaller than the largest of its row, or than 1. Distances need no positions
     beside them; rotary ones are harmless.
 
     Args:
@@ -54,8 +54,9 @@ class AftConv(AttentionFree):
             )
         self.kernel_size = kernel_size
         self.kernel = nn.Parameter(torch.randn(num_heads, kernel_size))
-        self.gain = nn.Parameter(torch.zeros(num_heads, 1))
-        self.shift = nn.Parameter(torch.zeros(num_heads, 1))
+        # Flat, because weight decay acts on matrices.
+        self.gain = nn.Parameter(torch.zeros(num_heads))
+        self.shift = nn.Parameter(torch.zeros(num_heads))
 
     def _exponents(self, k_BHLK: Tensor) -> Tensor:
         return k_BHLK.sum(dim=-1, keepdim=True) / math.sqrt(k_BHLK.shape[-1])
@@ -82,4 +83,5 @@ class AftConv(AttentionFree):
         """w of every head, in the order of a convolution's kernel."""
         kernel = wide(self.kernel)
         spread, mean = torch.std_mean(kernel, dim=1, correction=0, keepdim=True)
-        return wide(self.gain) * (kernel - mean) / spread + wide(self.shift)
+        gain, shift = wide(self.gain)[:, None], wide(self.shift)[:, None]
+        return gain * (kernel - mean) / spread + shift

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.aft.base import AttentionFree, Mixer
-from protlm.attention.aft.positions import PositionBiases
+from protlm.attention.aft.positions import PositionBiases, rows_of_biases
 from protlm.attention.aft.sums import Sums, floor_of, triangle
 from protlm.attention.aft.windows import power_of_two
 
@@ -25,7 +25,7 @@ class AftFull(AttentionFree):
     w_ij = u_i·v_j, one for all channels: Zhai et al., arXiv 2105.14103, eq. 2 and section 3,
     "Parameterization". Heads only hold channels. Beside w, learned positions suit it: rotary ones
     are harmless, but weigh a value by its own position only. Time grows with L², memory with L. In
-    float32 a weight vanishes that w alone makes e^87 times smaller than the largest of its row.
+    float32 a weight vanishes that w alone makes e^69 times smaller than the largest of its row.
 
     Args:
         max_length: positions that u and v have rows for; longer inputs are refused.
@@ -58,8 +58,10 @@ class AftFull(AttentionFree):
         means = [
             # The weights of a block of rows are made again in the backward pass, not kept.
             checkpoint(
-                self._means_of_rows,
+                _means_of_rows,
                 slice(start, min(start + _ROWS, length)),
+                # Passed, so that the repetition sees the tables that this pass has seen.
+                (self.biases.u, self.biases.v),
                 exponents,
                 values,
                 causal,
@@ -70,28 +72,33 @@ class AftFull(AttentionFree):
         ]
         return torch.cat(means, dim=2)
 
-    def _means_of_rows(
-        self, rows: slice, exponents: Tensor, values: Tensor, causal: bool
-    ) -> Tensor:
-        bias = self._bias(rows, rows.stop if causal else values.shape[2], causal=causal)
-        # A factor of the row cancels in the mean.
-        weights = (bias - bias.detach().amax(dim=-1, keepdim=True)).exp()
-        if not causal:
-            return Sums.terms(exponents, values).mixed(weights).mean()
-        sums = _last_rows(exponents[:, :, rows], values[:, :, rows], weights[..., rows])
-        if rows.start > 0:
-            before = slice(rows.start)
-            terms = Sums.terms(exponents[:, :, before], values[:, :, before])
-            sums = sums.plus(terms.mixed(weights[..., before]))
-        return sums.mean()
-
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
-        bias_ML = self.biases.rows(rows, length)
-        if causal:
-            # Keys that a row does not see must not set its largest weight.
-            position_L = torch.arange(length, device=bias_ML.device)
-            bias_ML = bias_ML.masked_fill(position_L > position_L[rows, None], -torch.inf)
-        return bias_ML[None]
+        return _bias_of(rows, length, self.biases.u, self.biases.v, causal=causal)
+
+
+def _means_of_rows(
+    rows: slice, tables: tuple[Tensor, Tensor], exponents: Tensor, values: Tensor, causal: bool
+) -> Tensor:
+    bias = _bias_of(rows, rows.stop if causal else values.shape[2], *tables, causal=causal)
+    # A factor of the row cancels in the mean.
+    weights = (bias - bias.detach().amax(dim=-1, keepdim=True)).exp()
+    if not causal:
+        return Sums.terms(exponents, values).mixed(weights).mean()
+    sums = _last_rows(exponents[:, :, rows], values[:, :, rows], weights[..., rows])
+    if rows.start > 0:
+        before = slice(rows.start)
+        terms = Sums.terms(exponents[:, :, before], values[:, :, before])
+        sums = sums.plus(terms.mixed(weights[..., before]))
+    return sums.mean()
+
+
+def _bias_of(rows: slice, length: int, u: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    bias_ML = rows_of_biases(rows, length, u, v)
+    if causal:
+        # Keys that a row does not see must not set its largest weight.
+        position_L = torch.arange(length, device=bias_ML.device)
+        bias_ML = bias_ML.masked_fill(position_L > position_L[rows, None], -torch.inf)
+    return bias_ML[None]
 
 
 def _last_rows(exponents: Tensor, values: Tensor, weights: Tensor) -> Sums:

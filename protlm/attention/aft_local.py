@@ -22,7 +22,7 @@ class AftLocal(AttentionFree):
     channels. Beside w, learned positions suit it: rotary ones are harmless, but weigh a value by
     its own position only. Near and far are summed apart: the difference e^w - 1 of the short
     formula would cancel where w is very negative. In float32 a weight vanishes that w alone makes
-    e^87 times smaller than the largest of its row, or than 1.
+    e^69 times smaller than the largest of its row, or than 1.
 
     Args:
         max_length: positions that u and v have rows for; longer inputs are refused.

@@ -19,7 +19,7 @@ class Attention(nn.Module, ABC):
     the idea; it stands in `docs/mechanisms.md` with what the class attributes say.
     """
 
-    # Some settings take one of the modes away: an instance may know better than its class.
+    # Of the class; where settings take a mode away, the instance says so.
     supports_bidirectional: bool
     supports_causal: bool
     # Whether keys are the queries: the model then has no projection of its own for keys.
@@ -75,25 +75,21 @@ class Attention(nn.Module, ABC):
         identity values, arXiv 2009.14794, C.4).
         """
         batch, heads, length, _ = q_BHLK.shape
-        positions = torch.arange(length, device=q_BHLK.device)[
-            slice(None) if rows is None else rows
-        ]
+        rows = slice(None) if rows is None else rows
         dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
-        with torch.enable_grad():
-            v_BHLM = torch.zeros(
-                batch, heads, length, len(positions), dtype=dtype, device=q_BHLK.device
-            ).requires_grad_()
+        # Whoever only looks at maps may have switched gradients off for good: what was made in
+        # there has to be copied.
+        with torch.inference_mode(False), torch.enable_grad():
+            q_BHLK, k_BHLK = (x.detach().clone().to(dtype) for x in (q_BHLK, k_BHLK))
+            hidden_BLD, mask_BL = hidden_BLD.detach().clone(), mask_BL.clone()
+            positions = torch.arange(length, device=q_BHLK.device)[rows]
+            v_BHLM = q_BHLK.new_zeros(batch, heads, length, len(positions)).requires_grad_()
             out_BHLM = self.forward(
-                q_BHLK.detach().to(dtype),
-                k_BHLK.detach().to(dtype),
-                v_BHLM,
-                hidden_BLD=hidden_BLD.detach(),
-                mask_BL=mask_BL,
-                causal=causal,
+                q_BHLK, k_BHLK, v_BHLM, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
             )
-        pick_BHLM = torch.zeros_like(out_BHLM)
-        pick_BHLM[:, :, positions, torch.arange(len(positions), device=positions.device)] = 1
-        (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
+            pick_BHLM = torch.zeros_like(out_BHLM)
+            pick_BHLM[:, :, positions, torch.arange(len(positions), device=q_BHLK.device)] = 1
+            (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
         return map_BHLM.mT
 
     def _refuse_longer(self, length: int) -> None:

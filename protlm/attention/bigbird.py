@@ -56,7 +56,9 @@ class BigBird(Attention):
 
     supports_bidirectional = True
     supports_causal = True
-    cost: ClassVar[str] = "L block_size (window_blocks + 2 global_blocks + random_blocks) K"
+    cost: ClassVar[str] = (
+        "L (block_size (window_blocks + 2 global_blocks + random_blocks) + num_global) K"
+    )
     advice: ClassVar[str] = "long proteins with exact local weights, and hops to anywhere"
     hash_key: Tensor
 

@@ -41,16 +41,25 @@ def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Te
         TBHL, numbers from 0 to num_buckets - 1.
     """
     x_BHLK = x_BHLK.float()
-    buckets = []
-    # A round at a time: all rounds' products would be several times as large as the queries.
-    for rotations_HKR in rotations_THKR.float():
-        rotated_BHLR = x_BHLK @ rotations_HKR
-        largest_BHL, positive_BHL = rotated_BHLR.max(dim=-1)
-        smallest_BHL, negative_BHL = rotated_BHLR.min(dim=-1)
-        negative_BHL = negative_BHL + rotated_BHLR.shape[-1]
-        buckets.append(torch.where(-smallest_BHL > largest_BHL, negative_BHL, positive_BHL))
+    batch, heads, _, _ = x_BHLK.shape
+    numbers = _CPU_NUMBERS if x_BHLK.device.type == "cpu" else _GPU_NUMBERS
+    # The products have as many columns as a round has buckets, which grows with the longest input:
+    # there is a part of the positions, and a round, at a time.
+    size = max(numbers // (batch * heads * rotations_THKR.shape[-1]), 1)
+    rounds = [
+        torch.cat([_sides(part @ rotations_HKR) for part in x_BHLK.split(size, dim=2)], dim=2)
+        for rotations_HKR in rotations_THKR.float()
+    ]
     # A single bucket takes both sides of its rotation.
-    return torch.stack(buckets) % num_buckets
+    return torch.stack(rounds) % num_buckets
+
+
+def _sides(rotated_BHLR: Tensor) -> Tensor:
+    """argmax [x R; -x R], BHL."""
+    largest_BHL, positive_BHL = rotated_BHLR.max(dim=-1)
+    smallest_BHL, negative_BHL = rotated_BHLR.min(dim=-1)
+    negative_BHL = negative_BHL + rotated_BHLR.shape[-1]
+    return torch.where(-smallest_BHL > largest_BHL, negative_BHL, positive_BHL)
 
 
 class Layout(NamedTuple):

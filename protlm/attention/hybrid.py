@@ -66,6 +66,9 @@ class Hybrid(Attention, Recurrent[HybridState]):
             that it does not take.
     """
 
+    # Unless the mechanism of the other heads has not the mode.
+    supports_bidirectional = True
+    supports_causal = True
     cost: ClassVar[str] = "L window K, and in other heads that of the mechanism"
     advice: ClassVar[str] = "long proteins: sharp neighbourhoods and a map over all pairs"
     map_meaning: ClassVar[str] = (
@@ -87,6 +90,11 @@ class Hybrid(Attention, Recurrent[HybridState]):
     ) -> None:
         super().__init__()
         check_window(window)
+        if num_heads < 2:
+            raise UserError(
+                f"attention=hybrid needs two heads or more, not model.num_heads={num_heads}; "
+                "choose another attention, or model.num_heads=2"
+            )
         if not 1 <= local_heads < num_heads:
             raise UserError(
                 f"attention.local_heads={local_heads} must leave a head of either kind: between 1 "

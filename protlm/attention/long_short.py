@@ -74,7 +74,7 @@ class LongShort(Attention):
 
     supports_bidirectional = True
     supports_causal = True
-    cost: ClassVar[str] = "L (2 window + rank) K"
+    cost: ClassVar[str] = "L (2 window + rank) K; causal L (window + rank memory / chunk) K"
     advice: ClassVar[str] = "long proteins: exact nearby, a learned summary of what is far"
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i, in the window and through the summaries; values are "

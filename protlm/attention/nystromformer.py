@@ -37,7 +37,7 @@ class Nystromformer(Attention):
         num_heads: heads H, each with its kernel.
         num_landmarks: landmarks P; m in the paper.
         num_iterations: iterations of the pseudo-inverse. The paper's 6 leave it percents from the
-            limit; about 20 reach it.
+            limit. About 20 reach it, where outputs and gradients may be thousands of times larger.
         conv_kernel: positions that the convolution spans, an odd number; None for no skip.
 
     Raises:

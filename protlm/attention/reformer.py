@@ -49,8 +49,10 @@ class Reformer(Attention, RandomFeatures):
         chunk: positions in a chunk.
         num_hashes: rounds T of hashing; more find more of the large weights.
         num_buckets: buckets of a round, 1 or an even number, the same for all inputs; None for one
-            for each `chunk` positions of the longest input. Each may leave most of a chunk empty,
-            so inputs much shorter than `max_length` cost more than they need to.
+            for each `chunk` positions of the longest input, whose hashes then take time in
+            proportion to L · max_length / chunk. Inputs much shorter than `max_length` meet few
+            other positions in so many buckets, and each may leave most of a chunk empty: set it to
+            their length over `chunk`.
         redraw_every: optimiser steps between two draws of the rotations; None keeps the first.
         seed: what the rotations are drawn from, together with the redraw index.
 
@@ -62,7 +64,9 @@ class Reformer(Attention, RandomFeatures):
     supports_causal = True
     shares_query_key: ClassVar[bool] = True
     cost: ClassVar[str] = "num_hashes L (chunk + num_buckets) K"
-    advice: ClassVar[str] = "inputs of many thousands where few far positions matter to each"
+    advice: ClassVar[str] = (
+        "thousands of positions of which few matter to each; num_buckets for the usual length"
+    )
     rotations: Tensor
 
     def __init__(

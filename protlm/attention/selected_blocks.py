@@ -2,6 +2,9 @@
 
 Keys and values are gathered for a tile of blocks at a time, and once more in the backward pass:
 gathered for all blocks at once they would need many times the memory of the values themselves.
+
+A block of keys takes gradients from many tiles. On a GPU they are added in no fixed order, unless
+torch.use_deterministic_algorithms is on.
 """
 
 from collections.abc import Iterator

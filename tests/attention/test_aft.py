@@ -72,7 +72,7 @@ def convolution_biases(tables: dict[str, nn.Parameter], length: int, *, causal: 
     kernel = tables["kernel"]
     size = kernel.shape[1]
     kernel = (kernel - kernel.mean(1, keepdim=True)) / kernel.std(1, keepdim=True, correction=0)
-    kernel = tables["gain"] * kernel + tables["shift"]
+    kernel = tables["gain"][:, None] * kernel + tables["shift"][:, None]
     left = size - 1 if causal else size // 2
     bias_HLL = torch.zeros(len(kernel), length, length, dtype=torch.float64)
     for i in range(length):
@@ -283,10 +283,11 @@ def test_very_negative_biases_cancel_nothing(bias: float, causal: bool) -> None:
 
 
 @MODES
-def test_a_row_whose_weights_all_vanish_is_zero(causal: bool) -> None:
-    """Beside the bias 0 of what would be far, e^-200 is nothing in float32: never NaN."""
+@pytest.mark.parametrize("largest", [-200.0, -88.0, -87.0, -86.0])
+def test_a_row_whose_weights_all_vanish_is_zero(causal: bool, largest: float) -> None:
+    """Beside the bias 0 of what would be far, e^-86 is nothing in float32: never NaN."""
     mechanism = create("aft_local", {"window": 20, "rank": 1}, **SIZES)
-    for parameter, value in zip(mechanism.parameters(), (20.0, -10.0), strict=True):
+    for parameter, value in zip(mechanism.parameters(), (20.0, largest / 20), strict=True):
         parameter.data = torch.full_like(parameter, value)
     inputs = [x.float().requires_grad_() for x in draw(10)]
     out = run(mechanism, *inputs, causal=causal)
@@ -347,8 +348,8 @@ def test_no_step_on_the_way_is_kept(name: str, causal: bool) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         run(mechanism, q, k, v, causal=causal)
-    tables = 10 * length * 40
-    assert sum(kept.values()) <= 8 * q.numel() + tables, sorted(kept.values())
+    tables = 10 * length * 40 if name in ("aft_full", "aft_local") else 0
+    assert sum(kept.values()) <= 4 * q.numel() + tables, sorted(kept.values())
 
 
 @pytest.mark.parametrize("name", ["aft_full", "aft_local"])

@@ -8,7 +8,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from protlm.attention import Attention, create, names
+from protlm.attention import Attention, create, mechanism, names
 from protlm.attention.maps import attention_rows
 from protlm.errors import UserError
 from protlm.paths import conf_dir
@@ -231,6 +231,18 @@ def test_the_map_is_the_output_on_identity_values(
     assert not whole.transpose(1, 3)[~inputs.mask_BL].any(), "padded keys have weight"
 
 
+def test_a_map_can_be_had_where_gradients_are_off_for_good(
+    case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = case.create().double()
+    inputs = make_inputs(20)
+    expected = map_of(mechanism, inputs, causal=causal)
+    with torch.inference_mode():
+        inside = type(inputs)(*(x.clone() for x in inputs))
+        found = map_of(mechanism, inside, causal=causal, rows=slice(3, 9))
+    torch.testing.assert_close(found, expected[:, :, 3:9], rtol=1e-12, atol=1e-12)
+
+
 def test_blocks_of_rows_are_the_whole_map(
     case: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
@@ -282,6 +294,13 @@ def test_every_option_is_explained(name: str) -> None:
     lines = (conf_dir() / "attention" / f"{name}.yaml").read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
         assert line.startswith("#") or above.startswith("#"), f"{line!r} has no comment"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_class_says_what_it_can_do(name: str) -> None:
+    cls = mechanism(name)
+    assert cls.supports_bidirectional or cls.supports_causal
+    assert cls.cost and cls.advice and cls.map_meaning
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention import create, reformer
+from protlm.attention import create, hashing, reformer
 from protlm.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
@@ -59,15 +59,19 @@ def fix_buckets(patch: pytest.MonkeyPatch, buckets: list[list[int]]) -> None:
     patch.setattr(reformer, "hash_buckets", fixed)
 
 
+@pytest.mark.parametrize("num_buckets", [1, None])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_chunk_for_all_is_shared_query_key_softmax(is_causal: bool) -> None:
+def test_one_chunk_for_all_is_shared_query_key_softmax(
+    is_causal: bool, num_buckets: int | None
+) -> None:
+    options = {**ONE_BUCKET, "num_buckets": num_buckets}
     q_BHLK, v_BHLC = 2 * normal(2, 2, 257, 8), normal(2, 2, 257, 5, seed=1)
     visible_LL = torch.ones(257, 257, dtype=torch.bool)
     if is_causal:
         visible_LL = visible_LL.tril()
     expected = shared_softmax_map(q_BHLK, visible_LL.expand(2, 2, 257, 257)) @ v_BHLC
     outputs = [
-        attend(mechanism(**ONE_BUCKET, seed=seed).double(), q_BHLK, v_BHLC, causal=is_causal)
+        attend(mechanism(**options, seed=seed).double(), q_BHLK, v_BHLC, causal=is_causal)
         for seed in (1, 2)
     ]
     torch.testing.assert_close(outputs[0], expected, rtol=1e-10, atol=1e-10)
@@ -236,12 +240,16 @@ def test_a_redraw_is_a_pure_function_of_seed_and_index_in_place() -> None:
     assert one.rotations.data_ptr() == storage
 
 
+@pytest.mark.parametrize("num_buckets", [32, None])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_memory_grows_with_the_length_only(is_causal: bool, largest_tensor: Any) -> None:
+def test_memory_grows_with_the_length_only(
+    is_causal: bool, num_buckets: int | None, largest_tensor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashing, "_CPU_NUMBERS", 2**14)
     sizes = []
     for length in (1024, 2048):
         q_BHLK, v_BHLC = (normal(1, 2, length, 8, seed=s).float().requires_grad_() for s in (0, 1))
-        made = mechanism(chunk=16, num_buckets=32)
+        made = mechanism(chunk=16, num_buckets=num_buckets, max_length=length)
         largest_tensor.numel = 0
         with largest_tensor:
             attend(made, q_BHLK, v_BHLC, causal=is_causal).square().sum().backward()

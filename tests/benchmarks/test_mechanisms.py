@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mechanisms
-from benchmarks.mechanisms import LONG, SHORT, case_of, cost_table, exponent, growth_of
-from benchmarks.mechanisms_figure import cost_figure, styles
+from benchmarks.mechanisms import LONG, SHORT, case_of, cost_table, growth_of
+from benchmarks.mechanisms_figure import cost_figure, exponent, styles
 from benchmarks.passes import Bytes, Seconds
 from benchmarks.results import of_grid
 from benchmarks.rounds import Round

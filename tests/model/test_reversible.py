@@ -24,7 +24,8 @@ from protlm.model.transformer import ProteinLM
 from protlm.paths import conf_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ATTENTIONS = ["softmax", "performer_relu", "performer_softmax"]
+RECURRENT = ["softmax", "performer_relu", "performer_softmax"]
+ATTENTIONS = [*RECURRENT, "reformer", "bigbird", "long_short"]
 
 
 def network(attention: str = "softmax", **changes: Any) -> ProteinLM:
@@ -315,7 +316,7 @@ def test_without_gradients_nothing_is_kept(make_memory: Callable[[], Any]) -> No
         torch.testing.assert_close(out.logits_BLV, expected_BLV, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", RECURRENT)
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 def test_steps_are_the_causal_forward_pass(attention: str, context: Callable[[], Any]) -> None:
     model = network(attention).double().eval()

@@ -33,7 +33,7 @@ class PositionBiases(nn.Module):
 
     def rows(self, rows: slice, length: int) -> Tensor:
         """The biases of some rows and the first `length` keys, ML."""
-        return wide(self.u[:length])[rows] @ wide(self.v[:length]).mT
+        return rows_of_biases(rows, length, self.u, self.v)
 
     def blocks(self, length: int, size: int, *, causal: bool) -> Tensor:
         """Those of each block's rows and the keys of it and its neighbours.
@@ -43,3 +43,8 @@ class PositionBiases(nn.Module):
         """
         u, v = (to_blocks(wide(x[None, None, :length]), size) for x in (self.u, self.v))
         return (u @ with_neighbours(v, before=1, after=0 if causal else 1).mT)[0]
+
+
+def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
+    """The biases u vᵀ of some rows and the first `length` keys, ML."""
+    return wide(u[:length])[rows] @ wide(v[:length]).mT

@@ -136,7 +136,8 @@ class Sums:
 
     def mean(self) -> Tensor:
         """The weighted mean; 0 where there is no weight."""
-        has_none = self.denominator <= torch.finfo(self.denominator.dtype).tiny
+        # A little above the smallest number, gradients would not be finite (`inverse_of_weight`).
+        has_none = self.denominator <= torch.finfo(self.denominator.dtype).tiny * 2**27
         return self.numerator / self.denominator.masked_fill(has_none, torch.inf)
 
 

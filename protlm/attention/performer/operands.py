@@ -85,7 +85,8 @@ class Operands:
         if self._padding_BL is None:
             return x_BHMK
         padding_BM = self._padding_BL[tile.samples, tile.rows]
-        if len(padding_BM) == 1 and not torch.compiler.is_compiling():
-            # Padding is a small part: this touches only that part.
+        is_on_cpu = padding_BM.device.type == "cpu"
+        if len(padding_BM) == 1 and is_on_cpu and not torch.compiler.is_compiling():
+            # Padding is a small part: this touches only that part. A GPU would have to wait.
             return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], 0)
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], 0)

@@ -236,7 +236,7 @@ BAD_SETTINGS = {
     "negative eps": ("performer_relu", {"kernel_epsilon": -1.0}, "kernel_epsilon=-1.0 must be 0"),
     "no law": ("performer_softmax", {"projection": "random"}, "projection=random does not exist"),
     "hadamard": ("performer_softmax", {"projection": "hadamard"}, "power of two, not 24"),
-    "word": ("performer_softmax", {"antithetic": "yes"}, "yes must be one of: true or false"),
+    "word": ("performer_softmax", {"antithetic": "yes"}, "yes must be true or false"),
 }
 
 

@@ -54,7 +54,7 @@ def _kernel(mechanism: nn.Module, dtype: torch.dtype) -> Tensor:
     kernel = tables["kernel"]
     centred = kernel - kernel.mean(1, keepdim=True)
     deviation = centred.square().mean(1, keepdim=True).sqrt()
-    return tables["gain"] * centred / deviation + tables["shift"]
+    return tables["gain"][:, None] * centred / deviation + tables["shift"][:, None]
 
 
 def _convolution(x: Tensor, kernel: Tensor, *, is_causal: bool) -> Tensor:

@@ -57,7 +57,7 @@ def output(
     seen_BHLL = torch.zeros(*q_BHLK.shape[:3], q_BHLK.shape[2], dtype=torch.bool)
     for rotations_HKR in rotations_THKR:
         buckets_BHL = _buckets(q_BHLK, rotations_HKR)
-        if options["num_buckets"] == 1:
+        if mechanism.num_buckets == 1:
             buckets_BHL = torch.zeros_like(buckets_BHL)
         seen_BHLL |= seen_in_a_round(buckets_BHL, is_true_B1L, options["chunk"])
     is_self_LL = torch.eye(q_BHLK.shape[2], dtype=torch.bool)
