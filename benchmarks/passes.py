@@ -90,6 +90,22 @@ def measured_pass(attend: Attend, inputs: Inputs) -> tuple[Seconds, Bytes]:
     return seconds, Bytes(peak=peak, kept=sum(kept.values()))
 
 
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one attention on the same inputs."""
+
+    attend: Attend
+    inputs: Inputs
+
+    def timed(self) -> Seconds:
+        """Runs one pass."""
+        return timed_pass(self.attend, self.inputs)
+
+    def measured(self) -> tuple[Seconds, Bytes]:
+        """Runs one pass under observation."""
+        return measured_pass(self.attend, self.inputs)
+
+
 def _now(device: torch.device) -> float:
     # A CUDA kernel runs on after its call has returned.
     if device.type == "cuda":

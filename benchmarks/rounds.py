@@ -3,22 +3,18 @@
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache, partial
 from statistics import median
 
 import torch
 
-from benchmarks.cases import Attend, Case
+from benchmarks.cases import Case
 from benchmarks.contenders import Contender
 from benchmarks.heap import give_back_freed_memory
-from benchmarks.passes import (
-    Bytes,
-    Inputs,
-    Seconds,
-    measured_pass,
-    standard_normal_inputs,
-    timed_pass,
-)
+from benchmarks.own_process import OwnProcess
+from benchmarks.passes import Bytes, Passes, Seconds, standard_normal_inputs
 from benchmarks.peers import UnavailableError
 
 # A case that is expected to take more than this for one pass is left out, unless a bar needs it.
@@ -106,50 +102,66 @@ def hold_round(
         device: where everything runs.
     """
     held = Round(tuple(dict.fromkeys(cases)))
-    attends: dict[Case, Attend] = {}
-    for case in held.cases:
-        too_costly = None if case in needed else forecast.reason_against(case)
-        try:
-            if too_costly:
-                raise UnavailableError(too_costly)
-            attends[case] = entrants[case.contender].prepare(case, device)
-        except UnavailableError as error:
-            held.left_out[case] = str(error)
-    inputs = {
-        key: standard_normal_inputs(*key, device)
-        for key in dict.fromkeys((case.length, case.dtype) for case in attends)
-    }
-    turns = _first_turn(held, attends, inputs, needed)
-    for turn in range(1, max(turns.values(), default=0)):
-        for case in _in_new_order([case for case in turns if turn < turns[case]], turn):
-            attend, given = attends[case], inputs[case.length, case.dtype]
-            if 0 not in held.seconds[case]:
-                # Else a short pass would pay for pages and caches that another has left cold.
-                timed_pass(attend, given)
-            held.seconds[case][turn] = timed_pass(attend, given)
-            _tidy_after(held.bytes[case], device)
+    with ExitStack() as stack:
+        passes = _prepare(held, entrants, needed, forecast, device, stack)
+        turns = _first_turn(held, passes, needed, device)
+        for turn in range(1, max(turns.values(), default=0)):
+            for case in _in_new_order([case for case in turns if turn < turns[case]], turn):
+                if 0 not in held.seconds[case]:
+                    # Else a short pass would pay for pages and caches that another left cold.
+                    passes[case].timed()
+                held.seconds[case][turn] = passes[case].timed()
+                _tidy_after(held.bytes[case], device)
     for case in held.seconds:
         forecast.learn(case, seconds=held.median(case), peak=held.bytes[case].peak)
     return held
 
 
+def _prepare(
+    held: Round,
+    entrants: Mapping[str, Contender],
+    needed: Collection[Case],
+    forecast: Forecast,
+    device: torch.device,
+    stack: ExitStack,
+) -> dict[Case, Passes | OwnProcess]:
+    """Who can take part; of equal inputs there is one copy."""
+    passes: dict[Case, Passes | OwnProcess] = {}
+    inputs = cache(partial(standard_normal_inputs, device=device))
+    for case in held.cases:
+        too_costly = forecast.reason_against(case)
+        try:
+            if too_costly and case not in needed:
+                raise UnavailableError(too_costly)
+            attend = entrants[case.contender].prepare(case, device)
+        except UnavailableError as error:
+            held.left_out[case] = str(error)
+            continue
+        if too_costly and device.type == "cpu":
+            # What is left in its heap must not meet what others have left in theirs.
+            passes[case] = stack.enter_context(OwnProcess(entrants[case.contender], case))
+        else:
+            passes[case] = Passes(attend, inputs(case.length, case.dtype))
+    return passes
+
+
 def _first_turn(
     held: Round,
-    attends: Mapping[Case, Attend],
-    inputs: Mapping[tuple[int, str], Inputs],
+    passes: Mapping[Case, Passes | OwnProcess],
     needed: Collection[Case],
+    device: torch.device,
 ) -> dict[Case, int]:
     """Warms up, measures memory, and says before which turn each case has to end."""
     turns = {}
-    for case in _in_new_order(list(attends), 0):
+    for case in _in_new_order(list(passes), 0):
         try:
-            first, taken = measured_pass(attends[case], inputs[case.length, case.dtype])
+            first, taken = passes[case].measured()
         except RuntimeError as error:
             # Out of memory, or no kernel for this dtype: said in the tables, not hidden.
             held.left_out[case] = f"failed: {str(error).splitlines()[0]}"
             continue
         held.bytes[case] = taken
-        _tidy_after(taken, inputs[case.length, case.dtype].dout_BHLC.device)
+        _tidy_after(taken, device)
         warm = first.total >= _SECONDS_OF_A_CASE
         held.seconds[case] = {0: first} if warm else {}
         fewest = _FEWEST_TURNS_FOR_A_BAR if case in needed else _FEWEST_TURNS

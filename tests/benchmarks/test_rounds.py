@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import rounds
-from benchmarks.cases import Attend, Case
-from benchmarks.contenders import Contender
+from benchmarks.cases import RETURNS_V, Attend, Case
+from benchmarks.contenders import Contender, contenders
+from benchmarks.own_process import OwnProcess
 from benchmarks.passes import Seconds
 from benchmarks.peers import UnavailableError
 from benchmarks.rounds import MOST_BYTES, MOST_SECONDS, Forecast, Round, hold_round
@@ -131,9 +132,20 @@ def test_the_forecast_counts_memory() -> None:
     assert reason == f"a pass would take about {2 * most:.0f} GB, more than {most:.0f}"
 
 
-def test_what_a_bar_needs_is_never_too_costly() -> None:
+def test_what_a_bar_needs_is_never_too_costly_but_has_a_process_of_its_own() -> None:
+    plain, needed = Case(RETURNS_V, None, False, 16), Case(RETURNS_V, None, False, 32)
     forecast = Forecast()
-    forecast.learn(case("doubled", 8), seconds=100.0, peak=1.0)
-    plain, needed = case("doubled", 16), case("doubled", 32)
-    held = hold(plain, needed, needed=(needed,), forecast=forecast)
+    forecast.learn(plain.at(8), seconds=100.0, peak=1.0)
+    calls: list[Case] = []
+
+    def started(contender: Contender, case: Case) -> OwnProcess:
+        calls.append(case)
+        return OwnProcess(contender, case)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "OwnProcess", started)
+        held = hold_round(
+            [plain, needed], contenders(), needed=[needed], forecast=forecast, device=CPU
+        )
     assert set(held.left_out) == {plain} and set(held.seconds) == {needed}
+    assert calls == [needed]

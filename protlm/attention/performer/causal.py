@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from protlm.attention.performer.features import Pullback
 from protlm.attention.performer.operands import Kernel, Operands
+from protlm.attention.performer.states import States
 from protlm.attention.performer.tiles import CHUNK, Tile, tiles
 from protlm.attention.precision import full_precision
 
@@ -45,13 +46,12 @@ class CausalAttention(torch.autograd.Function):
         groups = list(tiles(q_BHLK, num_features=kernel.num_features, share=_SHARE))
         with full_precision(v_BHLC):
             for group in groups:
-                state = None
+                prefix = States()
                 for tile in group:
-                    if state is not None:
-                        states.append(state)
+                    if prefix.last is not None:
+                        states.append(prefix.last.clone())
                     chunks = _Chunks.of(operands, kernel, tile)
-                    increments = _product(chunks.values.mT, chunks.phi_k)
-                    before, state = _running_sums(increments, state)
+                    before = prefix.add_products(chunks.values.mT, chunks.phi_k)
                     sums = _product(chunks.phi_q, before.mT)
                     sums = _product(chunks.weights(), chunks.values, onto=sums)
                     normalized = kernel.normalizer(_positions(sums, tile))
@@ -76,9 +76,9 @@ class CausalAttention(torch.autograd.Function):
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
         with full_precision(out_BHLC):
             for group in reversed(ctx.groups):
-                dstate = None
+                prefix, suffix = States(), States(reverse=True)
                 for tile in reversed(group):
-                    state = states.pop() if tile is not group[0] else None
+                    prefix.last = states.pop() if tile is not group[0] else None
                     chunks = _Chunks.of(operands, kernel, tile)
                     dsums = kernel.normalizer.gradient(
                         tile.of(dout_BHLC),
@@ -86,7 +86,7 @@ class CausalAttention(torch.autograd.Function):
                         tile.of(saved_BHL1),
                     )
                     operands.clear_padding(dsums, tile)
-                    gradients, dstate = _chunk_gradients(chunks, _chunked(dsums), state, dstate)
+                    gradients = _chunk_gradients(chunks, _chunked(dsums), prefix, suffix)
                     dphi_q, dphi_k, dvalues = (_positions(g, tile) for g in gradients)
                     tile.of(dq_BHLK)[:] = chunks.query_pullback(dphi_q)
                     tile.of(dk_BHLK)[:] = chunks.key_pullback(dphi_k)
@@ -122,16 +122,16 @@ class _Chunks(NamedTuple):
 
 
 def _chunk_gradients(
-    chunks: _Chunks, dsums: Tensor, state: Tensor | None, dstate: Tensor | None
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """The gradients of φ(q), φ(k) and [v | 1], and that of the state before the tile."""
-    before, _ = _running_sums(_product(chunks.values.mT, chunks.phi_k), state)
-    dafter, dstate = _running_sums(_product(dsums.mT, chunks.phi_q), dstate, reverse=True)
+    chunks: _Chunks, dsums: Tensor, prefix: States, suffix: States
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of φ(q), φ(k) and [v | 1]."""
+    before = prefix.add_products(chunks.values.mT, chunks.phi_k)
+    dafter = suffix.add_products(dsums.mT, chunks.phi_q)
     dweights = _product(dsums, chunks.values.mT).tril_()
     dphi_q = _product(dweights, chunks.phi_k, onto=_product(dsums, before))
     dphi_k = _product(dweights.mT, chunks.phi_q, onto=_product(chunks.values, dafter))
     dvalues = _product(chunks.weights().mT, dsums, onto=_product(chunks.phi_k, dafter.mT))
-    return (dphi_q, dphi_k, dvalues), dstate
+    return dphi_q, dphi_k, dvalues
 
 
 def _product(x: Tensor, y: Tensor, *, onto: Tensor | None = None) -> Tensor:
@@ -141,31 +141,6 @@ def _product(x: Tensor, y: Tensor, *, onto: Tensor | None = None) -> Tensor:
     if onto is None:
         return torch.bmm(x, y).unflatten(0, leading)
     return onto.flatten(0, 2).baddbmm_(x, y).unflatten(0, leading)
-
-
-def _running_sums(
-    increments: Tensor, state: Tensor | None, *, reverse: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The states before each chunk, and after the last: those on the right, in reverse."""
-    if state is None:
-        state = torch.zeros_like(increments[:, :, 0])
-    if increments.device.type != "cpu" or torch.compiler.is_compiling():
-        return _cumulative_sums(increments, state, reverse=reverse)
-    # A sum after the other takes half the time of a cumulative sum, and copies nothing.
-    before = torch.empty_like(increments)
-    pairs = list(zip(before.unbind(2), increments.unbind(2), strict=True))
-    for before_chunk, increment in reversed(pairs) if reverse else pairs:
-        before_chunk.copy_(state)
-        state = before_chunk + increment
-    return before, state
-
-
-def _cumulative_sums(increments: Tensor, state: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
-    in_order = increments.flip(2) if reverse else increments
-    sums = torch.cat([state[:, :, None], in_order], dim=2).cumsum(dim=2)
-    before = sums[:, :, :-1].flip(2) if reverse else sums[:, :, :-1].contiguous()
-    # A copy, because a view that is kept would keep the states of all chunks.
-    return before, sums[:, :, -1].clone()
 
 
 def _chunked(x_BHLR: Tensor) -> Tensor:
