@@ -24,6 +24,7 @@ from benchmarks.attention import place
 from benchmarks.bars import Linear, Verdict
 from benchmarks.cases import Case
 from benchmarks.contenders import Contender, contenders
+from benchmarks.heap import keep_freed_memory
 from benchmarks.mechanisms_figure import FITTED_FROM, cost_figure, exponent
 from benchmarks.results import Result
 from benchmarks.rounds import Forecast, Round, hold_round
@@ -165,6 +166,7 @@ def main() -> None:
         check_output(path, overwrite=True)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    keep_freed_memory()
     device = pick_device(arguments.device)
     torch.manual_seed(0)
     rounds = hold_rounds(arguments.mechanisms, arguments.lengths, device)

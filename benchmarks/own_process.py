@@ -1,8 +1,4 @@
-"""Passes in a process of their own, for who fills a heap that others would have to live with.
-
-There the heap is left as it is from pass to pass, as in a training run: with pages that it has
-already, performer-pytorch takes half the time of its first pass.
-"""
+"""Passes in a process of their own, for who fills a heap that others would have to live with."""
 
 import multiprocessing
 from multiprocessing.connection import Connection
@@ -13,6 +9,7 @@ import torch
 
 from benchmarks.cases import Case
 from benchmarks.contenders import Contender
+from benchmarks.heap import keep_freed_memory
 from benchmarks.passes import Bytes, Passes, Seconds, standard_normal_inputs
 
 
@@ -72,6 +69,7 @@ class OwnProcess:
 
 
 def _serve(contender: Contender, case: Case, pipe: Connection) -> None:
+    keep_freed_memory()
     device = torch.device("cpu")
     passes = Passes(
         contender.prepare(case, device), standard_normal_inputs(case.length, case.dtype, device)
