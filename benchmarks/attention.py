@@ -50,6 +50,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--features", nargs="+", type=int, default=FEATURES)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=tuple(DTYPES))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--keep-freed-memory", action="store_true", help="as jemalloc does, not as glibc does"
+    )
     parser.add_argument("--csv", default=Path("outputs/benchmark_attention.csv"), type=Path)
     parser.add_argument("--figure", default=Path("outputs/benchmark_attention.png"), type=Path)
     parsed = parser.parse_args(arguments)
@@ -131,7 +134,8 @@ def main() -> None:
     device = pick_device(arguments.device)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    keep_freed_memory()
+    if arguments.keep_freed_memory:
+        keep_freed_memory()
     torch.manual_seed(0)
     model = Verdict("not measured (--quick)", None) if arguments.quick else measure_models(device)
     machine = measure_machine(device)

@@ -7,13 +7,18 @@ import platform
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 
+_is_kept = False
+
+
 def keep_freed_memory() -> None:
     """Lets glibc keep what is freed, as jemalloc and tcmalloc do; others are left as they are.
 
     Else every tensor above 32 MB, and after a large pass every other one, is made of pages that
-    the system has to find and clear first: up to half of the time of a pass, more or less by
-    chance, and of performer-pytorch's causal one two thirds.
+    the system has to find and clear first: up to half of the time of a pass, and of
+    performer-pytorch's causal one two thirds.
     """
+    global _is_kept
+    _is_kept = True
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, 0)
@@ -27,3 +32,8 @@ def give_back_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keeps_freed_memory() -> bool:
+    """Whether `keep_freed_memory` was called, which a process that is started has to be told."""
+    return _is_kept

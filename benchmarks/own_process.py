@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.cases import Case
 from benchmarks.contenders import Contender
-from benchmarks.heap import keep_freed_memory
+from benchmarks.heap import keep_freed_memory, keeps_freed_memory
 from benchmarks.passes import Bytes, Passes, Seconds, standard_normal_inputs
 
 
@@ -25,7 +25,8 @@ class OwnProcess:
         # A copy of this process by fork would hang in the threads of torch that are no more.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(contender, case, theirs), daemon=True)
+        given = (contender, case, keeps_freed_memory(), theirs)
+        self._process = context.Process(target=_serve, args=given, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -68,8 +69,9 @@ class OwnProcess:
         return answer
 
 
-def _serve(contender: Contender, case: Case, pipe: Connection) -> None:
-    keep_freed_memory()
+def _serve(contender: Contender, case: Case, keeps_memory: bool, pipe: Connection) -> None:
+    if keeps_memory:
+        keep_freed_memory()
     device = torch.device("cpu")
     passes = Passes(
         contender.prepare(case, device), standard_normal_inputs(case.length, case.dtype, device)

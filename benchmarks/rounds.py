@@ -20,7 +20,8 @@ from benchmarks.peers import UnavailableError
 # A case that is expected to take more than this for one pass is left out, unless a bar needs it.
 MOST_SECONDS, MOST_BYTES = 2.0, 2e9
 
-# Cheap cases are repeated for about this long.
+# Cheap cases are repeated for about this long; a pass that takes it needs no other to warm it up,
+# while each shorter one that is timed follows one that is not.
 _SECONDS_OF_A_CASE = 0.5
 _BYTES_OF_A_LARGE_PASS = 1 << 28
 _FEWEST_TURNS, _FEWEST_TURNS_FOR_A_BAR, _MOST_TURNS = 3, 5, 9
@@ -106,8 +107,9 @@ def hold_round(
         turns = _first_turn(held, passes, needed, device)
         for turn in range(1, max(turns.values(), default=0)):
             for case in _in_new_order([case for case in turns if turn < turns[case]], turn):
-                # Else a pass would pay for pages and caches that another has left cold.
-                passes[case].timed()
+                if 0 not in held.seconds[case]:
+                    # Else a short pass would pay for pages and caches that another left cold.
+                    passes[case].timed()
                 held.seconds[case][turn] = passes[case].timed()
                 _tidy_after(held.bytes[case], device)
     for case in held.seconds:
@@ -160,10 +162,11 @@ def _first_turn(
             continue
         held.bytes[case] = taken
         _tidy_after(taken, device)
-        held.seconds[case] = {}
+        warm = first.total >= _SECONDS_OF_A_CASE
+        held.seconds[case] = {0: first} if warm else {}
         fewest = _FEWEST_TURNS_FOR_A_BAR if case in needed else _FEWEST_TURNS
         wanted = math.ceil(_SECONDS_OF_A_CASE / first.total)
-        turns[case] = min(max(wanted, fewest), _MOST_TURNS) + 1
+        turns[case] = min(max(wanted, fewest), _MOST_TURNS) + (0 if warm else 1)
     return turns
 
 
