@@ -27,15 +27,14 @@ def _takes_onednn(x: Tensor) -> bool:
 
 
 def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    if w.dim() == 2:
-        return _linear(x, w, bias)
+    if w.shape[:-2].numel() == 1:
+        # So are most tiles, which are of one head.
+        return _linear(x, w.view(w.shape[-2:]), None if bias is None else bias.view(-1))
     leading = x.shape[:-2]
     x, w = x.flatten(0, -3), w.flatten(0, -3)
     biases = [None] * len(x) if bias is None else bias.flatten(0, -2)
     products = [_linear(*operands) for operands in zip(x, w, biases, strict=True)]
-    # A stack copies, and most tiles are of one head.
-    joined = products[0][None] if len(products) == 1 else torch.stack(products)
-    return joined.unflatten(0, leading)
+    return torch.stack(products).unflatten(0, leading)
 
 
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
