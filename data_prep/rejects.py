@@ -3,7 +3,7 @@
 import math
 
 from protlm.data.records import Tally
-from protlm.data.records.fasta import NUL
+from protlm.data.records.residues import NUL
 from protlm.errors import InputDataError
 
 # NUL bytes are holes of a file that was never written to its end.
@@ -14,9 +14,16 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
     """Refuses a set of which more was left out than is allowed, or all of it.
 
     Raises:
-        InputDataError: the share of records that were rejected is above `max_reject_rate`.
+        InputDataError: the share of records that were rejected is above `max_reject_rate`, or no
+            record is left.
     """
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.rejected.items()))
+    if tally.num_filtered and tally.num_rejected + tally.num_filtered == tally.records:
+        filtered = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.filtered.items()))
+        raise InputDataError(
+            f"none of the {tally.records:,} records is left: {tally.num_filtered:,} were not "
+            f"wanted ({filtered}), {tally.num_rejected:,} cannot be used"
+        )
     if tally.num_rejected == tally.records:
         raise InputDataError(f"none of the {tally.records:,} records can be used: {reasons}")
     if tally.rejected.get(NUL, 0) > _MAX_NUL_RATE * tally.records:

@@ -1,16 +1,20 @@
 """What became of every record: the report of a preparation, as files and as a table."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.markup import escape
 from rich.table import Table
 
-from protlm.data.manifest import Counts, SourceEntry
-from protlm.data.records import Tally
+from data_prep.families import families_without_records
+from protlm.data.manifest import Counts, Manifest, SourceEntry
 from protlm.data.shards import REJECTED, REPORT
+from protlm.errors import InputDataError
+
+_COLUMNS = ("reason", "identifier", "file", "line")
 
 
 @dataclass(frozen=True)
@@ -26,23 +30,34 @@ class SplitSummary:
 class Report:
     """What a preparation read, kept and left out.
 
-    `duplicate_sequences` counts kept sequences that came before, letter by letter.
+    `families_without_records` were to be held out, and no record is of them.
     """
 
     sources: tuple[SourceEntry, ...]
     split_rule: dict[str, Any]
     splits: dict[str, SplitSummary]
     counts: Counts
-    duplicate_sequences: int
+    families_without_records: tuple[str, ...] = ()
 
-    def write(self, directory: Path, tally: Tally) -> None:
-        """Writes `report.json`, and `rejected.tsv` with the first 1,000 records per reason."""
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """The report of a data set."""
+        splits = {
+            split: SplitSummary(
+                sequences=sum(shard.sequences for shard in shards),
+                residues=sum(shard.residues for shard in shards),
+                shards=len(shards),
+            )
+            for split, shards in manifest.splits.items()
+        }
+        rule, counts = manifest.split_rule, manifest.counts
+        absent = families_without_records(rule, counts.noted)
+        return cls(manifest.sources, rule, splits, counts, absent)
+
+    def write(self, directory: Path) -> None:
+        """Writes `report.json`."""
         text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
         (directory / REPORT).write_text(text + "\n", encoding="utf-8")
-        lines = ["reason\tidentifier\tline"]
-        for reason, records in sorted(tally.listed.items()):
-            lines += [f"{reason}\t{identifier}\t{line}" for identifier, line in records]
-        (directory / REJECTED).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def table(self) -> Table:
         """The report for a terminal."""
@@ -54,5 +69,40 @@ class Report:
         for label, counts in self.counts.by_kind().items():
             for reason, number in sorted(counts.items()):
                 table.add_row(escape(f"{label}: {reason}"), f"{number:,}", "")
-        table.add_row("duplicate sequences, kept", f"{self.duplicate_sequences:,}", "")
+        for family in self.families_without_records:
+            table.add_row(f"no record: of the held-out family {family}", "0", "")
         return table
+
+
+def write_rejected(directory: Path, listed: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
+    """Writes `rejected.tsv`: of each reason the first records, by identifier, file and line."""
+    lines = ["\t".join(_COLUMNS)]
+    for reason, records in sorted(listed.items()):
+        lines += [f"{reason}\t{_one_field(i)}\t{_one_field(f)}\t{line}" for i, f, line in records]
+    text = "\n".join(lines) + "\n"
+    (directory / REJECTED).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _one_field(text: str) -> str:
+    """The text without what would end a field or a line of a table."""
+    return " ".join(text.split())
+
+
+def read_rejected(directory: Path) -> dict[str, list[tuple[str, str, int]]]:
+    """Reads `rejected.tsv`: of each reason the records by identifier, file and line.
+
+    Raises:
+        InputDataError: it is missing or damaged.
+    """
+    path = directory / REJECTED
+    try:
+        header, *rows = path.read_text(encoding="utf-8").splitlines()
+        if header != "\t".join(_COLUMNS):
+            raise ValueError(f"the columns are {header!r:.200}")
+        listed: dict[str, list[tuple[str, str, int]]] = {}
+        for row in rows:
+            reason, identifier, file, line = row.split("\t")
+            listed.setdefault(reason, []).append((identifier, file, int(line)))
+    except (OSError, ValueError) as error:
+        raise InputDataError(f"{path} is missing or damaged ({error})") from error
+    return listed

@@ -40,7 +40,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
 
     Raises:
         UserError: a layer or head that does not exist, or a figure of more than one protein.
-        InputDataError: the FASTA file or the model is damaged, or an identifier is repeated.
+        InputDataError: the file or the model is damaged, or an identifier is repeated.
         OutputError: an output exists or cannot be written.
     """
     check_output(output)

@@ -20,8 +20,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from protlm.attention import Attention, create
 from protlm.attention.base import SharesParameters
-from protlm.config import EvaluateConfig, ModelConfig, Objective, TrainConfig
-from protlm.data.shards import SplitReader
+from protlm.config import (
+    DataConfig,
+    EvaluateConfig,
+    MixtureConfig,
+    Mode,
+    ModelConfig,
+    Objective,
+    TrainConfig,
+)
+from protlm.data.batching import BatchRule
+from protlm.data.buckets import LengthBuckets
+from protlm.data.concatenation import Concatenation
+from protlm.data.curriculum import Curriculum
+from protlm.data.mixture import Mixture, turns_of
+from protlm.data.shards import SplitReader, open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError, one_of
 from protlm.evaluation.base import Evaluation
@@ -125,7 +138,10 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
-    causes = [o for o in overrides if _key(o).split(".")[-1] == _full_key(error)]
+    named = _full_key(error)
+    causes = [o for o in overrides if _key(o).split(".")[-1] == named]
+    # A key of one of a list's elements stands in the value.
+    causes = causes or [o for o in overrides if named and named in o]
     if causes and "is not in struct" in text:
         # Keys below these groups are those of one of their choices.
         key = _key(causes[0])
@@ -142,7 +158,7 @@ def _plus(key: str) -> str:
 
 def _full_key(error: BaseException) -> str:
     found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
-    return found.group(1).split(".")[-1] if found else ""
+    return re.sub(r"\[\d+\]", "", found.group(1)).split(".")[-1] if found else ""
 
 
 def _unknown_key(key: str, schema: type) -> str | None:
@@ -229,12 +245,52 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
     )
 
 
-def build_data(train: SplitReader, valid: SplitReader, config: TrainConfig) -> "SequenceData":
+def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
+    """Opens the data sets of training, and the split of validation.
+
+    Raises:
+        UserError: no such split, or weights that cannot be.
+        InputDataError: no shards, or damaged ones.
+    """
+    verify = config.verify.value
+    parts = config.mixture
+    if config.dir is not None:
+        parts = [MixtureConfig(config.dir, weight=1, split=config.train_split)]
+    if not parts:
+        raise UserError(
+            "neither data.dir nor data.mixture has a value; type: data.dir=DIR, or for instance "
+            "'data.mixture=[{dir: DIR, weight: 1}, {dir: DIR, weight: 3}]'"
+        )
+    shares = turns_of([part.weight for part in parts])
+    splits = [open_split(Path(p.dir), p.split, verify=verify, shuffled=True) for p in parts]
+    valid_dir = Path(config.valid_dir or parts[0].dir)
+    return Mixture(splits, shares), open_split(valid_dir, config.valid_split, verify=verify)
+
+
+def batch_rule(config: DataConfig) -> BatchRule:
+    """How the samples of training become batches.
+
+    Raises:
+        UserError: a setting that cannot be.
+    """
+    curriculum = Curriculum(config.curriculum)
+    size = (config.tokens_per_batch, config.max_length)
+    if config.mode is Mode.concatenated:
+        return Concatenation(*size, curriculum=curriculum)
+    return LengthBuckets(*size, curriculum=curriculum, crop=config.crop.value)
+
+
+def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "SequenceData":
     """The LightningDataModule of a run."""
     from protlm.training.datamodule import SequenceData
 
     return SequenceData(
-        train, valid, config=config.data, objective=config.objective, seed=config.seed
+        train,
+        valid,
+        rule=batch_rule(config.data),
+        config=config.data,
+        objective=config.objective,
+        seed=config.seed,
     )
 
 

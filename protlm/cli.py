@@ -30,6 +30,7 @@ _SEVERAL = {
     "--repr-layers": r"-?\d+",
     "--layers": r"-?\d+",
     "--heads": r"\d+",
+    "--ood-families": r"PF\d+(,PF\d+)*,?",
 }
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -42,36 +43,126 @@ Figure = Annotated[Path | None, typer.Option(help="Also draw the one protein int
 Duplicates = Annotated[
     str, typer.Option(help="A repeated identifier: error, first (skip it), suffix (call it _2).")
 ]
+FamilyTable = Annotated[
+    Path | None, typer.Option(help="TSV with the columns Entry and Pfam, for --ood-families.")
+]
+OodFamilies = Annotated[
+    list[str] | None,
+    typer.Option(help="PF00069 ...: held out as test_ood_family; default: the paper's 20."),
+]
+ClusterTable = Annotated[
+    Path | None, typer.Option(help="cluster.tsv of MMseqs2: clusters stay together.")
+]
+Cluster = Annotated[bool, typer.Option("--cluster", help="Make that table with MMseqs2 linclust.")]
+ClusterIdentity = Annotated[
+    float | None, typer.Option(help="Least identity within its clusters; default: 0.5.")
+]
 
 
 @app.command()
 def prepare(
-    sources: Annotated[list[Path], typer.Argument(help="FASTA files, plain or gzip.")],
+    sources: Annotated[
+        list[Path], typer.Argument(help="Files or folders of them; - is standard input.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder of shards to make.")],
     split_table: Annotated[
         Path | None, typer.Option(help="TSV with the columns accession and split.")
     ] = None,
     valid_fraction: Annotated[float, typer.Option(help="Share of the validation split.")] = 0.01,
     test_fraction: Annotated[float, typer.Option(help="Share of the test split.")] = 0.01,
+    family_table: FamilyTable = None,
+    ood_families: OodFamilies = None,
+    cluster_table: ClusterTable = None,
+    cluster: Cluster = False,
+    cluster_identity: ClusterIdentity = None,
+    min_length: Annotated[int | None, typer.Option(help="The fewest residues.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="The most residues.")] = None,
+    no_fragments: Annotated[
+        bool, typer.Option("--no-fragments", help="Leave out what UniProt calls a fragment.")
+    ] = False,
+    organism: Annotated[
+        list[str] | None, typer.Option(help="Only this one: a name or an NCBI taxon; repeatable.")
+    ] = None,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="Keep the first of equal sequences only.")
+    ] = False,
     max_reject_rate: Annotated[
         float, typer.Option(help="Stop when more than this share of the records is rejected.")
     ] = 0.01,
     allow_nucleotides: Annotated[
         bool, typer.Option("--allow-nucleotides", help="Accept what looks like DNA or RNA.")
     ] = False,
+    allow_comments: Annotated[
+        bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
+    ] = False,
+    allow_gaps: Annotated[
+        bool, typer.Option("--allow-gaps", help="Remove the gaps - . ~ of alignments.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes; the result is the same.")] = 1,
+    shard_residues: Annotated[
+        int, typer.Option(help="Residues of a shard, about; of all splits together.")
+    ] = 256_000_000,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin anew, not where a killed build was.")
+    ] = False,
+    break_lock: Annotated[
+        bool, typer.Option("--break-lock", help="Take over from a dead process elsewhere.")
+    ] = False,
+    executor: Annotated[
+        str | None, typer.Option(help="One job for each file: slurm, or local processes.")
+    ] = None,
+    slurm: Annotated[
+        list[str] | None, typer.Option(help="A job's partition=, time=, mem_gb=, ...; repeatable.")
+    ] = None,
 ) -> None:
-    """Turn FASTA files into checked HDF5 shards."""
+    """Turn FASTA, Swiss-Prot (.dat) or XML into checked HDF5 shards; killed, it goes on."""
+    from data_prep.prepare import PrepareOptions
     from data_prep.prepare import prepare as run
-    from data_prep.split import HashSplit, TableSplit
+    from data_prep.rules import SplitOptions, make_rule
+    from data_prep.select import Selection
+    from data_prep.sources import list_files
+    from data_prep.submission import Executor, Submission, prepare_by_jobs
+    from protlm.data.records import ReadOptions
 
-    hashed = HashSplit(valid_fraction=valid_fraction, test_fraction=test_fraction)
-    run(
-        sources,
-        out,
-        split_rule=hashed if split_table is None else TableSplit(split_table),
-        max_reject_rate=max_reject_rate,
-        allow_nucleotides=allow_nucleotides,
+    split = SplitOptions(
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+        split_table=split_table,
+        ood_families=tuple(ood_families or ()),
+        family_table=family_table,
+        cluster_table=cluster_table,
+        cluster=cluster,
+        cluster_identity=cluster_identity,
     )
+    options = PrepareOptions(
+        workers=workers,
+        selection=Selection(min_length, max_length, no_fragments, tuple(organism or ())),
+        deduplicate=deduplicate,
+        max_reject_rate=max_reject_rate,
+        shard_residues=shard_residues,
+        reading=ReadOptions(allow_nucleotides, allow_comments, allow_gaps),
+        restart=restart,
+        break_lock=break_lock,
+    )
+    runner = None if executor is None else _choice("--executor", executor, Executor)
+    submission = Submission.parse(runner, slurm)
+    files = list_files(sources)
+    rule = make_rule(split, files, out, options)
+    if submission is None:
+        run(files, out, split_rule=rule, options=options)
+    else:
+        prepare_by_jobs(files, out, split_rule=rule, options=options, submission=submission)
+
+
+@data_app.command("merge")
+def data_merge(
+    parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order they are to have.")],
+    out: Annotated[Path, typer.Option(help="The data set to make.")],
+) -> None:
+    """Join data sets that were split by the same rule into one."""
+    from data_prep.merge import merge
+
+    merge(parts, out)
 
 
 @data_app.command("verify")
@@ -102,6 +193,23 @@ def data_export(
     export(directory, output, split)
 
 
+@data_app.command("leakage")
+def data_leakage(
+    directory: Path,
+    min_shared: Annotated[
+        float, typer.Option(help="Share of its k-mers that make a sequence a neighbour.")
+    ] = 0.5,
+    json: Annotated[Path | None, typer.Option(help="Also write the numbers into this.")] = None,
+    mmseqs: Annotated[
+        bool, typer.Option("--mmseqs", help="Also search with MMseqs2, for remote homologues.")
+    ] = False,
+) -> None:
+    """Count the sequences of each split that have a near neighbour in train."""
+    from data_prep.leakage import LeakageOptions, leakage
+
+    leakage(directory, LeakageOptions(min_shared=min_shared, json=json, mmseqs=mmseqs))
+
+
 @app.command(context_settings=_HYDRA)
 def train(context: typer.Context) -> None:
     """Train a model, or continue a run: protlm train [key=value ...]."""
@@ -130,7 +238,7 @@ def embed(
     device: Device = "auto",
     duplicates: Duplicates = "error",
 ) -> None:
-    """Embed the proteins of a FASTA file into one HDF5 file."""
+    """Embed the proteins of a file (FASTA, .dat, XML) into one HDF5 file."""
     from protlm.embed import EmbedOptions, Include
     from protlm.embed import embed as run
     from protlm.proteins import Duplicates
@@ -175,7 +283,7 @@ def attention(
 
 @app.command()
 def contacts(
-    protein: Annotated[Path, typer.Argument(help="A FASTA file, or a PDB or mmCIF structure.")],
+    protein: Annotated[Path, typer.Argument(help="Proteins, or a PDB or mmCIF structure.")],
     model: Model,
     output: Output,
     fit: Annotated[

@@ -54,6 +54,13 @@ class Crop(StrEnum):
     random = "random"
 
 
+class Mode(StrEnum):
+    """A row of a batch: one sequence, or a stretch of sequences joined by `<eos>`."""
+
+    sequences = "sequences"
+    concatenated = "concatenated"
+
+
 class Verify(StrEnum):
     """How shards are checked at start: by hash, or by size alone."""
 
@@ -136,14 +143,35 @@ class ObjectiveConfig:
 
 
 @dataclass
-class DataConfig:
-    """Which shards, and how they become batches."""
+class MixtureConfig:
+    """A data set of a mixture, and its weight beside the others."""
 
     dir: str
+    weight: float
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        _check("data.mixture.", self, "above 0", "weight")
+
+
+@dataclass
+class DataConfig:
+    """Which shards, and how they become batches.
+
+    Either `dir` is a data set or `mixture` lists several; `valid_dir` is where the validation
+    split is, by default in `dir` or the first of the mixture. `curriculum` lists pairs: from so
+    many samples on, rows of at most so many tokens.
+    """
+
+    dir: str | None = None
+    mixture: list[MixtureConfig] = field(default_factory=list)
     train_split: str = "train"
     valid_split: str = "valid"
+    valid_dir: str | None = None
+    mode: Mode = Mode.sequences
     max_length: int = 1024
     crop: Crop = Crop.prefix
+    curriculum: list[list[int]] = field(default_factory=list)
     tokens_per_batch: int = 16_384
     num_workers: int = 0
     verify: Verify = Verify.full
@@ -152,6 +180,11 @@ class DataConfig:
         _check("data.", self, "at least 1", "tokens_per_batch")
         _check("data.", self, "at least 3", "max_length")
         _check("data.", self, "at least 0", "num_workers")
+        if self.dir is not None and self.mixture:
+            raise UserError(
+                f"data.dir={self.dir} and data.mixture cannot both be: type data.dir=null, or "
+                "leave the mixture out"
+            )
 
 
 @dataclass

@@ -85,7 +85,7 @@ def _write(
 def _read(
     path: Path, chain: str | None, longest: int | None
 ) -> tuple[Structure | None, Proteins | list[Record]]:
-    existing_file(path, "a FASTA file or a structure")
+    existing_file(path, "a sequence file or a structure")
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(_STRUCTURE):
         return None, Proteins(path, max_residues=longest)

@@ -71,9 +71,11 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
     for column in table.columns:
         column.justify, column.no_wrap = "left" if column is table.columns[0] else "right", True
     for split, entries in sorted(manifest.splits.items()):
-        lengths = shards.open_split(directory, split, verify="sizes").lengths
-        quantiles = np.quantile(lengths, list(_QUANTILES.values()), method="nearest")
-        sizes = (len(lengths), int(lengths.sum()), len(entries), *quantiles.astype(int))
+        up_to = np.cumsum(shards.open_split(directory, split, verify="sizes").length_counts())
+        ranks = np.rint(np.array(list(_QUANTILES.values())) * (up_to[-1] - 1))
+        quantiles = np.searchsorted(up_to, ranks, side="right").tolist()
+        residues = sum(entry.residues for entry in entries)
+        sizes = (int(up_to[-1]), residues, len(entries), *quantiles)
         table.add_row(split, *(f"{size:,}" for size in sizes))
     return table
 

@@ -47,11 +47,11 @@ class EmbedOptions:
 
 
 def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) -> None:
-    """Embeds every record of a FASTA file; those too long for the model are reported.
+    """Embeds every record of a sequence file; those too long for the model are reported.
 
     Raises:
         UserError: an option or a layer that does not exist.
-        InputDataError: the FASTA file or the model is damaged, or an identifier is repeated.
+        InputDataError: the file or the model is damaged, or an identifier is repeated.
         OutputError: the output exists or cannot be written.
     """
     if options.tokens_per_batch < 1:

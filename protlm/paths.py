@@ -14,6 +14,8 @@ from protlm.errors import InputDataError, OutputError, UserError
 
 _CHUNK = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# The system's errors that mean: here nothing can be written.
+OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -107,7 +109,7 @@ def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[P
         temporary.replace(path)
         _fsync(path.absolute().parent)
     except OSError as error:
-        if error.errno in _NO_SPACE | {errno.EACCES, errno.EROFS, errno.EPERM}:
+        if error.errno in OUTPUT_FAULTS:
             raise explain_os_error(error, path) from error
         raise
     finally:

@@ -1,14 +1,13 @@
-"""The proteins a command reads from a FASTA file: every record is yielded or reported."""
+"""The proteins a command reads from a sequence file: every record is yielded or reported."""
 
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from protlm.data.records import Record, Tally
-from protlm.data.records.fasta import read_fasta
+from protlm.data.records import Record, Tally, read_records
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
@@ -23,10 +22,10 @@ class Duplicates(StrEnum):
 
 @dataclass
 class Proteins:
-    """A FASTA file, surveyed once and then read as often as needed.
+    """A sequence file, surveyed once and then read as often as needed.
 
     Args:
-        path: the file, plain or gzip.
+        path: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
         max_residues: longer records are skipped and reported; None takes all.
         duplicates: a repeated identifier is an error, skipped, or gets a suffix `_2`.
     """
@@ -39,7 +38,7 @@ class Proteins:
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        existing_file(self.path, "a FASTA file")
+        existing_file(self.path, "a sequence file")
         self.skipped, self.tally = [], Tally()
         self.lengths = [len(record.sequence) for record in self._records(self.skipped, self.tally)]
 
@@ -52,7 +51,7 @@ class Proteins:
     @property
     def num_records(self) -> int:
         """Records in the file: those yielded, skipped, and rejected by the reader."""
-        return len(self) + len(self.skipped) + sum(self.tally.rejected.values())
+        return len(self) + len(self.skipped) + self.tally.num_rejected
 
     def report(self, done: str) -> None:
         """Says on standard error what became of every record."""
@@ -66,14 +65,14 @@ class Proteins:
         named = [
             (identifier, f"{reason}, line {line}")
             for reason, records in sorted(self.tally.listed.items())
-            for identifier, line in records
+            for identifier, _, line in records
         ]
         for identifier, reason in [*named, *self.skipped]:
             print(f"skipped {identifier}: {reason}", file=sys.stderr)
 
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
         seen: Counter[str] = Counter()
-        for record in read_fasta(self.path, tally):
+        for record in read_records(self.path, tally):
             seen[record.identifier] += 1
             count = seen[record.identifier]
             if self.max_residues is not None and len(record.sequence) > self.max_residues:
@@ -86,7 +85,7 @@ class Proteins:
                     count += 1
                 name = f"{record.identifier}_{count}"
                 seen[name] += 1
-                yield replace(record, identifier=name)
+                yield record._replace(identifier=name)
             elif self.duplicates is Duplicates.first:
                 skipped.append((record.identifier, f"repeated at line {record.line}"))
             else:

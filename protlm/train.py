@@ -20,16 +20,18 @@ from omegaconf import OmegaConf
 
 from protlm.attention import Attention, mechanism, names
 from protlm.build import (
+    batch_rule,
     build_data,
     build_module,
     build_network,
     compose,
+    open_data,
     through_hydra,
     to_plain,
 )
 from protlm.config import Objective, Positions, TrainConfig
-from protlm.data.dataset import cropped
-from protlm.data.shards import SplitReader, open_split
+from protlm.data.forecast import forecast
+from protlm.data.mixture import Mixture
 from protlm.errors import InputDataError, OutputError, UserError, exit_with_message, one_of
 from protlm.model.checkpoint import CHECKPOINTS
 from protlm.model.transformer import ProteinLM, num_parameters
@@ -43,7 +45,8 @@ from protlm.training.run import train as run
 CONFIG = "config.yaml"
 # A run may be continued with others of these; everything else decides what is learnt.
 _MAY_CHANGE = {"logger", "run_dir"}
-_DATA_MAY_CHANGE = {"dir", "num_workers", "verify", "valid_split"}
+# The checkpoint knows the data themselves, and the weights of a mixture.
+_DATA_MAY_CHANGE = {"dir", "mixture", "num_workers", "verify", "valid_dir", "valid_split"}
 _TRAINER_DECIDES = {"accumulate", "gradient_clip", "precision"}
 
 
@@ -95,13 +98,12 @@ def train(config: TrainConfig) -> None:
     network = build_network(config.model, config.attention, seed=config.seed)
     _check_fits(network, config)
     network.activation_checkpointing = config.trainer.activation_checkpointing
-    directory, run_dir = Path(config.data.dir), Path(config.run_dir)
+    run_dir = Path(config.run_dir)
     if _is_first_rank():
-        _prepare_sample_if_missing(directory)
+        if config.data.dir is not None:
+            _prepare_sample_if_missing(Path(config.data.dir))
         _refuse_another_run(run_dir, config)
-    verify = config.data.verify.value
-    train_split = open_split(directory, config.data.train_split, verify=verify)
-    valid_split = open_split(directory, config.data.valid_split, verify=verify)
+    train_split, valid_split = open_data(config.data)
     if _is_first_rank():
         _enter(run_dir, config)
         _introduce(network, train_split, config)
@@ -122,6 +124,7 @@ def _check(config: TrainConfig) -> None:
     """Refuses what cannot work before anything is read or written."""
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
+    batch_rule(config.data)
 
 
 def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
@@ -222,13 +225,17 @@ def _enter(run_dir: Path, config: TrainConfig) -> None:
         OmegaConf.save(to_plain(config), temporary)
 
 
-def _introduce(network: ProteinLM, train_split: SplitReader, config: TrainConfig) -> None:
-    sequences, residues = cropped(train_split.lengths, config.data.max_length)
-    _say(
+def _introduce(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:
+    rule = batch_rule(config.data)
+    epoch = forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule)
+    facts = [
         f"{num_parameters(network):,} parameters, {config.model.num_layers} layers of "
-        f"{config.attention['name']}; {len(train_split):,} sequences"
-        + (f", {sequences:,} of them cropped ({residues:,} residues)" if sequences else "")
-    )
+        f"{config.attention['name']}",
+        f"{len(train_split):,} sequences",
+        epoch.describe(),
+        rule.curriculum.describe(),
+    ]
+    _say("; ".join(fact for fact in facts if fact))
 
 
 def _conclude(run_dir: Path, finished: Finished) -> None:

@@ -1,11 +1,13 @@
 """What every test stands on: no network, one thread, the command line, and shapes that are true."""
 
+import hashlib
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,6 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from protlm.data.manifest import MANIFEST, MANIFEST_SHA256, Counts, Manifest, ShardEntry
+from protlm.data.shard_writer import PackedSequences, write_shard
+from protlm.data.vocabulary import RESIDUES
+from protlm.paths import sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -220,3 +227,74 @@ def train_tiny(tiny_data: Path) -> Callable[..., Path]:
 def tiny_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the `tiny` model, four steps long."""
     return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture
+def proteins() -> list[tuple[str, str]]:
+    """Identifiers and sequences of 40 proteins of 1 to 200 residues."""
+    return _random_proteins()
+
+
+def _random_proteins() -> list[tuple[str, str]]:
+    rng = np.random.default_rng(0)
+    letters = np.array(list(RESIDUES))
+    lengths = [1, 2, 200, *rng.integers(3, 200, 37)]
+    return [(f"P{i}β", "".join(rng.choice(letters, n))) for i, n in enumerate(lengths)]
+
+
+@pytest.fixture
+def make_data_set(tmp_path: Path) -> Callable[..., Path]:
+    """Writes proteins as the split `train`, a few to each shard, and a small split `valid`."""
+
+    def make(proteins: Sequence[tuple[str, str]], name: str = "data") -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+
+        def shard(file: str, some: Sequence[tuple[str, str]]) -> ShardEntry:
+            identifiers, sequences = zip(*some, strict=True)
+            letters = [sequence.encode() for sequence in sequences]
+            return write_shard(directory, file, [PackedSequences.pack(identifiers, letters)])
+
+        train = [
+            shard(f"train/shard-{number:05d}.h5", proteins[first : first + 16])
+            for number, first in enumerate(range(0, len(proteins), 16))
+        ]
+        valid = shard("valid/shard-00000.h5", [("V", "MKV")])
+        splits = {"train": tuple(train), "valid": (valid,)}
+        Manifest(splits, (), Counts(len(proteins) + 1), {"by": "hand"}).write(directory)
+        return directory
+
+    return make
+
+
+@pytest.fixture
+def data_set(make_data_set: Callable[..., Path]) -> Path:
+    """A data set of the 40 `proteins` in three shards."""
+    return make_data_set(_random_proteins())
+
+
+@pytest.fixture
+def write_manifest() -> Callable[[Path, str], None]:
+    """Writes a text as the manifest of a data set, with the SHA-256 that vouches for it."""
+
+    def write(directory: Path, text: str) -> None:
+        (directory / MANIFEST).write_text(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (directory / MANIFEST_SHA256).write_text(f"{digest}  {MANIFEST}\n")
+
+    return write
+
+
+@pytest.fixture
+def vouch_for(write_manifest: Callable[[Path, str], None]) -> Callable[[Path, str], None]:
+    """Makes the manifest agree with a shard of the split `train`, whatever it is by now."""
+
+    def vouch(directory: Path, shard: str) -> None:
+        fields = json.loads((directory / MANIFEST).read_text())
+        path = directory / shard
+        for entry in fields["splits"]["train"]:
+            if entry["file"] == shard:
+                entry.update(bytes=path.stat().st_size, sha256=sha256_of(path))
+        write_manifest(directory, json.dumps(fields))
+
+    return vouch

@@ -86,6 +86,51 @@ WRONG = {
         2,
         ["1.5"],
     ),
+    "two split rules": (
+        ["prepare", "x.fasta", "--out", "o", "--split-table", "t.tsv", "--cluster"],
+        2,
+        ["--split-table", "--cluster"],
+    ),
+    "families of no table": (
+        ["prepare", "x.fasta", "--out", "o", "--ood-families", "PF00069", "PF00001"],
+        2,
+        ["--family-table", "uniprot.org"],
+    ),
+    "no such cluster table": (
+        ["prepare", "x.fasta", "--out", "o", "--cluster-table", "none.tsv"],
+        3,
+        ["none.tsv"],
+    ),
+    "leakage of nothing": (["data", "leakage", "none"], 3, ["none", "protlm prepare"]),
+    "leakage at no share": (["data", "leakage", "data", "--min-shared", "50"], 2, ["50", "1"]),
+    "prepare by no worker": (
+        ["prepare", "x.fasta", "--out", "o", "--workers", "0"],
+        2,
+        ["--workers 0"],
+    ),
+    "prepare what cannot be": (
+        ["prepare", "x.fasta", "--out", "o", "--min-length", "9", "--max-length", "3"],
+        2,
+        ["--min-length 9", "--max-length 3"],
+    ),
+    "an organism that nobody is": (
+        ["prepare", "x.fasta", "--out", "o", "--organism", "9606"],
+        3,
+        ["none of the 1 records is left", "organism"],
+    ),
+    "an executor that is none": (
+        ["prepare", "x.fasta", "--out", "o", "--executor", "pbs"],
+        2,
+        ["pbs", "slurm", "local"],
+    ),
+    "settings of no executor": (
+        ["prepare", "x.fasta", "--out", "o", "--slurm", "time=1"],
+        2,
+        ["--slurm time=1", "--executor slurm"],
+    ),
+    "a source that is no sequences": (["prepare", "run", "--out", "o"], 3, ["run"]),
+    "merge with itself": (["data", "merge", "data", "data", "--out", "o"], 2, ["once"]),
+    "merge nothing": (["data", "merge", "none", "--out", "o"], 3, ["none", "protlm prepare"]),
     "broken checkpoint": (["checkpoint", "verify", "broken"], 3, ["step-00000004.ckpt"]),
     "no such checkpoint": (["checkpoint", "info", "none"], 3, ["none"]),
     "wrong key": (["train", "data.dirr=data"], 2, ["data.dirr", "data.dir"]),
@@ -228,11 +273,10 @@ def test_the_sample_comes_back_whole(protlm_command: Command, tmp_path: Path) ->
     exported = protlm_command("data", "export", "D", cwd=tmp_path)
     (tmp_path / "back.fasta").write_text(exported.stdout)
 
-    from protlm.data.records import Tally
-    from protlm.data.records.fasta import read_fasta
+    from protlm.data.records import Tally, read_records
 
     def sequences(path: Path) -> dict[str, str]:
-        return {r.identifier: r.sequence for r in read_fasta(path, Tally())}
+        return {r.identifier: r.sequence for r in read_records(path, Tally())}
 
     whole = sequences(sample / "uniprot_sample.fasta.gz")
     assert len(whole) == 12_373

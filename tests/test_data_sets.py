@@ -6,8 +6,7 @@ import pytest
 
 from data_prep.prepare import prepare
 from data_prep.split import HashSplit
-from protlm.data.records import Tally
-from protlm.data.records.fasta import read_fasta
+from protlm.data.records import Tally, read_records
 from protlm.data_sets import export, info, verify
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sample_dir
@@ -18,12 +17,12 @@ TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 @pytest.fixture
 def directory(tmp_path):
     out = tmp_path / "data"
-    prepare([TINY], out, split_rule=HashSplit(0.1, 0.1), shard_residues=20_000)
+    prepare([TINY], out, split_rule=HashSplit(0.1, 0.1))
     return out
 
 
 def pairs(path):
-    return sorted((r.identifier, r.sequence) for r in read_fasta(path, Tally()))
+    return sorted((r.identifier, r.sequence) for r in read_records(path, Tally()))
 
 
 def test_verify_prints_a_line_for_each_split(directory, capsys):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import protlm
-from protlm.data.records import Record, Tally
-from protlm.data.records.fasta import read_fasta
+from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import VOCABULARY
 from protlm.embed import EmbedOptions, Include, batches, embed
 from protlm.errors import InputDataError, OutputError, UserError
@@ -20,7 +19,7 @@ from protlm.proteins import Duplicates
 @pytest.fixture
 def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
     """Twelve proteins of very different lengths."""
-    records = sorted(read_fasta(tiny_fasta, Tally()), key=lambda record: len(record.sequence))
+    records = sorted(read_records(tiny_fasta, Tally()), key=lambda record: len(record.sequence))
     path = tmp_path / "proteins.fasta"
     path.write_text("".join(f">{r.header}\n{r.sequence}\n" for r in records[::15]))
     return path
@@ -29,7 +28,7 @@ def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
 def test_every_protein_has_its_vector(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.h5"
     embed(proteins, tiny_run, output, EmbedOptions())
-    records = list(read_fasta(proteins, Tally()))
+    records = list(read_records(proteins, Tally()))
     model = protlm.load(tiny_run)
     with h5py.File(output) as file:
         assert set(file) == {record.identifier for record in records}
@@ -48,7 +47,7 @@ def test_kinds_and_layers(proteins: Path, tiny_run: Path, tmp_path: Path) -> Non
     options = EmbedOptions(include=tuple(Include), layers=(0, -1), tokens_per_batch=300)
     embed(proteins, tiny_run, output, options)
     with h5py.File(output) as file:
-        for record in read_fasta(proteins, Tally()):
+        for record in read_records(proteins, Tally()):
             entry = file[record.identifier]
             length = len(record.sequence)
             assert {kind: set(entry[kind]) for kind in entry} == {

@@ -14,8 +14,7 @@ from torch import Tensor
 import protlm
 from protlm.attention import Attention
 from protlm.config import ModelConfig
-from protlm.data.records import Record, Tally
-from protlm.data.records.fasta import read_fasta
+from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.generate import GenerateOptions, generate
@@ -45,7 +44,7 @@ def model(causal_run: Path) -> PretrainedModel:
 def records(path: Path) -> list[Record]:
     """What a FASTA file holds; every record of it is read."""
     tally = Tally()
-    found = list(read_fasta(path, tally))
+    found = list(read_records(path, tally))
     assert tally.records == len(found)
     return found
 

@@ -24,6 +24,7 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 
 # What may break a limit, since when and why. A shorter list is a better one.
 EXCEPTIONS = {
+    "protlm/cli.py prepare": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py embed": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py attention": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py generate": "2026-11-21: a command's arguments are the flags people type",

@@ -1,57 +1,122 @@
-"""Batches of similar length within a budget of tokens, and the place in the data to resume from."""
+"""The order in which a run's batches come, and the place in the data to resume from."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import final
+from typing import Protocol, TypeAlias, final
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from protlm.data.order import EpochOrder
+from protlm.data.curriculum import Curriculum
+from protlm.data.mixture import SampleOrder
 from protlm.errors import UserError
 
-FILLER = -1
 SPECIALS = 2
-_FIRST_EDGE = 64
-_EDGES_PER_DOUBLING = 8
+
+# Residues of the samples with these numbers, int64.
+Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Progress:
-    """The state to resume from: an epoch and how many of its samples are consumed."""
+    """The state to resume from: an epoch, and how many of its samples are consumed.
+
+    `tokens` are those of the next sample that are consumed too, where samples are concatenated.
+    """
 
     epoch: int = 0
     samples: int = 0
+    tokens: int = 0
+
+
+class Sequences(Protocol):
+    """Whatever gives the residues of a sample, as tokens of uint8."""
+
+    def __getitem__(self, sample: int, /) -> np.ndarray: ...
+
+
+class Row(Protocol):
+    """What stands in a row of a batch, a pure function of the seed and the place in the data."""
+
+    @property
+    def sample(self) -> int:
+        """The number of the row's first, mostly only sample."""
+        ...
+
+    def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+        """Its tokens, special ones included, int64, and the random numbers that are its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """A step's rows for all ranks together.
+
+    Attributes:
+        rows: of all ranks.
+        length: in tokens, what they are padded to.
+        num_tokens: of all rows, padding not counted.
+        after: the progress once the batch is consumed.
+    """
+
+    rows: Sequence[Row]
+    length: int
+    num_tokens: int
+    after: Progress
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """What a rank computes in a step.
 
-    `samples` are this rank's rows, -1 for a row that only fills up; `length` is the length in
-    tokens that all rows are padded to; `after` is the progress once the batch is consumed.
+    `rows` are this rank's, None for a row that only fills up; `length` is the length in tokens
+    that all rows are padded to; `after` is the progress once the batch is consumed.
     """
 
-    epoch: int
-    samples: np.ndarray
+    rows: tuple[Row | None, ...]
     length: int
     after: Progress
 
 
 @dataclass(frozen=True)
-class BatchRule:
-    """How samples become batches.
+class Window:
+    """Samples that follow one another in the order, from which batches are made together.
+
+    Attributes:
+        start: the place of the first.
+        seed: of whatever is drawn.
+        samples: their numbers, int64.
+        passes: which pass over its data set each belongs to, int64.
+        num_residues: of each, int64.
+        max_length: tokens of a row at most, special ones included.
+    """
+
+    start: Progress
+    seed: int
+    samples: np.ndarray
+    passes: np.ndarray
+    num_residues: np.ndarray
+    max_length: int
+
+    @property
+    def end(self) -> Progress:
+        """The place after the last."""
+        return Progress(self.start.epoch, self.start.samples + len(self.samples))
+
+
+@dataclass(frozen=True)
+class BatchRule(ABC):
+    """How the samples of a window become batches.
 
     Args:
         tokens_per_batch: rows times padded length is at most this, over all ranks together; a
             row that is longer is a batch of its own.
-        max_length: what longer samples are cropped to, in tokens with `<cls>` and `<eos>`.
-        bucket_edges: the padded lengths; None takes eight to each doubling.
-        window: how many samples of the order are sorted by length together.
-        seed: of the order.
-        shuffle: without it samples come in their own order, but for the sorting.
+        max_length: tokens of a row at most, special ones included.
+        window: how many samples of the order are looked at together.
+        curriculum: shorter rows at first.
 
     Raises:
         UserError: a setting that cannot be.
@@ -59,80 +124,66 @@ class BatchRule:
 
     tokens_per_batch: int
     max_length: int
-    bucket_edges: tuple[int, ...] | None = None
     window: int = 16_384
-    seed: int = 0
-    shuffle: bool = True
+    curriculum: Curriculum = field(default_factory=Curriculum)
 
     def __post_init__(self) -> None:
         for name, least in (("tokens_per_batch", 1), ("max_length", SPECIALS + 1), ("window", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)} must be at least {least}")
-        edges = self.edges
-        if np.any(np.diff(edges) <= 0) or edges[-1] < self.max_length:
-            raise UserError(
-                f"bucket_edges={self.bucket_edges} must ascend and reach "
-                f"max_length={self.max_length}"
-            )
+        self.curriculum.check(self.max_length)
 
-    @cached_property
-    def edges(self) -> np.ndarray:
-        """The padded lengths, ascending."""
-        if self.bucket_edges is not None:
-            return np.array(self.bucket_edges or [0], dtype=np.int64)
-        edges = [min(_FIRST_EDGE, self.max_length)]
-        while edges[-1] < self.max_length:
-            doubling = 1 << (edges[-1].bit_length() - 1)
-            edges.append(min(edges[-1] + doubling // _EDGES_PER_DOUBLING, self.max_length))
-        return np.array(edges, dtype=np.int64)
+    @abstractmethod
+    def batches(self, window: Window) -> list[GlobalBatch]:
+        """The batches of a window in the order in which they come."""
 
-    def padded(self, lengths: np.ndarray) -> np.ndarray:
-        """The padded length, in tokens, of samples of so many residues."""
-        num_tokens = np.minimum(lengths + SPECIALS, self.max_length)
-        return self.edges[np.searchsorted(self.edges, num_tokens)]
+    @abstractmethod
+    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
+        """Of sequences with so many residues, how many no row holds."""
 
 
 @dataclass(frozen=True)
-class _GlobalBatch:
-    samples: np.ndarray
-    length: int
+class Share:
+    """Which rows a process takes: every `world_size`-th from `rank` on."""
+
+    rank: int = 0
+    world_size: int = 1
 
 
 @final
 class BatchStream(Sampler[BatchPlan]):
-    """Batches in an order that depends on the lengths and the rule alone.
+    """Batches in an order that depends on the samples, their order and the rule alone.
 
-    An epoch's order is cut into windows, the samples of a window are sorted by length and cut
-    into batches, and these are shuffled. A rank takes every `world_size`-th row of each batch,
-    so the batches are the same for any number of ranks. No sample is dropped or repeated.
+    An epoch is cut into windows, and nothing is known of a window before its turn: a run of any
+    length starts, or is resumed, at any place at once. A rank takes every `world_size`-th row of
+    each batch, so the batches are the same for any number of ranks.
 
     Args:
-        lengths: residues of each sample.
+        lengths_of: residues of samples.
+        order: in which samples come.
         rule: how samples become batches.
         start: where to go on.
         num_batches: batches of the whole run, which goes on over epochs; None is the one epoch
             of `start`.
         done: batches of the run that were consumed before `start`.
-        rank: which of the processes this is.
-        world_size: how many processes share a batch.
+        share: which rows are this process's.
     """
 
     def __init__(
         self,
-        lengths: np.ndarray,
+        lengths_of: Lengths,
+        order: SampleOrder,
         rule: BatchRule,
         *,
         start: Progress = Progress(),
         num_batches: int | None = None,
         done: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        share: Share = Share(),
     ) -> None:
-        assert len(lengths), "a split has at least one sequence"
-        assert 0 <= rank < world_size
-        assert 0 <= start.samples <= len(lengths)
-        self._lengths, self._rule, self._start = lengths, rule, start
-        self._rank, self._world_size = rank, world_size
+        assert 0 <= share.rank < share.world_size
+        assert 0 <= start.samples <= len(order)
+        self._lengths_of, self._order, self._rule = lengths_of, order, rule
+        self._start, self._share = start, share
         self._num_batches, self._done = num_batches, done
 
     def __len__(self) -> int:
@@ -146,13 +197,8 @@ class BatchStream(Sampler[BatchPlan]):
 
     @cached_property
     def _batches_per_epoch(self) -> int:
-        order = self._order(self._start.epoch)
-        starts = range(0, len(self._lengths), self._rule.window)
-        return sum(len(self._window(order, self._start.epoch, start)) for start in starts)
-
-    def _order(self, epoch: int) -> EpochOrder:
-        rule = self._rule
-        return EpochOrder(len(self._lengths), seed=rule.seed, epoch=epoch, shuffle=rule.shuffle)
+        starts = range(0, len(self._order), self._rule.window)
+        return sum(len(self.window(self._start.epoch, start)) for start in starts)
 
     def _epochs(self) -> Iterator[BatchPlan]:
         progress = self._start
@@ -162,47 +208,35 @@ class BatchStream(Sampler[BatchPlan]):
 
     def _epoch(self, start: Progress) -> Iterator[BatchPlan]:
         """What is left of an epoch."""
-        order, window = self._order(start.epoch), self._rule.window
-        first = start.samples // window * window
-        for window_start in range(first, len(self._lengths), window):
-            consumed = window_start
-            for batch in self._window(order, start.epoch, window_start):
-                is_new = consumed >= start.samples
-                consumed += len(batch.samples)
-                if is_new:
-                    yield self._plan(batch, Progress(start.epoch, consumed))
+        window = self._rule.window
+        for first in range(start.samples // window * window, len(self._order), window):
+            before = Progress(start.epoch, first)
+            for batch in self.window(start.epoch, first):
+                if before >= start:
+                    yield self._plan(batch)
                 else:
-                    assert consumed <= start.samples, "progress is not between two batches"
+                    assert batch.after <= start, "progress is not between two batches"
+                before = batch.after
 
-    def _window(self, order: EpochOrder, epoch: int, start: int) -> list[_GlobalBatch]:
-        """The batches of the samples at `start` and after in the order of the epoch."""
-        stop = min(start + self._rule.window, len(order))
-        samples = order[np.arange(start, stop)]
-        padded = self._rule.padded(self._lengths[samples])
-        # From long to short: only a window's last batch is ever far below the budget.
-        longest_first = np.argsort(-self._lengths[samples], kind="stable")
-        batches, position = [], 0
-        while position < len(samples):
-            length = int(padded[longest_first[position]])
-            num_rows = max(self._rule.tokens_per_batch // length, 1)
-            rows = longest_first[position : position + num_rows]
-            batches.append(_GlobalBatch(samples[rows], length))
-            position += len(rows)
-        # Also where samples are not shuffled: the first batches are then a sample of all lengths.
-        rng = np.random.default_rng([self._rule.seed % 2**64, epoch, start])
-        return [batches[number] for number in rng.permutation(len(batches))]
+    def window(self, epoch: int, first: int) -> list[GlobalBatch]:
+        """The batches of the window that begins at position `first` of an epoch."""
+        last = min(first + self._rule.window, len(self._order))
+        samples, passes = self._order.draw(epoch, np.arange(first, last))
+        seen = epoch * len(self._order) + first
+        window = Window(
+            start=Progress(epoch, first),
+            seed=self._order.seed,
+            samples=samples,
+            passes=passes,
+            num_residues=self._lengths_of(samples),
+            max_length=self._rule.curriculum.max_length(seen) or self._rule.max_length,
+        )
+        return self._rule.batches(window)
 
-    def _plan(self, batch: _GlobalBatch, after: Progress) -> BatchPlan:
-        is_last = after.samples == len(self._lengths)
-        next_start = Progress(after.epoch + 1) if is_last else after
-        rows = np.full(-(-len(batch.samples) // self._world_size), FILLER, dtype=np.int64)
-        own = batch.samples[self._rank :: self._world_size]
-        rows[: len(own)] = own
-        return BatchPlan(after.epoch, rows, batch.length, next_start)
-
-
-def useful_share(lengths: np.ndarray, rule: BatchRule) -> float:
-    """The share of an epoch's tokens that are no padding."""
-    stream = BatchStream(lengths, rule)
-    num_tokens = int(np.minimum(lengths + SPECIALS, rule.max_length).sum())
-    return num_tokens / sum(len(plan.samples) * plan.length for plan in stream)
+    def _plan(self, batch: GlobalBatch) -> BatchPlan:
+        rank, world_size = self._share.rank, self._share.world_size
+        own: list[Row | None] = list(batch.rows[rank::world_size])
+        own += [None] * (-(-len(batch.rows) // world_size) - len(own))
+        is_last = batch.after == Progress(batch.after.epoch, len(self._order))
+        after = Progress(batch.after.epoch + 1) if is_last else batch.after
+        return BatchPlan(tuple(own), batch.length, after)

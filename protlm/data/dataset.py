@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from protlm.data.batching import FILLER, SPECIALS, BatchPlan
-from protlm.data.masking import IGNORE, MaskingRule, corrupt, crop, sample_rng
-from protlm.data.shards import SplitReader
+from protlm.data.batching import SPECIALS, BatchPlan, Row, Sequences
+from protlm.data.masking import IGNORE, MaskingRule, corrupt
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 
 OBJECTIVES = ("masked", "causal")
+FILLER = -1
 
 
 @dataclass
@@ -25,31 +25,26 @@ class Batch:
         tokens_BL: inputs, int64.
         targets_BL: tokens to predict, int64; `IGNORE` where there is none.
         mask_BL: true at residues and special tokens, false at padding.
-        samples_B: the samples' numbers in the split, int64; -1 for rows that only fill up.
-        after: epoch and samples of the progress once the batch is consumed.
+        samples_B: the rows' first samples, int64; -1 for rows that only fill up.
+        after: epoch, samples and tokens of the progress once the batch is consumed.
     """
 
     tokens_BL: Tensor
     targets_BL: Tensor
     mask_BL: Tensor
     samples_B: Tensor
-    after: tuple[int, int]
+    after: tuple[int, int, int]
 
 
 @final
 class SequenceDataset(Dataset[Batch]):
-    """Makes batches from plans; a row is a pure function of (seed, epoch, sample).
-
-    A row is `<cls>`, residues, `<eos>`. Of a cropped sequence `<eos>` stands only where the
-    sequence truly ends.
+    """Makes batches from plans; a row is a pure function of the seed and its place in the data.
 
     Args:
-        sequences: the split.
+        sequences: what the rows are read from.
         objective: `masked`, whose targets are corrupted residues, or `causal`, whose targets
-            are the tokens that follow.
+            are the tokens that follow in the row.
         masking: the corruption of `masked`.
-        max_length: tokens of a row at most, special ones included.
-        crop: `prefix` or `random`, what is taken of longer sequences.
         seed: of corruption and cropping.
 
     Raises:
@@ -57,48 +52,37 @@ class SequenceDataset(Dataset[Batch]):
     """
 
     def __init__(
-        self,
-        sequences: SplitReader,
-        *,
-        objective: str,
-        masking: MaskingRule,
-        max_length: int,
-        crop: str,
-        seed: int,
+        self, sequences: Sequences, *, objective: str, masking: MaskingRule, seed: int
     ) -> None:
         if objective not in OBJECTIVES:
             raise UserError(f"objective={objective} is unknown; choose masked or causal")
-        self._sequences, self._objective, self._masking = sequences, objective, masking
-        self._max_length, self._crop, self._seed = max_length, crop, seed
+        self._sequences, self._objective = sequences, objective
+        self._masking, self._seed = masking, seed
 
     def __getitem__(self, plan: BatchPlan) -> Batch:
         """The batch of a plan."""
-        shape = (len(plan.samples), plan.length)
+        shape = (len(plan.rows), plan.length)
         tokens_BL = np.full(shape, VOCABULARY.pad, dtype=np.int64)
         targets_BL = np.full(shape, IGNORE, dtype=np.int64)
         mask_BL = np.zeros(shape, dtype=bool)
-        for row, sample in enumerate(plan.samples.tolist()):
-            inputs, targets = self._row(plan.epoch, sample)
-            tokens_BL[row, : len(inputs)] = inputs
-            targets_BL[row, : len(targets)] = targets
-            mask_BL[row, : len(inputs)] = True
+        for number, row in enumerate(plan.rows):
+            inputs, targets = self._read(row)
+            tokens_BL[number, : len(inputs)] = inputs
+            targets_BL[number, : len(targets)] = targets
+            mask_BL[number, : len(inputs)] = True
         return Batch(
             torch.from_numpy(tokens_BL),
             torch.from_numpy(targets_BL),
             torch.from_numpy(mask_BL),
-            torch.from_numpy(plan.samples.copy()),
-            (plan.after.epoch, plan.after.samples),
+            torch.tensor([FILLER if row is None else row.sample for row in plan.rows]),
+            (plan.after.epoch, plan.after.samples, plan.after.tokens),
         )
 
-    def _row(self, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of a sample."""
-        if sample == FILLER:
+    def _read(self, row: Row | None) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets of a row."""
+        if row is None:
             return np.array([VOCABULARY.cls]), np.array([IGNORE])
-        rng = sample_rng(self._seed, epoch, sample)
-        residues = self._sequences[sample]
-        part = crop(len(residues), self._max_length - SPECIALS, self._crop, rng)
-        end = [VOCABULARY.eos] if part.stop == len(residues) else []
-        tokens = np.concatenate(([VOCABULARY.cls], residues[part], end)).astype(np.int64)
+        tokens, rng = row.read(self._sequences, seed=self._seed)
         if self._objective == "causal":
             return tokens, np.append(tokens[1:], IGNORE)
         return corrupt(tokens, VOCABULARY.is_residue[tokens], self._masking, rng)
@@ -124,13 +108,3 @@ def collate(sequences: list[np.ndarray], *, length: int | None = None) -> tuple[
         tokens_BL[row, 1:end] = torch.from_numpy(residues.astype(np.int64))
         mask_BL[row, : end + 1] = True
     return tokens_BL, mask_BL
-
-
-def cropped(lengths: np.ndarray, max_length: int) -> tuple[int, int]:
-    """How many sequences of these lengths are cropped in an epoch, and residues left out.
-
-    >>> cropped(np.array([5, 8, 20]), max_length=10)
-    (1, 12)
-    """
-    left_out = np.maximum(lengths + SPECIALS - max_length, 0)
-    return int(np.count_nonzero(left_out)), int(left_out.sum())

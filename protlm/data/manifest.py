@@ -1,5 +1,6 @@
 """The manifest of a data set: its shards and their hashes, its sources, what was left out."""
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from protlm.paths import existing_file
 
 FORMAT = "protlm-shards"
 FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST, MANIFEST_SHA256 = "manifest.json", "manifest.json.sha256"
 
 _SPLIT = re.compile(r"[a-z0-9_]{1,64}")
 _FILE = re.compile(r"[a-z0-9_]{1,64}/shard-[0-9]{5,8}\.h5")
@@ -44,16 +45,25 @@ class SourceEntry:
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the records of the sources, by reason."""
+    """What became of the records of the sources, by reason.
+
+    `rejected` are those that cannot be used, `filtered` those that the user did not want.
+    """
 
     records: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    filtered: dict[str, int] = field(default_factory=dict)
     changed: dict[str, int] = field(default_factory=dict)
     noted: dict[str, int] = field(default_factory=dict)
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """The counts of what was not simply taken, under the word for what happened."""
-        return {"rejected": self.rejected, "changed": self.changed, "noted": self.noted}
+        return {
+            "rejected": self.rejected,
+            "filtered": self.filtered,
+            "changed": self.changed,
+            "noted": self.noted,
+        }
 
 
 @dataclass(frozen=True)
@@ -70,9 +80,15 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def write(self, directory: Path) -> None:
-        """Writes `manifest.json`; equal manifests give equal bytes."""
-        text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
-        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        """Writes `manifest.json` and its SHA-256; equal manifests give equal bytes."""
+        text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        (directory / MANIFEST_SHA256).write_bytes(_checksum(text.encode()))
+        (directory / MANIFEST).write_bytes(text.encode())
+
+
+def _checksum(content: bytes) -> bytes:
+    """The line that `sha256sum --check` reads; a flipped bit is found in it too."""
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def is_split_name(name: str) -> bool:
@@ -100,9 +116,17 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         if existing_file(path, "a manifest").stat().st_size > _MAX_BYTES:
             raise ValueError(f"larger than {_MAX_BYTES:,} bytes")
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        if (directory / MANIFEST_SHA256).read_bytes() != _checksum(content):
+            raise ValueError(f"its SHA-256 is not the one in {MANIFEST_SHA256}")
+        fields = json.loads(content.decode("utf-8"))
         _check_version(path, fields)
         return _parse(fields)
+    except FileNotFoundError as error:
+        raise InputDataError(
+            f"{path} has no {MANIFEST_SHA256} beside it: copy it too, or make the data set again "
+            "with protlm prepare"
+        ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputDataError(
             f"{path} is damaged ({error}); make the data set again with protlm prepare"
@@ -136,7 +160,7 @@ def _parse(fields: dict[str, Any]) -> Manifest:
         ),
         counts=Counts(
             _count(counts["records"]),
-            *(_counts(counts[kind]) for kind in ("rejected", "changed", "noted")),
+            *(_counts(counts[kind]) for kind in ("rejected", "filtered", "changed", "noted")),
         ),
         split_rule=_a(dict, fields["split_rule"]),
         tool_version=_a(str, fields["tool_version"]),

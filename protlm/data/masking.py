@@ -1,4 +1,4 @@
-"""What is cropped, masked or replaced in a sample: pure functions of random numbers keyed to it."""
+"""What is cropped, masked or replaced in a row: pure functions of random numbers keyed to it."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ IGNORE = -100
 CROPS = ("prefix", "random")
 
 
-def sample_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The random numbers of a sample in an epoch, the same wherever they are drawn.
+def row_rng(seed: int, epoch: int, sample: int, offset: int = 0) -> np.random.Generator:
+    """The random numbers of a row in an epoch, the same wherever they are drawn.
 
-    Philox is counter-based (Salmon et al. 2011): seed and epoch are its key, and each sample has
-    2**192 values of its own.
+    Philox is counter-based (Salmon et al. 2011): seed and epoch are its key, and each sample, or
+    each offset into it, has 2**128 values of its own.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
-    counter = np.array([0, 0, 0, sample], dtype=np.uint64)
+    counter = np.array([0, 0, offset, sample], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 

@@ -1,4 +1,4 @@
-"""The order of an epoch: a permutation that is computed where it is asked for.
+"""The order of samples: a permutation that is computed where it is asked for.
 
 A balanced Feistel network over the smallest power of four that holds all samples, with cycle
 walking: whoever lands outside goes on until inside (Black and Rogaway 2002, "Ciphers with
@@ -16,21 +16,24 @@ _MIN_HALF_BITS = 3
 
 @final
 class EpochOrder:
-    """A permutation of `range(num_samples)`, a pure function of (seed, epoch).
+    """A permutation of `range(num_samples)`, a pure function of (seed, epoch, stream).
 
     Args:
         num_samples: how many samples there are.
         seed: of the run.
         epoch: counted from 0.
+        stream: tells orders with the same seed and epoch apart.
         shuffle: without it the order is that of the samples.
     """
 
-    def __init__(self, num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, num_samples: int, *, seed: int, epoch: int, stream: int = 0, shuffle: bool = True
+    ) -> None:
         self._num_samples, self._shuffle = num_samples, shuffle
         half_bits = max((max(num_samples - 1, 1).bit_length() + 1) // 2, _MIN_HALF_BITS)
         self._half_bits = np.uint64(half_bits)
         self._half_mask = np.uint64((1 << half_bits) - 1)
-        entropy = np.random.SeedSequence([seed % 2**64, epoch])
+        entropy = np.random.SeedSequence([seed % 2**64, epoch], spawn_key=(stream,))
         self._keys = entropy.generate_state(_NUM_ROUNDS, np.uint64)
 
     def __len__(self) -> int:

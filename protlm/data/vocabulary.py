@@ -68,14 +68,12 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
 
     @cached_property
-    def _encoder(self) -> np.ndarray:
-        table = np.full(256, self.pad, dtype=np.uint8)
-        for letter in RESIDUES:
-            table[ord(letter)] = self._number[letter]
-        return table
+    def _encoder(self) -> bytes:
+        """The number of each letter, by its ASCII code; the padding's for what is no residue."""
+        return bytes(self._number[a] if a in RESIDUES else self.pad for a in map(chr, range(256)))
 
-    def encode(self, sequence: str) -> np.ndarray:
-        """Numbers of a sequence's residues, uint8, without special tokens.
+    def encode(self, sequence: str | bytes) -> np.ndarray:
+        """Numbers of a sequence's residues, uint8, read-only, without special tokens.
 
         Raises:
             InputDataError: a letter is no residue; the message names it and its position.
@@ -83,15 +81,16 @@ class Vocabulary:
         >>> VOCABULARY.encode("MKV").tolist()
         [20, 15, 7]
         """
-        try:
-            tokens = self._encoder[np.frombuffer(sequence.encode("ascii"), dtype=np.uint8)]
-        except UnicodeEncodeError as error:
-            letter, position = sequence[error.start], error.start + 1
-            raise InputDataError(_unknown_letter(letter, position)) from None
-        bad = np.flatnonzero(tokens == self.pad)
-        if bad.size:
-            raise InputDataError(_unknown_letter(sequence[bad[0]], int(bad[0]) + 1))
-        return tokens
+        letters = sequence.encode("ascii", "replace") if isinstance(sequence, str) else sequence
+        tokens = letters.translate(self._encoder)
+        bad = tokens.find(self.pad)
+        if bad >= 0:
+            letter = sequence[bad] if isinstance(sequence, str) else chr(sequence[bad])
+            raise InputDataError(
+                f"{letter!r} at residue {bad + 1} is not one of {''.join(sorted(RESIDUES))}: "
+                "write X for an unknown residue"
+            )
+        return np.frombuffer(tokens, dtype=np.uint8)
 
     def decode(self, tokens: np.ndarray) -> str:
         """The text of tokens; special tokens stand in angle brackets.
@@ -108,10 +107,3 @@ STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 VOCABULARY = Vocabulary(
     ("<cls>", "<pad>", "<eos>", "<unk>", *RESIDUES, ".", "-", "<null_1>", "<mask>")
 )
-
-
-def _unknown_letter(letter: str, position: int) -> str:
-    return (
-        f"{letter!r} at residue {position} is not one of {''.join(sorted(RESIDUES))}: "
-        "write X for an unknown residue"
-    )

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from protlm.data.batching import BatchRule, BatchStream
+from protlm.data.batching import BatchStream
+from protlm.data.buckets import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
+from protlm.data.mixture import SampleOrder
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation.base import Evaluation, EvaluationData
@@ -66,17 +68,13 @@ class Accuracy(Evaluation):
 
     def _batches(self, data: EvaluationData, max_length: int) -> DataLoader[Batch]:
         dataset = SequenceDataset(
-            data.split,
-            objective=self.objective,
-            masking=self.masking,
-            max_length=max_length,
-            crop="prefix",
-            seed=self.seed,
+            data.split, objective=self.objective, masking=self.masking, seed=self.seed
         )
-        rule = BatchRule(
-            tokens_per_batch=data.tokens_per_batch, max_length=max_length, shuffle=False
+        stream = BatchStream(
+            data.split.lengths_of,
+            SampleOrder([len(data.split)], shuffle=False),
+            LengthBuckets(data.tokens_per_batch, max_length),
         )
-        stream = BatchStream(data.split.lengths, rule)
         return DataLoader(dataset, sampler=stream, batch_size=None, collate_fn=lambda batch: batch)
 
     @torch.inference_mode()

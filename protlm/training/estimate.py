@@ -19,8 +19,7 @@ from protlm.attention.performer_softmax import (
     Estimator,
     PerformerSoftmax,
 )
-from protlm.data.batching import FILLER
-from protlm.data.dataset import Batch
+from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
 from protlm.training.module import LanguageModeling
 

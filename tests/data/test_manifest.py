@@ -2,18 +2,22 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 
-from protlm.data.manifest import MANIFEST, is_split_name, read_manifest
+from protlm.data.manifest import MANIFEST, MANIFEST_SHA256, is_split_name, read_manifest
 from protlm.errors import InputDataError, UserError
 
 
-def change(directory, edit):
-    path = directory / MANIFEST
-    fields = json.loads(path.read_text())
-    edit(fields)
-    path.write_text(json.dumps(fields))
+@pytest.fixture
+def change(write_manifest):
+    def change(directory, edit):
+        fields = json.loads((directory / MANIFEST).read_text())
+        edit(fields)
+        write_manifest(directory, json.dumps(fields))
+
+    return change
 
 
 def test_there_and_back(data_set, tmp_path):
@@ -30,7 +34,7 @@ def test_without_a_manifest_the_error_says_what_to_type(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["format", "format_version", "vocabulary"])
-def test_another_version_or_vocabulary_is_refused(data_set, key):
+def test_another_version_or_vocabulary_is_refused(data_set, change, key):
     change(data_set, lambda fields: fields.update({key: "other"}))
     with pytest.raises(UserError, match="make it again with protlm prepare"):
         read_manifest(data_set)
@@ -51,14 +55,14 @@ def test_another_version_or_vocabulary_is_refused(data_set, key):
         ["train/shard-00000.h5"],
     ],
 )
-def test_a_path_that_could_lead_elsewhere_is_refused(data_set, file):
+def test_a_path_that_could_lead_elsewhere_is_refused(data_set, change, file):
     change(data_set, lambda fields: fields["splits"]["train"][0].update(file=file))
     with pytest.raises(InputDataError, match=re.escape(str(data_set / MANIFEST))):
         read_manifest(data_set)
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "Train", "a b"])
-def test_a_split_name_that_is_no_plain_name_is_refused(data_set, name):
+def test_a_split_name_that_is_no_plain_name_is_refused(data_set, change, name):
     def rename(fields):
         shards = fields["splits"].pop("train")
         shards[0]["file"] = f"{name}/shard-00000.h5"
@@ -73,9 +77,22 @@ def test_a_split_name_that_is_no_plain_name_is_refused(data_set, name):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
 )
-def test_text_that_is_no_manifest_is_our_error(data_set, text):
-    (data_set / MANIFEST).write_text(text)
+def test_text_that_is_no_manifest_is_our_error(data_set, write_manifest, text):
+    write_manifest(data_set, text)
     with pytest.raises(UserError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+def test_the_manifest_has_a_checksum_that_others_can_check(data_set):
+    done = subprocess.run(
+        ["sha256sum", "--strict", "--check", MANIFEST_SHA256], cwd=data_set, check=False
+    )
+    assert done.returncode == 0
+
+
+def test_a_manifest_without_its_checksum_is_refused(data_set):
+    (data_set / MANIFEST_SHA256).unlink()
+    with pytest.raises(InputDataError, match=r"no manifest\.json\.sha256 beside it"):
         read_manifest(data_set)
 
 
@@ -88,7 +105,7 @@ def leaves(value, path=()):
 
 
 @pytest.mark.parametrize("junk", [None, -1, "junk", [], {}, [[]], 1.5])
-def test_junk_in_any_field_is_our_error_or_harmless(data_set, junk):
+def test_junk_in_any_field_is_our_error_or_harmless(data_set, change, write_manifest, junk):
     original = json.loads((data_set / MANIFEST).read_text())
     for path in leaves(original):
 
@@ -97,7 +114,7 @@ def test_junk_in_any_field_is_our_error_or_harmless(data_set, junk):
                 fields = fields[key]
             fields[path[-1]] = junk
 
-        (data_set / MANIFEST).write_text(json.dumps(original))
+        write_manifest(data_set, json.dumps(original))
         change(data_set, spoil)
         try:
             read_manifest(data_set)

@@ -3,26 +3,36 @@
 import numpy as np
 import pytest
 
-from protlm.data.masking import IGNORE, MaskingRule, corrupt, crop, sample_rng
+from protlm.data.masking import IGNORE, MaskingRule, corrupt, crop, row_rng
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 
 
 def test_random_numbers_are_those_of_the_sample():
-    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
-    draws = {tuple(sample_rng(*key).random(4)) for key in keys}
+    keys = [
+        (0, 0, 0),
+        (1, 0, 0),
+        (0, 1, 0),
+        (0, 0, 1),
+        (-1, 0, 0),
+        (1, 1, 1),
+        (2**40, 5, 2**30),
+        (0, 0, 0, 1),
+        (0, 0, 1, 1),
+    ]
+    draws = {tuple(row_rng(*key).random(4)) for key in keys}
     assert len(draws) == len(keys)
-    assert sample_rng(7, 2, 9).random(3).tolist() == sample_rng(7, 2, 9).random(3).tolist()
+    assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()
 
 
 def test_neighbouring_samples_are_independent():
-    draws = np.array([sample_rng(0, 0, sample).random(2) for sample in range(5_000)])
+    draws = np.array([row_rng(0, 0, sample).random(2) for sample in range(5_000)])
     assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 5 / np.sqrt(5_000)
     assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * 10_000)
 
 
 def test_no_sample_goes_on_where_another_begins():
-    draws = [sample_rng(0, 0, sample).random(1_000) for sample in range(20)]
+    draws = [row_rng(0, 0, sample).random(1_000) for sample in range(20)]
     assert len(np.unique(draws)) == 20 * 1_000
 
 

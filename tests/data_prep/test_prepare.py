@@ -2,17 +2,17 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from data_prep.prepare import prepare
+from data_prep.prepare import PrepareOptions, prepare
+from data_prep.select import Selection
 from data_prep.split import HashSplit, TableSplit
-from protlm.data.manifest import read_manifest
-from protlm.data.records import Tally
-from protlm.data.records.fasta import read_fasta
+from protlm.data.manifest import Counts, read_manifest
+from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.data.records.fasta import FastaBlock
 from protlm.data.shards import open_split, verify
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
@@ -20,6 +20,7 @@ from protlm.paths import sample_dir, sha256_of
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
+BPT1 = sample_dir() / "bpt1_bovin.fasta"
 TABLE = sample_dir() / "uniprot_sample.splits.tsv.gz"
 ALL_TRAIN = HashSplit(valid_fraction=0, test_fraction=0)
 
@@ -55,11 +56,13 @@ def assert_nothing_left(out: Path):
 
 
 def test_every_sequence_of_the_sample_is_in_its_split(out):
-    report = prepare([SAMPLE], out, split_rule=TableSplit(TABLE), shard_residues=1_000_000)
+    report = prepare(
+        [SAMPLE], out, split_rule=TableSplit(TABLE), options=PrepareOptions(shard_residues=1)
+    )
     with gzip.open(TABLE, "rt") as file:
         split_of = dict(line.split("\t")[:2] for line in file)
     expected: dict[str, list[tuple[str, str]]] = {}
-    for record in read_fasta(SAMPLE, Tally()):
+    for record in read_records(SAMPLE, Tally()):
         pair = (record.identifier, record.sequence)
         expected.setdefault(split_of[record.identifier], []).append(pair)
     assert in_shards(out) == expected
@@ -68,56 +71,72 @@ def test_every_sequence_of_the_sample_is_in_its_split(out):
         "train": 10_240, "valid": 540, "test_iid": 614, "test_remote_homolog": 132,
         "test_ood_cluster": 315, "test_ood_family": 532,
     }  # fmt: skip
-    assert report.splits["train"].shards == 5
+    assert report.splits["train"].shards == 2
     assert report.counts.records == 12_373
     assert not report.counts.rejected
-    assert report.duplicate_sequences == 0
+    assert not report.counts.filtered
+    assert "duplicate sequence" not in report.counts.noted
 
 
-def test_the_same_input_gives_the_same_bytes(tmp_path):
-    one, other = tmp_path / "one", tmp_path / "other"
-    for out in (one, other):
-        prepare([TINY], out, split_rule=HashSplit(0.1, 0.1), shard_residues=5_000)
-    files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file())
-    assert len(files) > 10
-    assert files == sorted(p.relative_to(other) for p in other.rglob("*") if p.is_file())
-    for file in files:
-        assert (one / file).read_bytes() == (other / file).read_bytes()
+@pytest.mark.usefixtures("small_blocks")
+def test_the_same_input_gives_the_same_bytes_by_any_number_of_workers(tmp_path, contents):
+    for workers in (1, 2, 3):
+        prepare(
+            [TINY, BPT1],
+            tmp_path / str(workers),
+            split_rule=HashSplit(0.1, 0.1),
+            options=PrepareOptions(workers=workers, shard_residues=5_000),
+        )
+    one = contents(tmp_path / "1")
+    assert len([name for name in one if name.startswith("train/")]) > 5
+    assert contents(tmp_path / "2") == one
+    assert contents(tmp_path / "3") == one
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_shards_do_not_change_what_is_in_a_split(tmp_path):
-    sizes = (1, 5_000, 10**9)
+    sizes = (1, 20_000, 10**9)
     for size in sizes:
-        prepare([TINY], tmp_path / str(size), split_rule=HashSplit(0.2, 0), shard_residues=size)
+        options = PrepareOptions(shard_residues=size)
+        prepare([TINY], tmp_path / str(size), split_rule=HashSplit(0.2, 0), options=options)
     first, *others = (in_shards(tmp_path / str(size)) for size in sizes)
     assert all(other == first for other in others)
-    assert len(read_manifest(tmp_path / "1").splits["train"]) == len(first["train"])
+    shards = [read_manifest(tmp_path / str(size)).splits["train"] for size in sizes]
+    assert len(shards[0]) > len(shards[1]) > len(shards[2]) == 1
+    # Segments are cut over all splits together, and splits without a sequence leave no shard.
+    assert all(shard.sequences for some in shards for shard in some)
+    numbers = [[shard.file[-8:-3] for shard in some] for some in shards]
+    assert all(some == [f"{i:05d}" for i in range(len(some))] for some in numbers)
 
 
 def test_what_became_of_the_records_is_reported(fasta, out):
     content = b">a\nMKVLW\n>b\nmkvlw*\n>bad one\nMK-V\n>\nMJV\n>e\n\n>f\nMKV\x00\n"
     more = b"".join(b">p%d\nMKVLW%b\n" % (i, b"KR" * (i % 7)) for i in range(1_100))
-    prepare([fasta(content), fasta(more, "more.fasta")], out, split_rule=ALL_TRAIN)
+    prepare([fasta(content), fasta(more + b">g\nM-\n", "more.fasta")], out, split_rule=ALL_TRAIN)
     report, manifest = json.loads((out / "report.json").read_text()), read_manifest(out)
     assert report["counts"] == {
-        "records": 1_106,
-        "rejected": {"gap": 1, "blank sequence": 1, "NUL byte": 1},
+        "records": 1_107,
+        "rejected": {"gap": 2, "blank sequence": 1, "NUL byte": 1},
+        "filtered": {},
         "changed": {
             "J written as X": 1,
             "bare '>' named by its line": 1,
             "lower case raised": 1,
             "terminal '*' removed": 1,
         },
-        "noted": {},
+        # Two of the three others, and all but the first of each of the seven kinds.
+        "noted": {"duplicate sequence": 1_103 - 8},
     }
-    assert manifest.counts.rejected == report["counts"]["rejected"]
+    assert manifest.counts == Counts(**report["counts"])
     assert report["splits"]["train"]["sequences"] == 1_103
-    # Two of the three others, and all but the first of each of the seven kinds.
-    assert report["duplicate_sequences"] == 1_103 - 8
     rows = (out / "rejected.tsv").read_text().splitlines()
     assert rows == [
-        "reason\tidentifier\tline", "NUL byte\tf\t11", "blank sequence\te\t9", "gap\tbad\t5"
-    ]  # fmt: skip
+        "reason\tidentifier\tfile\tline",
+        "NUL byte\tf\tproteins.fasta\t11",
+        "blank sequence\te\tproteins.fasta\t9",
+        "gap\tbad\tproteins.fasta\t5",
+        "gap\tg\tmore.fasta\t2201",
+    ]
     assert [source.file for source in manifest.sources] == ["proteins.fasta", "more.fasta"]
     assert manifest.sources[0].sha256 == sha256_of(fasta(content))
     assert str(out.parent) not in (out / "manifest.json").read_text()
@@ -128,26 +147,106 @@ def test_too_many_rejects_stop_and_leave_nothing(fasta, out):
     with pytest.raises(InputDataError, match=r"1 of 50.*1 gap.*--max-reject-rate 0\.02$"):
         prepare([source], out, split_rule=ALL_TRAIN)
     assert_nothing_left(out)
-    prepare([source], out, split_rule=ALL_TRAIN, max_reject_rate=0.02)
+    prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=0.02))
     assert len(open_split(out, "train")) == 49
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_too_many_rejects_of_a_large_input_can_be_allowed_without_reading_it_again(
+    fasta, out, monkeypatch, contents
+):
+    source = fasta(b">a\nMKVLW\n" * 5_000 + b">bad\nMK-V\n" * 500)
+    rate = PrepareOptions(shard_residues=1, max_reject_rate=0.2)
+    with pytest.raises(InputDataError, match="500 of 5,500"):
+        prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(shard_residues=1))
+    parsed = []
+    records = FastaBlock.records
+    monkeypatch.setattr(
+        FastaBlock, "records", lambda self, tally: parsed.append(self) or records(self, tally)
+    )
+    prepare([source], out, split_rule=ALL_TRAIN, options=rate)
+    assert 0 < len(parsed) < 4
+    prepare([source], out.with_name("whole"), split_rule=ALL_TRAIN, options=rate)
+    assert contents(out) == contents(out.with_name("whole"))
 
 
 def test_more_than_a_few_nul_bytes_stop_even_when_rejects_are_allowed(fasta, out):
     source = fasta(b">a\nMKV\n" * 900 + b">bad\nMK\x00V\n")
     with pytest.raises(InputDataError, match="NUL bytes"):
-        prepare([source], out, split_rule=ALL_TRAIN, max_reject_rate=0.5)
+        prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=0.5))
     assert_nothing_left(out)
 
 
-def test_records_that_the_table_lacks_are_rejected(fasta, out, tmp_path):
+def test_records_that_the_table_lacks_are_filtered(fasta, out, tmp_path):
     table = tmp_path / "splits.tsv"
     table.write_text("accession\tsplit\na\ttrain\nunused\ttest\n")
-    source = fasta(b">a\nMKV\n>b\nMKL\n")
-    with pytest.raises(InputDataError, match="1 in no split"):
-        prepare([source], out, split_rule=TableSplit(table))
-    assert_nothing_left(out)
-    prepare([source], out, split_rule=TableSplit(table), max_reject_rate=0.5)
+    report = prepare([fasta(b">a\nMKV\n>b\nMKL\n")], out, split_rule=TableSplit(table))
     assert in_shards(out) == {"train": [("a", "MKV")]}
+    assert report.counts.filtered == {"in no split": 1}
+
+
+def test_a_table_of_other_proteins_is_an_error(fasta, out, tmp_path):
+    table = tmp_path / "splits.tsv"
+    table.write_text("accession\tsplit\nunused\ttest\n")
+    with pytest.raises(InputDataError, match=r"none of the 2 records is left.*2 in no split"):
+        prepare([fasta(b">a\nMKV\n>b\nMKL\n")], out, split_rule=TableSplit(table))
+    assert_nothing_left(out)
+
+
+def test_later_copies_can_be_left_out(fasta, out):
+    one, other = fasta(b">a\nMKV\n>b\nMKL\n>c\nMKV\n"), fasta(b">d\nMKL\n>e\nMKW\n", "other")
+    options = PrepareOptions(deduplicate=True)
+    report = prepare([one, other], out, split_rule=ALL_TRAIN, options=options)
+    assert in_shards(out) == {"train": [("a", "MKV"), ("b", "MKL"), ("e", "MKW")]}
+    assert report.counts.filtered == {"duplicate sequence": 2}
+    assert not report.counts.noted
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_first_copy_stays_whatever_split_it_is_in(fasta, out, tmp_path):
+    """As in a set of Python, over many blocks, segments and splits."""
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 700, 3_000)
+    pairs = [(f"p{i}", "MKV" + "LA" * (n % 50) + "KRDEW"[n % 5] * n) for i, n in enumerate(numbers)]
+    table = tmp_path / "splits.tsv"
+    splits = [("train", "valid", "test")[i] for i in rng.integers(0, 3, len(pairs))]
+    rows = [f"{name}\t{split}" for (name, _), split in zip(pairs, splits, strict=True)]
+    table.write_text("\n".join(["accession\tsplit", *rows]))
+    expected, seen = {}, set()
+    for (name, sequence), split in zip(pairs, splits, strict=True):
+        if sequence not in seen:
+            seen.add(sequence)
+            expected.setdefault(split, []).append((name, sequence))
+    source = fasta("".join(f">{name}\n{sequence}\n" for name, sequence in pairs).encode())
+    options = PrepareOptions(deduplicate=True, shard_residues=30_000, workers=2)
+    report = prepare([source], out, split_rule=TableSplit(table), options=options)
+    assert in_shards(out) == expected
+    assert report.counts.filtered == {"duplicate sequence": len(pairs) - len(seen)}
+    assert len(read_manifest(out).splits["train"]) > 3
+
+
+def test_what_is_not_wanted_is_filtered(out):
+    options = PrepareOptions(selection=Selection(min_length=100, max_length=500))
+    report = prepare([TINY], out, split_rule=ALL_TRAIN, options=options)
+    lengths = [len(record.sequence) for record in read_records(TINY, Tally())]
+    assert len(open_split(out, "train")) == sum(100 <= n <= 500 for n in lengths)
+    assert report.counts.filtered == {
+        "shorter than 100 residues": sum(n < 100 for n in lengths),
+        "longer than 500 residues": sum(n > 500 for n in lengths),
+    }
+
+
+def test_folders_are_read_by_name_and_hold_sequences_alone(tmp_path, out):
+    folder = tmp_path / "release"
+    folder.mkdir()
+    for name, protein in (("b.fasta", b">b\nMKL\n"), ("a.fasta", b">a\nMKV\n")):
+        (folder / name).write_bytes(protein)
+    prepare([folder], out, split_rule=ALL_TRAIN)
+    assert in_shards(out) == {"train": [("a", "MKV"), ("b", "MKL")]}
+    (folder / "README").write_text("All of UniProt\n")
+    with pytest.raises(InputDataError, match="README, line 1"):
+        prepare([folder], tmp_path / "other", split_rule=ALL_TRAIN)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
@@ -163,36 +262,22 @@ def test_records_that_the_table_lacks_are_rejected(fasta, out, tmp_path):
 )
 def test_input_that_is_no_use_leaves_nothing(fasta, out, content, message):
     with pytest.raises(InputDataError, match=message):
-        prepare([fasta(content)], out, split_rule=ALL_TRAIN, max_reject_rate=1)
+        prepare(
+            [fasta(content)], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=1)
+        )
     assert_nothing_left(out)
 
 
 def test_nucleotides_can_be_allowed(fasta, out):
     source = fasta(b">a\n" + b"ACGT" * 20 + b"\n")
-    prepare([source], out, split_rule=ALL_TRAIN, allow_nucleotides=True)
+    options = PrepareOptions(reading=ReadOptions(allow_nucleotides=True))
+    prepare([source], out, split_rule=ALL_TRAIN, options=options)
     assert in_shards(out) == {"train": [("a", "ACGT" * 20)]}
 
 
 def test_a_damaged_second_source_leaves_nothing(fasta, out):
     with pytest.raises(InputDataError, match="second"):
-        prepare([TINY, fasta(b"junk", "second")], out, split_rule=ALL_TRAIN, shard_residues=1_000)
-    assert_nothing_left(out)
-
-
-def test_a_source_that_grows_meanwhile_is_an_error(fasta, out):
-    source = fasta(b">a\nMKV\n" * 10)
-
-    class Appending:
-        def split_of(self, record):
-            with source.open("ab") as file:
-                file.write(b"\n")
-            return "train"
-
-        def describe(self):
-            return {}
-
-    with pytest.raises(InputDataError, match="changed while it was read"):
-        prepare([source], out, split_rule=Appending())
+        prepare([TINY, fasta(b"junk", "second")], out, split_rule=ALL_TRAIN)
     assert_nothing_left(out)
 
 
@@ -204,11 +289,25 @@ def test_an_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path):
             prepare([missing], out, split_rule=ALL_TRAIN)
 
 
-@pytest.mark.parametrize("wrong", [{"max_reject_rate": 1.5}, {"shard_residues": 0}])
-def test_impossible_settings_are_refused(out, wrong):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        prepare([TINY], out, split_rule=ALL_TRAIN, **wrong)
-    assert_nothing_left(out)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_reject_rate": 1.5},
+        {"max_reject_rate": float("nan")},
+        {"shard_residues": 0},
+        {"workers": 0},
+        {"workers": 1_000},
+    ],
+)
+def test_impossible_settings_are_refused(wrong):
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}"):
+        PrepareOptions(**wrong)
+
+
+def test_a_source_given_twice_is_refused(out):
+    with pytest.raises(UserError, match="given twice"):
+        prepare([TINY, TINY.parent / ".." / "sample" / TINY.name], out, split_rule=ALL_TRAIN)
 
 
 def test_there_must_be_a_source(out, tmp_path):
@@ -216,26 +315,3 @@ def test_there_must_be_a_source(out, tmp_path):
         prepare([], out, split_rule=ALL_TRAIN)
     with pytest.raises(InputDataError, match="no such file"):
         prepare([tmp_path / "none.fasta"], out, split_rule=ALL_TRAIN)
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from data_prep.prepare import prepare
-from data_prep.split import HashSplit
-from protlm.errors import exit_with_message
-
-# A limit on the size of files is what a full disk is to those who write.
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-split = HashSplit(valid_fraction=0, test_fraction=0)
-exit_with_message(lambda: prepare([Path(sys.argv[1])], Path(sys.argv[2]), split_rule=split))
-"""
-
-
-def test_a_full_disk_ends_with_one_sentence_and_nothing_left(out):
-    command = [sys.executable, "-c", FULL_DISK, str(TINY), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert f"{out}: no space left" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert_nothing_left(out)

@@ -1,6 +1,8 @@
 """Splits by table and by hash."""
 
 import gzip
+import hashlib
+import random
 
 import pytest
 
@@ -13,34 +15,57 @@ def record(identifier="P1", sequence="MKV"):
     return Record(identifier, identifier, sequence, 1)
 
 
+def digest(sequence="MKV"):
+    return hashlib.blake2b(sequence.encode(), digest_size=16).digest()
+
+
+def split_of(rule, one):
+    return rule.split_of(one, digest(one.sequence))
+
+
 @pytest.fixture
 def table(tmp_path):
     def write(text: str, name="splits.tsv"):
         path = tmp_path / name
         path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-        return TableSplit(path)
+        return path
 
     return write
 
 
 def test_fractions_are_met():
-    split = HashSplit(valid_fraction=0.1, test_fraction=0.2)
-    names = [split.split_of(record(sequence="MKVL" * i)) for i in range(2_000)]
+    rule = HashSplit(valid_fraction=0.1, test_fraction=0.2)
+    names = [split_of(rule, record(sequence="MKVL" * i)) for i in range(2_000)]
     for name, share in (("train", 0.7), ("valid", 0.1), ("test", 0.2)):
         assert abs(names.count(name) - share * 2_000) < 5 * (2_000 * share * (1 - share)) ** 0.5
 
 
-def test_equal_sequences_fall_on_one_side_whatever_they_are_called():
-    split = HashSplit(valid_fraction=0.3, test_fraction=0.3)
-    for i in range(50):
-        assert len({split.split_of(record(name, "MKVL" * i)) for name in "abc"}) == 1
+def test_the_side_is_a_place_between_0_and_1():
+    """The first eight bytes of the hash, big-endian, as a fraction; the others do not count."""
+    rule = HashSplit(valid_fraction=0.25, test_fraction=0.5)
+    places = {0x00: "valid", 0x3F: "valid", 0x40: "test", 0xBF: "test", 0xC0: "train"}
+    for first, split in places.items():
+        for last in (b"\x00", b"\xfe"):
+            assert rule.split_of(record(), bytes([first]) + last * 15) == split
+
+
+def test_a_sequence_keeps_its_side_in_any_order_beside_any_others():
+    rule, rng = HashSplit(valid_fraction=0.2, test_fraction=0.2), random.Random(0)
+    sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=50)) for _ in range(300)]
+    first = {one: split_of(rule, record(str(i), one)) for i, one in enumerate(sequences)}
+    rng.shuffle(sequences)
+    appended = ["M" + one for one in sequences] + sequences
+    later = HashSplit(valid_fraction=0.2, test_fraction=0.2)
+    again = {one: split_of(later, record(f"new{i}", one)) for i, one in enumerate(appended)}
+    assert first == {one: again[one] for one in first}
+    assert set(first.values()) == {"train", "valid", "test"}
 
 
 def test_a_larger_fraction_keeps_what_was_in_it():
     small, large = HashSplit(0.1, 0), HashSplit(0.2, 0)
     for i in range(200):
         one = record(sequence="MKVL" * i)
-        assert small.split_of(one) == "train" or large.split_of(one) == "valid"
+        assert split_of(small, one) == "train" or split_of(large, one) == "valid"
 
 
 @pytest.mark.parametrize("fractions", [(-0.1, 0), (0, 1), (0.5, 0.5), (float("nan"), 0)])
@@ -51,11 +76,11 @@ def test_impossible_fractions_are_refused(fractions):
 
 @pytest.mark.parametrize("name", ["splits.tsv", "splits.tsv.gz"])
 def test_a_table_is_looked_up_by_its_named_columns(table, name):
-    split = table("length\tsplit\taccession\n3\ttest_iid\tP1\n\n4\ttrain\tP2\r\n", name)
-    assert split.split_of(record("P1")) == "test_iid"
-    assert split.split_of(record("P2")) == "train"
-    assert split.split_of(record("P3")) is None
-    assert split.describe()["table"] == name
+    rule = TableSplit(table("length\tsplit\taccession\n3\ttest_iid\tP1\n\n4\ttrain\tP2\r\n", name))
+    assert split_of(rule, record("P1")) == "test_iid"
+    assert split_of(rule, record("P2")) == "train"
+    assert split_of(rule, record("P3")) is None
+    assert rule.describe()["table"] == name
 
 
 @pytest.mark.parametrize(
@@ -74,17 +99,18 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
 )
 def test_a_table_that_is_none_is_an_error_with_its_line(table, text, message):
     with pytest.raises(InputDataError, match=rf"splits\.tsv, {message}"):
-        table(text).split_of(record())
+        TableSplit(table(text))
 
 
 def test_a_table_may_repeat_itself(table):
-    assert table("accession\tsplit\nP1\ttrain\nP1\ttrain\n").split_of(record()) == "train"
+    rule = TableSplit(table("accession\tsplit\nP1\ttrain\nP1\ttrain\n"))
+    assert split_of(rule, record()) == "train"
 
 
 def test_a_missing_or_truncated_table_is_an_error(tmp_path, table):
     with pytest.raises(InputDataError, match="split table"):
-        TableSplit(tmp_path / "none.tsv").split_of(record())
-    whole = table("accession\tsplit\nP1\ttrain\n", "splits.tsv.gz")
-    whole.path.write_bytes(whole.path.read_bytes()[:-9])
+        TableSplit(tmp_path / "none.tsv")
+    path = table("accession\tsplit\nP1\ttrain\n", "splits.tsv.gz")
+    path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputDataError, match="truncated"):
-        whole.split_of(record())
+        TableSplit(path)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ import torch
 
 from data_prep.prepare import prepare
 from data_prep.split import HashSplit
-from protlm.build import build_data, build_network, compose
+from protlm.build import build_data, build_network, compose, open_data
 from protlm.config import TrainConfig
-from protlm.data.batching import BatchRule, BatchStream
-from protlm.data.shards import open_split
+from protlm.data.batching import BatchStream
+from protlm.data.buckets import LengthBuckets
+from protlm.data.mixture import SampleOrder
 from protlm.errors import ExitCode, InputDataError, TrainingDivergedError, UserError
 from protlm.model.checkpoint import latest, load_training
 from protlm.training.loggers import CsvFile, read_metrics
@@ -92,9 +94,9 @@ def test_other_data_do_not_continue_a_run(
 
 def test_the_first_batches_of_validation_are_no_selection_by_length() -> None:
     lengths = np.random.default_rng(0).lognormal(5.8, 0.6, 20_000).astype(np.int64)
-    rule = BatchRule(tokens_per_batch=16_384, max_length=4_096, shuffle=False)
-    plans = [plan for _, plan in zip(range(60), BatchStream(lengths, rule), strict=False)]
-    first = np.concatenate([lengths[plan.samples] for plan in plans])
+    order = SampleOrder([len(lengths)], shuffle=False)
+    stream = BatchStream(lengths.take, order, LengthBuckets(16_384, 4_096))
+    first = np.array([lengths[row.sample] for plan in islice(stream, 60) for row in plan.rows])
     # Batches hold one length each, so the mean over 60 of them is rough.
     assert 0.75 < first.mean() / lengths.mean() < 1.35
 
@@ -112,8 +114,7 @@ def test_accumulated_gradients_are_those_of_all_targets_at_once(
     ]
     config = compose(TrainConfig, settings)
     network = build_network(config.model, config.attention, seed=config.seed)
-    split = open_split(tiny_data, "train")
-    loader = build_data(split, split, config).train_dataloader()
+    loader = build_data(*open_data(config.data), config).train_dataloader()
     nats, count = torch.zeros(()), 0
     for _, batch in zip(range(accumulate), loader, strict=False):
         logits = network(batch.tokens_BL, batch.mask_BL, causal=False).logits_BLV

@@ -1,21 +1,174 @@
-"""Text from a plain or gzip file: what it is, its first bytes decide; damage is an error."""
+"""Bytes and text from a plain or gzip file: what it is, its first bytes decide; damage is an error.
 
-import gzip
+The file is hashed as it is read, decompressed or not, so that one pass tells its SHA-256 too.
+"""
+
+import hashlib
 import io
+import sys
 import zlib
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self, TextIO
+from types import ModuleType, TracebackType
+from typing import Any, Self, TextIO
 
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
+STANDARD_INPUT = Path("-")
+
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
-_UTF16_STARTS = (b"\xff\xfe", b"\xfe\xff", b">\x00", b"\x00>")
-_BUFFER = 1 << 18
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# Pieces so small stay in the processor's cache and in memory that is used again.
+_RAW_BYTES, _PLAIN_BYTES = 1 << 15, 1 << 17
+# As many bytes tell whether text is in UTF-8.
+_MARK_BYTES = 4
 # Text packs at most some 10:1. More than 200:1 over a gigabyte is meant to fill the memory.
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
+
+
+class ByteSource:
+    """A file, or standard input for `-`, as decompressed bytes without a byte order mark.
+
+    `name` is what messages call it; `has_mark` says whether there was a byte order mark;
+    `num_bytes` counts the raw bytes read so far, which are all once `chunks` has ended.
+
+    Args:
+        path: the file.
+        what: names it in messages, for instance "a sequence file".
+        ignore_trailing_garbage: takes what follows the gzip data for nothing.
+
+    Raises:
+        InputDataError: the file is missing, in UTF-16, or a gzip file that is truncated, damaged,
+            followed by garbage, or absurdly compressed; from the constructor and while reading.
+    """
+
+    def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
+        self.num_bytes, self._size, self._digest = 0, 0, hashlib.sha256()
+        self._ignore_trailing_garbage = ignore_trailing_garbage
+        if path == STANDARD_INPUT:
+            self.name, self._raw = "standard input", _standard_input()
+        else:
+            self.name = str(path)
+            self._raw = existing_file(path, what).open("rb", buffering=0)
+        try:
+            self._begin(path)
+        except BaseException:
+            self._raw.close()
+            raise
+
+    def _begin(self, path: Path) -> None:
+        first = self._read(_RAW_BYTES)
+        self._chunks = self._gunzipped(first) if first.startswith(_GZIP) else self._plain(first)
+        start = bytearray()
+        for piece in self._chunks:
+            start += piece
+            if len(start) >= _MARK_BYTES:
+                break
+        # Without a mark, every other byte of plain letters is a zero.
+        if start.startswith(_UTF16_MARKS) or start[:2].count(0) == 1:
+            raise InputDataError(
+                f"{self.name}, line 1: the text is UTF-16; type: "
+                f"iconv -f UTF-16 -t UTF-8 {path.name}"
+            )
+        self.has_mark = start.startswith(_UTF8_MARK)
+        self._start = bytes(start.removeprefix(_UTF8_MARK))
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the raw bytes read so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The decompressed bytes, once, in pieces of any size."""
+        return chain([self._start], self._chunks)
+
+    def close(self) -> None:
+        """Closes the file; standard input stays open."""
+        self._raw.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self, size: int) -> bytes:
+        """The next raw bytes, fewer than `size` only at the end."""
+        data = b""
+        try:
+            # A pipe gives what happens to be in it.
+            while len(data) < size and (piece := self._raw.read(size - len(data))):
+                data += piece
+        except OSError as error:
+            raise InputDataError(
+                f"{self.name} cannot be read: {error.strerror or error}"
+            ) from error
+        self.num_bytes += len(data)
+        self._digest.update(data)
+        return data
+
+    def _plain(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            yield data
+            data = self._read(_PLAIN_BYTES)
+
+    def _gunzipped(self, data: bytes) -> Iterator[bytes]:
+        library = _zlib()
+        try:
+            while data:
+                inflater = library.decompressobj(wbits=31)
+                yield from self._member(inflater, data)
+                data = self._next_member(inflater.unused_data)
+        except library.error as error:
+            raise self._damage(str(error)) from None
+
+    def _member(self, inflater: Any, data: bytes) -> Iterator[bytes]:
+        """One of the gzip files that a gzip file is made of."""
+        is_drained = True
+        while not inflater.eof:
+            if not data and is_drained:
+                data = self._read(_RAW_BYTES)
+                if not data:
+                    raise self._damage("they end too early")
+            piece = inflater.decompress(data, _PLAIN_BYTES)
+            # A full piece may not be all that came of the bytes given.
+            data, is_drained = inflater.unconsumed_tail, len(piece) < _PLAIN_BYTES
+            self._size += len(piece)
+            if self._size > _BOMB_BYTES and self._size > _BOMB_RATIO * self.num_bytes:
+                raise InputDataError(
+                    f"{self.name}: the gzip data grow more than {_BOMB_RATIO}-fold; this is no "
+                    "sequence file"
+                )
+            yield piece
+
+    def _next_member(self, data: bytes) -> bytes:
+        """What begins with the next gzip file, or nothing; zeros are padding."""
+        while not (data := data.lstrip(b"\0")):
+            if not (data := self._read(_RAW_BYTES)):
+                return b""
+        if len(data) < len(_GZIP):
+            data += self._read(_RAW_BYTES)
+        if data.startswith(_GZIP):
+            return data
+        if not self._ignore_trailing_garbage:
+            raise self._damage("something else follows them")
+        while self._read(_PLAIN_BYTES):
+            pass
+        return b""
+
+    def _damage(self, how: str) -> InputDataError:
+        return InputDataError(
+            f"{self.name}: the gzip data are truncated or damaged near byte "
+            f"{self.num_bytes:,} ({how}); fetch the file again"
+        )
 
 
 class TextSource:
@@ -24,27 +177,13 @@ class TextSource:
     Bytes that are no UTF-8 become lone surrogates (`surrogateescape`): nothing is lost.
 
     Raises:
-        InputDataError: the file is missing, in UTF-16, or a gzip file that is truncated, damaged,
-            followed by garbage, or absurdly compressed; from the constructor and while reading.
+        InputDataError: as `ByteSource`, from the constructor and while reading.
     """
 
     def __init__(self, path: Path, what: str) -> None:
-        self._raw = existing_file(path, what).open("rb")
-        try:
-            binary = io.BufferedReader(_Bytes(self._raw, path), _BUFFER)
-            start = binary.peek(3)
-            if start.startswith(_UTF16_STARTS):
-                raise InputDataError(
-                    f"{path}, line 1: the text is UTF-16; type: "
-                    f"iconv -f UTF-16 -t UTF-8 {path.name}"
-                )
-            self.has_mark = start.startswith(_UTF8_MARK)
-            if self.has_mark:
-                binary.read(len(_UTF8_MARK))
-        except BaseException:
-            self._raw.close()
-            raise
-        self.text: TextIO = io.TextIOWrapper(binary, "utf-8", errors="surrogateescape")
+        self._source = ByteSource(path, what)
+        stream = io.BufferedReader(_Stream(self._source.chunks()))
+        self.text: TextIO = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape")
 
     def __enter__(self) -> Self:
         return self
@@ -56,50 +195,40 @@ class TextSource:
         trace: TracebackType | None,
     ) -> None:
         self.text.close()
-        self._raw.close()
+        self._source.close()
 
 
-def _gunzip(raw: BinaryIO) -> tuple[Any, tuple[Any, ...]]:
-    """The decompressed stream, and the errors it may raise; igzip is three times faster."""
-    try:
-        from isal import igzip, isal_zlib
-    except ImportError:
-        return gzip.GzipFile(fileobj=raw, mode="rb"), (EOFError, gzip.BadGzipFile, zlib.error)
-    errors = (EOFError, gzip.BadGzipFile, zlib.error, isal_zlib.error)
-    return igzip.IGzipFile(fileobj=raw, mode="rb"), errors
+class _Stream(io.RawIOBase):
+    """Chunks of bytes as a stream that can be read."""
 
-
-class _Bytes(io.RawIOBase):
-    """The bytes of a file, decompressed where its first bytes say gzip."""
-
-    def __init__(self, raw: BinaryIO, path: Path) -> None:
-        self._raw, self._path, self._size = raw, path, 0
-        is_gzip = raw.read(len(_GZIP)) == _GZIP
-        raw.seek(0)
-        self._stream: Any = raw
-        self._errors: tuple[Any, ...] = ()
-        if is_gzip:
-            self._stream, self._errors = _gunzip(raw)
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        try:
-            count: int = self._stream.readinto(buffer)
-        except self._errors as error:
-            raise InputDataError(
-                f"{self._path}: the gzip data are truncated or damaged near byte "
-                f"{self._raw.tell():,} ({error}); fetch the file again"
-            ) from None
-        except OSError as error:
-            raise InputDataError(
-                f"{self._path} cannot be read: {error.strerror or error}"
-            ) from error
-        self._size += count
-        if self._size > _BOMB_BYTES and self._size > _BOMB_RATIO * self._raw.tell():
-            raise InputDataError(
-                f"{self._path}: the gzip data grow more than {_BOMB_RATIO}-fold; this is no "
-                "sequence file"
-            )
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
         return count
+
+
+def _standard_input() -> Any:
+    # A process may be started without one.
+    if sys.stdin is None:
+        raise InputDataError("standard input is closed; give the path of a file")
+    return io.FileIO(sys.stdin.fileno(), closefd=False)
+
+
+def _zlib() -> ModuleType:
+    """Intel's igzip, three times faster, where it is installed."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib
+    return isal_zlib

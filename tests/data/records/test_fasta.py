@@ -1,32 +1,16 @@
-"""Each row of the table of malformed input, and damage to gzip files."""
+"""FASTA: what is kept, changed, rejected by reason, and refused."""
 
-import builtins
 import gzip
-import tracemalloc
 
-import numpy as np
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from protlm.data.records import MAX_LISTED, Tally
-from protlm.data.records.fasta import MAX_RESIDUES, read_fasta
-from protlm.data.vocabulary import RESIDUES
+from protlm.data.records import MAX_LISTED, Tally, read_records
+from protlm.data.records.residues import MAX_RESIDUES
 from protlm.errors import InputDataError
 from protlm.paths import sample_dir
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Reads bytes as a FASTA file: records and tally."""
-
-    def read_bytes(content: bytes, **options):
-        path, tally = tmp_path / "proteins.fasta", Tally()
-        path.write_bytes(content)
-        return list(read_fasta(path, tally, **options)), tally
-
-    return read_bytes
 
 
 def test_a_plain_file(read):
@@ -48,15 +32,11 @@ def test_a_plain_file(read):
         (b"\n\n \n", "the file is empty"),
         (b"MKVLL\nMKV\n", "line 1: 'MKVLL' stands before the first header"),
         (b"\n\njunk\n>a\nMKV\n", "line 3: 'junk' stands before"),
-        (b"# comment\n>a\nMKV\n", "line 1: '# comment' stands before"),
-        (b"; comment\n>a\nMKV\n", "line 1: a ';' comment"),
-        (b">a\nMKV\n; comment\nLLL\n", "line 3: a ';' comment"),
+        (b"# comment\n>a\nMKV\n", "line 1: this is a comment"),
+        (b"!comment\n>a\nMKV\n", "line 1: this is a comment"),
+        (b"; comment\n>a\nMKV\n", "line 1: this is a comment"),
+        (b">a\nMKV\n; comment\nLLL\n", "line 3: this is a comment"),
         (b"@read\nACGT\n+\nIIII\n", "line 1: this is FASTQ"),
-        (">a\nMKV\n".encode("utf-16"), "UTF-16"),
-        (">a\nMKV\n".encode("utf-16-le"), "UTF-16"),
-        (">a\nMKV\n".encode("utf-16-be"), "UTF-16"),
-        (b"\x1f\x8b\x08\x00", "byte"),
-        (b"PK\x03\x04\xff\xfe\x80", "line 1: 'PK"),
     ],
 )
 def test_what_is_no_fasta_is_an_error_with_its_place(read, content, message):
@@ -127,7 +107,7 @@ def test_what_is_no_protein_is_rejected_by_reason_and_nothing_else_is(read, lett
     records, tally = read(b">a\nMKV\n>bad one\n" + letters + b"\n>c\nMKL\n")
     assert [r.sequence for r in records] == ["MKV", "MKL"]
     assert tally.rejected == {reason: 1}
-    assert tally.listed == {reason: [("bad", 3)]}
+    assert tally.listed == {reason: [("bad", "proteins.fasta", 3)]}
     assert tally.records == 3
     assert not tally.changed
 
@@ -214,151 +194,56 @@ def test_nucleotides_among_proteins_are_noted(read):
 def test_no_file_and_a_folder_are_errors(tmp_path):
     for path in (tmp_path / "none.fasta", tmp_path):
         with pytest.raises(InputDataError):
-            list(read_fasta(path, Tally()))
+            list(read_records(path, Tally()))
 
 
 def test_the_sample_is_read_as_biopython_reads_it():
     tally = Tally()
     with gzip.open(TINY, "rt") as file:
         expected = list(SimpleFastaParser(file))
-    records = list(read_fasta(TINY, tally))
+    records = list(read_records(TINY, tally))
     assert [(r.header, r.sequence) for r in records] == expected
     assert len(records) == 180
     assert not tally.rejected
     assert not tally.changed
 
 
-# --- gzip
+@pytest.mark.parametrize("place", ["first", "inside", "between"])
+def test_comments_are_skipped_by_option(read, place):
+    parts = {"first": b"", "inside": b"", "between": b""} | {place: b"; one\n#two\n!three > four\n"}
+    content = b"%b>a\nMK\n%bVL\n%b>b\nM1\n" % tuple(parts.values())
+    records, tally = read(content, allow_comments=True)
+    assert [(r.identifier, r.sequence) for r in records] == [("a", "MKVL")]
+    # Lines are those of the file, comments and all.
+    assert tally.listed == {"digit": [("b", "proteins.fasta", 7)]}
+    with pytest.raises(InputDataError, match=r"--allow-comments"):
+        read(content)
 
 
-def outcome(path):
-    return [(r.header, r.sequence) for r in read_fasta(path, Tally())]
-
-
-@pytest.fixture(params=["igzip", "gzip of the standard library"])
-def any_gunzip(request, monkeypatch):
-    """Runs a test with isal and as if isal were not installed."""
-    if request.param != "igzip":
-        real = builtins.__import__
-
-        def without_isal(name, *args, **kwargs):
-            if name.startswith("isal"):
-                raise ImportError(name)
-            return real(name, *args, **kwargs)
-
-        monkeypatch.setattr(builtins, "__import__", without_isal)
+def test_gaps_are_removed_by_option(read):
+    records, tally = read(b">a\nMK-V.l~\n>b\n---\n>c\nMKV\n", allow_gaps=True)
+    assert [(r.identifier, r.sequence) for r in records] == [("a", "MKVL"), ("c", "MKV")]
+    assert tally.changed == {"gaps removed": 1, "lower case raised": 1}
+    assert tally.rejected == {"blank sequence": 1}
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("header", "taxon", "is_fragment", "organism"),
     [
         (
-            "two members.gz",
-            gzip.compress(b">a\nMKV\n", mtime=0) + gzip.compress(b">b\nMKL\n", mtime=0),
+            "tr|A0A1|A0A1_ECOLI Protein (Fragment) OS=Escherichia coli (strain K12) OX=83333 "
+            "GN=x PE=4 SV=1",
+            83333,
+            True,
+            "Escherichia coli (strain K12)",
         ),
-        ("trailing zeros.gz", gzip.compress(b">a\nMKV\n>b\nMKL\n", mtime=0) + bytes(512)),
-        ("gzip called.fasta", gzip.compress(b">a\nMKV\n>b\nMKL\n", mtime=0)),
-        ("plain called.gz", b">a\nMKV\n>b\nMKL\n"),
+        ("sp|P1|P1_X Actin OS=Homo sapiens GN=ACT PE=1 SV=1", None, False, "Homo sapiens"),
+        ("sp|P1|P1_X Actin (Fragments) OS=Homo sapiens", None, True, "Homo sapiens"),
+        ("sp|P1|P1_X Actin OS=X (Fragment) OX=12x PE=1", None, False, "X (Fragment)"),
+        ("sp|P1|P1_X", None, None, None),
+        ("mine OX=9606 (Fragment)", None, None, None),
     ],
-    ids=["two members", "trailing zeros", "called fasta", "plain"],
 )
-def test_gzip_is_known_by_its_first_bytes(tmp_path, any_gunzip, name, content):
-    path = tmp_path / name
-    path.write_bytes(content)
-    assert outcome(path) == [("a", "MKV"), ("b", "MKL")]
-
-
-def test_garbage_after_gzip_data_is_an_error(tmp_path, any_gunzip):
-    path = tmp_path / "garbage.gz"
-    path.write_bytes(TINY.read_bytes() + b"garbage")
-    with pytest.raises(InputDataError, match="byte"):
-        outcome(path)
-
-
-def test_truncated_gzip_never_passes(tmp_path, any_gunzip):
-    content, path = TINY.read_bytes(), tmp_path / "truncated.gz"
-    rng = np.random.default_rng(0)
-    for size in [*rng.integers(1, len(content), 20), len(content) - 1, len(content) - 8]:
-        path.write_bytes(content[:size])
-        with pytest.raises(InputDataError, match="truncated"):
-            outcome(path)
-
-
-def test_a_flipped_bit_in_gzip_data_never_passes(tmp_path, any_gunzip):
-    content, path = TINY.read_bytes(), tmp_path / "flipped.gz"
-    # Before the data stand a time and a name, which no checksum covers; the last byte of the
-    # data may hold bits without meaning.
-    start = content.index(b"\0", 10) + 1 if content[3] & 8 else 10
-    offsets = np.random.default_rng(0).integers(start, len(content) - 9, 46)
-    for offset in [*offsets, *range(len(content) - 4, len(content))]:
-        flipped = bytearray(content)
-        flipped[offset] ^= 1 << (offset % 8)
-        path.write_bytes(flipped)
-        with pytest.raises(InputDataError, match=r"flipped\.gz"):
-            outcome(path)
-
-
-def test_a_bomb_of_one_line_fits_in_memory(tmp_path):
-    path = tmp_path / "bomb.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(b">bomb\n")
-        for _ in range(100):
-            file.write(b"M" * 1_000_000)
-    tally = Tally()
-    tracemalloc.start()
-    try:
-        records = list(read_fasta(path, tally))
-        assert tracemalloc.get_traced_memory()[1] < 30_000_000
-    finally:
-        tracemalloc.stop()
-    assert records == []
-    assert tally.num_rejected == 1
-
-
-def test_absurd_compression_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("protlm.data.records.source._BOMB_BYTES", 1 << 20)
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(b">bomb\n" + b"M" * (8 << 20)))
-    with pytest.raises(InputDataError, match="200-fold"):
-        outcome(path)
-
-
-# --- anything
-
-
-def test_arbitrary_bytes_give_records_or_our_error(tmp_path):
-    rng, path = np.random.default_rng(0), tmp_path / "fuzz"
-    pieces = [
-        b">",
-        b"\n",
-        b"\r",
-        b";",
-        b"@",
-        b"*",
-        b"MKV",
-        b"\0",
-        b"\xff",
-        b" ",
-        b"sp|P1|",
-        b"\x1f\x8b",
-    ]
-    outcomes = {True: 0, False: 0}
-    for case in range(2_000):
-        if case % 2:
-            content = rng.bytes(rng.integers(0, 60))
-        else:
-            content = b">" * (case % 4 == 0) + b"".join(
-                pieces[i] for i in rng.integers(0, len(pieces), rng.integers(0, 30))
-            )
-        path.write_bytes(content)
-        tally = Tally()
-        try:
-            records = list(read_fasta(path, tally))
-        except InputDataError:
-            outcomes[False] += 1
-            continue
-        outcomes[True] += 1
-        assert len(records) + tally.num_rejected == tally.records
-        assert all(r.sequence and set(r.sequence) <= set(RESIDUES) for r in records)
-        assert all(r.identifier and r.identifier.encode() for r in records)
-    assert min(outcomes.values()) > 100
+def test_the_origin_stands_in_uniprot_headers(read, header, taxon, is_fragment, organism):
+    (record,), _ = read(f">{header}\nMKV\n".encode())
+    assert (record.taxon, record.is_fragment, record.organism) == (taxon, is_fragment, organism)

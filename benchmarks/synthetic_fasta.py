@@ -1,0 +1,100 @@
+"""Writes a FASTA file of any size whose lengths and residues are those of real proteins.
+
+python -m benchmarks.synthetic_fasta OUT.fasta.gz --records 10000000 [--source REAL.fasta.gz]
+
+Each sequence is a stretch of the source's proteins, joined in a circle, that begins at random and
+is as long as a protein of the source drawn at random, a tenth longer or shorter. So the lengths,
+the residues and which follows which are real, while equal sequences are as rare as random numbers.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from protlm.data.records import Tally, read_records
+from protlm.errors import exit_with_message
+from protlm.paths import check_output, complete_file, sample_dir
+
+SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
+_RECORDS_OF_A_CHUNK = 20_000
+_LINE = 60
+_SPREAD = 0.1
+
+
+class Proteins:
+    """Random proteins with the lengths and residues of real ones.
+
+    Args:
+        source: a sequence file.
+        seed: of everything that is drawn.
+    """
+
+    def __init__(self, source: Path, *, seed: int = 0) -> None:
+        sequences = [record.sequence for record in read_records(source, Tally())]
+        self._lengths = np.array([len(sequence) for sequence in sequences])
+        joined = "".join(sequences)
+        # Who begins near the end goes on at the beginning.
+        longest = round((1 + _SPREAD) * self._lengths.max()) + 1
+        self._starts = len(joined)
+        self._residues = (joined + joined * (longest // len(joined) + 1)).encode()
+        self._rng = np.random.default_rng(seed)
+
+    def draw(self, count: int) -> list[bytes]:
+        """The residues of so many proteins, as letters."""
+        starts = self._rng.integers(self._starts, size=count)
+        stretch = self._rng.uniform(1 - _SPREAD, 1 + _SPREAD, size=count)
+        lengths = np.maximum(1, np.rint(self._rng.choice(self._lengths, count) * stretch))
+        ends = starts + lengths.astype(np.int64)
+        return [
+            self._residues[start:end]
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+
+def fasta(proteins: Proteins, num_records: int) -> Iterator[bytes]:
+    """Yields the FASTA text of so many proteins in chunks, 60 residues to a line, as UniProt's."""
+    for first in range(0, num_records, _RECORDS_OF_A_CHUNK):
+        drawn = proteins.draw(min(_RECORDS_OF_A_CHUNK, num_records - first))
+        yield b"".join(_record(first + i, residues) for i, residues in enumerate(drawn))
+
+
+def _record(number: int, residues: bytes) -> bytes:
+    lines = b"\n".join(residues[i : i + _LINE] for i in range(0, len(residues), _LINE))
+    name = b"A0A%09d" % number
+    header = b">tr|%b|%b_9ZZZZ Synthetic protein OS=unknown OX=32644 PE=4 SV=1" % (name, name)
+    return header + b"\n" + lines + b"\n"
+
+
+def write(path: Path, num_records: int, *, source: Path = SAMPLE, seed: int = 0) -> None:
+    """Writes a gzip file of so many records.
+
+    Raises:
+        InputDataError: the source cannot be read.
+        OutputError: the file exists or cannot be written.
+    """
+    from isal import igzip
+
+    chunks = fasta(Proteins(source, seed=seed), num_records)
+    total = -(-num_records // _RECORDS_OF_A_CHUNK)
+    check_output(path)
+    with complete_file(path) as temporary, igzip.open(temporary, "wb") as file:
+        for chunk in track(chunks, description=path.name, total=total):
+            file.write(chunk)
+
+
+def main() -> None:
+    """Reads the command line and writes the file."""
+    parser = argparse.ArgumentParser(description="Write synthetic proteins with real statistics.")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--records", type=int, default=10_000_000)
+    parser.add_argument("--source", type=Path, default=SAMPLE)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    write(arguments.path, arguments.records, source=arguments.source, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

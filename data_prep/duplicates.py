@@ -1,0 +1,112 @@
+"""Which sequences came before: a hash table of digests, on disk when it is large."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+# Slots of the first table, and those of the largest one in memory (128 MiB).
+_FIRST_SLOTS, _MEMORY_SLOTS = 1 << 16, 1 << 23
+_MAX_LOAD = 0.7
+_SLOT_BYTES = 16
+# Digests looked up between two releases of the pages of a table on disk: each brings in up to
+# 64 KiB of it.
+_LOOKUPS = 1 << 11
+_PIECE = 1 << 20
+
+
+class DigestSet:
+    """A set of 128-bit digests that tells which of those added are new.
+
+    Open addressing with linear probing; the slot of a digest is its highest bits, so digests in
+    ascending order walk through the table, and a table twice as large is filled from one end to
+    the other. docs/decisions/0008-duplicates.md says what it costs.
+
+    Args:
+        path: the file of a table that is too large for the memory; made when it is needed, and
+            replaced when it is outgrown. What is there already is overwritten.
+        memory_slots: slots of the largest table that is kept in memory, a power of two.
+    """
+
+    def __init__(self, path: Path, *, memory_slots: int = _MEMORY_SLOTS) -> None:
+        self._path, self._memory_slots = path, memory_slots
+        self._pages: mmap.mmap | None = None
+        self._table = np.zeros((min(_FIRST_SLOTS, memory_slots), 2), np.uint64)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, digests: np.ndarray) -> np.ndarray:
+        """Adds digests, uint64 [n, 2]; tells which were not there, bool [n].
+
+        Of equal ones the first is new.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        is_new = np.zeros(len(digests), bool)
+        for start in range(0, len(digests), _LOOKUPS):
+            some = digests[start : start + _LOOKUPS]
+            while self._size + len(some) > _MAX_LOAD * len(self._table):
+                self._grow()
+            is_new[start : start + len(some)] = self._insert(some)
+        return is_new
+
+    def _insert(self, digests: np.ndarray) -> np.ndarray:
+        """Adds digests for which there is room; tells which were not there, bool [n]."""
+        is_new = np.zeros(len(digests), bool)
+        high, low = digests[:, 0], digests[:, 1]
+        # An empty slot is all zeros, so the digest that is too becomes another one.
+        low = np.where(high | low, low, ~low)
+        table_high, table_low = self._table[:, 0], self._table[:, 1]
+        shift, last = np.uint64(65 - len(self._table).bit_length()), len(self._table) - 1
+        home = (high >> shift).astype(np.int64)
+        # Those that wait for a slot, by their home and then by their order. All of them go one
+        # slot further in a round, so two meet in a slot only if they have the same home, and of
+        # equal digests the first stays ahead.
+        waiting = np.argsort(home, kind="stable")
+        distance = 0
+        while waiting.size:
+            homes = home[waiting]
+            slots = (homes + distance) & last
+            is_first = np.concatenate(([True], homes[1:] != homes[:-1]))
+            takes = is_first & (table_high[slots] | table_low[slots] == 0)
+            new, into = waiting[takes], slots[takes]
+            table_high[into], table_low[into], is_new[new] = high[new], low[new], True
+            is_there = (table_high[slots] == high[waiting]) & (table_low[slots] == low[waiting])
+            waiting = waiting[~is_there]
+            distance += 1
+        self._size += int(np.count_nonzero(is_new))
+        _release(self._pages)
+        return is_new
+
+    def _grow(self) -> None:
+        """Moves everything to a table twice as large."""
+        old, old_pages = self._table, self._pages
+        self._table, self._pages = self._make_table(2 * len(old))
+        self._size = 0
+        for start in range(0, len(old), _PIECE):
+            piece = old[start : start + _PIECE]
+            self._insert(piece[piece.any(axis=1)])
+            _release(old_pages)
+
+    def _make_table(self, slots: int) -> tuple[np.ndarray, mmap.mmap | None]:
+        if slots <= self._memory_slots:
+            return np.zeros((slots, 2), np.uint64), None
+        # The file of the table before goes with its last reader. This one is written in full: a
+        # hole that cannot be filled later ends the process without a word.
+        self._path.unlink(missing_ok=True)
+        with self._path.open("xb+") as file:
+            zeros = bytes(_PIECE)
+            for start in range(0, slots * _SLOT_BYTES, _PIECE):
+                file.write(zeros[: slots * _SLOT_BYTES - start])
+            file.flush()
+            pages = mmap.mmap(file.fileno(), slots * _SLOT_BYTES)
+        return np.frombuffer(pages, np.uint64).reshape(slots, 2), pages
+
+
+def _release(pages: mmap.mmap | None) -> None:
+    """Lets go of the pages of a file: they stay cached, but are no memory of this process."""
+    if pages is not None:
+        pages.madvise(mmap.MADV_DONTNEED)

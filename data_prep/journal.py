@@ -1,0 +1,127 @@
+"""The journal of a build: one small file for each finished segment, written after its shards."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from data_prep.sources import Place
+from protlm.data.manifest import ShardEntry, SourceEntry
+from protlm.data.records import Tally
+from protlm.errors import InputDataError
+from protlm.paths import complete_file
+
+_NAME = "segment-{:05d}.json"
+_PATTERN = re.compile(r"segment-(\d{5,})\.json")
+_KINDS = ("rejected", "filtered", "changed", "noted")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a finished segment is.
+
+    Args:
+        end: the place in the sources behind it.
+        sources: the sources that lie before this place, as far as no earlier segment names them.
+        shards: for each split the shard with its sequences.
+        tally: what became of its records.
+        num_digests: how many of its sequences came for the first time.
+    """
+
+    end: Place
+    sources: tuple[SourceEntry, ...]
+    shards: dict[str, ShardEntry]
+    tally: Tally
+    num_digests: int
+
+
+class Journal:
+    """The finished segments of a build, in order.
+
+    Args:
+        folder: where the entries are, one file each.
+
+    Raises:
+        InputDataError: an entry is damaged or missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        numbers = [int(m[1]) for path in folder.iterdir() if (m := _PATTERN.fullmatch(path.name))]
+        self.segments = [
+            read_checked(folder / _NAME.format(number), _parse)
+            for number in range(max(numbers, default=-1) + 1)
+        ]
+
+    def append(self, segment: Segment) -> None:
+        """Writes the entry of the next segment, whose shards are all there.
+
+        Raises:
+            OutputError: there is no space.
+        """
+        write_checked(self._folder / _NAME.format(len(self.segments)), _fields(segment))
+        self.segments.append(segment)
+
+
+def write_checked(path: Path, fields: dict[str, Any]) -> None:
+    """Writes JSON together with its SHA-256, complete or not at all.
+
+    Raises:
+        OutputError: there is no space or no permission.
+    """
+    content = {"sha256": _hash(fields), "content": fields}
+    with complete_file(path) as temporary:
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def read_checked(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Reads what `write_checked` wrote.
+
+    Raises:
+        InputDataError: the file is missing or damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["sha256"] != _hash(content["content"]):
+            raise ValueError("its SHA-256 differs")
+        return parse(content["content"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputDataError(
+            f"{path} is missing or damaged ({error}): what was begun cannot be continued; type the "
+            "same command with --restart"
+        ) from error
+
+
+def _hash(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _fields(segment: Segment) -> dict[str, Any]:
+    tally = segment.tally
+    return {
+        "end": asdict(segment.end),
+        "sources": [asdict(entry) for entry in segment.sources],
+        "shards": {split: asdict(entry) for split, entry in segment.shards.items()},
+        "records": tally.records,
+        "counts": {kind: dict(getattr(tally, kind)) for kind in _KINDS},
+        "listed": tally.listed,
+        "num_digests": segment.num_digests,
+    }
+
+
+def _parse(fields: dict[str, Any]) -> Segment:
+    listed = {reason: [tuple(one) for one in some] for reason, some in fields["listed"].items()}
+    counts = {kind: Counter(fields["counts"][kind]) for kind in _KINDS}
+    return Segment(
+        end=Place(**fields["end"]),
+        sources=tuple(SourceEntry(**entry) for entry in fields["sources"]),
+        shards={split: ShardEntry(**entry) for split, entry in fields["shards"].items()},
+        tally=Tally(fields["records"], **counts, listed=listed),
+        num_digests=fields["num_digests"],
+    )

@@ -1,0 +1,116 @@
+"""The sources clustered by MMseqs2's linclust, in time linear in their size."""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_prep.lock import LOCK, BuildLock
+from data_prep.mmseqs import find_mmseqs, run_mmseqs
+from protlm.data.records import ReadOptions, SequenceFile, Tally
+from protlm.errors import UserError
+from protlm.paths import complete_file, existing_file, explain_os_error
+
+# As in UniRef: so much of a member lies on the longer sequence that stands for the cluster.
+_COVERAGE = ("-c", "0.8", "--cov-mode", "1")
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """How the sources are clustered.
+
+    Args:
+        identity: the least share of identical residues between a member and its representative.
+        reading: what is taken of the sources besides what is right.
+        break_lock: takes over what a process of another machine was clustering.
+
+    Raises:
+        UserError: there is no such identity.
+    """
+
+    identity: float = 0.5
+    reading: ReadOptions = field(default_factory=ReadOptions)
+    break_lock: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.identity <= 1:
+            raise UserError(f"--cluster-identity {self.identity} must be above 0 and at most 1")
+
+
+def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> Path:
+    """Makes the table of clusters beside `out`, or finds it there from an earlier run.
+
+    Its name tells the sources, as they are now, and the settings: `OUT.clusters-1a2b3c4d.tsv`.
+
+    Args:
+        sources: sequence files of any format.
+        out: the data set that is to be made; the temporary files lie on its disk.
+        clustering: how to cluster.
+
+    Raises:
+        UserError: standard input is among the sources, or MMseqs2 is not installed.
+        InputDataError: a source cannot be read, or MMseqs2 fails.
+        OutputError: another process clusters for `out`, no space, or no permission.
+    """
+    if Path("-") in sources:
+        raise UserError(
+            "--cluster reads the sources twice, and standard input can be read only once: write it "
+            "to a file first"
+        )
+    table = out.with_name(f"{out.name}.clusters-{_fingerprint(sources, clustering)}.tsv")
+    if table.is_file():
+        print(f"the clusters are there from an earlier run: {table}", file=sys.stderr)
+        return table
+    find_mmseqs()
+    folder = table.with_name(f"{table.name}.partial").absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = BuildLock(folder, break_lock=clustering.break_lock)
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
+    try:
+        _empty(folder)
+        print("clustering with MMseqs2, which takes hours for TrEMBL", file=sys.stderr, flush=True)
+        with complete_file(table) as temporary:
+            _linclust(sources, folder, clustering).replace(temporary)
+    finally:
+        if lock.is_held:
+            shutil.rmtree(folder)
+    return table
+
+
+def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
+    """Clusters in `folder`, and returns the table."""
+    fasta, clusters = folder / "sources.fasta", folder / "linclust"
+    # MMseqs2 gets the records as we read them: each format, and each identifier, as it is here.
+    with fasta.open("x", encoding="utf-8") as file:
+        for source in sources:
+            with SequenceFile(source, clustering.reading) as opened:
+                for block in opened.blocks():
+                    for record in block.records(Tally()):
+                        file.write(f">{record.identifier}\n{record.sequence}\n")
+    identity = ["--min-seq-id", str(clustering.identity)]
+    run_mmseqs(["easy-linclust", fasta, clusters, folder / "tmp", *identity, *_COVERAGE])
+    return clusters.with_name(f"{clusters.name}_cluster.tsv")
+
+
+def _fingerprint(sources: Sequence[Path], clustering: Clustering) -> str:
+    """What the clusters depend on, in eight letters."""
+    digest = hashlib.blake2b(
+        repr((clustering.identity, clustering.reading)).encode(), digest_size=4
+    )
+    for source in sources:
+        status = existing_file(source, "a sequence file").stat()
+        digest.update(os.fsencode(source.absolute()))
+        digest.update(f"\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _empty(folder: Path) -> None:
+    """Removes what a killed process left."""
+    for entry in folder.iterdir():
+        if entry.name != LOCK:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

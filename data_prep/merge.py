@@ -1,0 +1,100 @@
+"""Data sets to one: their shards linked in order, their counts and sources added up."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from data_prep.report import Report, read_rejected, write_rejected
+from protlm.data.manifest import Counts, Manifest, ShardEntry, read_manifest
+from protlm.data.records import MAX_LISTED
+from protlm.data.shards import open_split
+from protlm.errors import UserError
+from protlm.paths import check_output, complete_folder
+
+
+def merge(parts: Sequence[Path], out: Path) -> Report:
+    """Makes one data set of several; where the disk allows it, no shard is copied.
+
+    Sequences that occur in two parts stay in both.
+
+    Args:
+        parts: the data sets, in the order that their sequences are to have.
+        out: the data set to make.
+
+    Raises:
+        UserError: no part, one given twice, or parts split by different rules.
+        InputDataError: a part is no data set, or damaged.
+        OutputError: `out` exists or cannot be written.
+    """
+    check_output(out)
+    if len({part.resolve() for part in parts}) != len(parts) or not parts:
+        raise UserError("give the data sets to merge, each once: protlm data merge A B --out DIR")
+    manifests = [read_manifest(part) for part in parts]
+    for part, manifest in zip(parts, manifests, strict=True):
+        if manifest.split_rule != manifests[0].split_rule:
+            raise UserError(
+                f"{part} was split by another rule than {parts[0]} ({manifest.split_rule}, not "
+                f"{manifests[0].split_rule}): prepare it again with the same options"
+            )
+        for split in manifest.splits:
+            open_split(part, split, verify="sizes")
+    with complete_folder(out) as directory:
+        merged = Manifest(
+            splits=_link(parts, manifests, directory),
+            sources=tuple(source for manifest in manifests for source in manifest.sources),
+            counts=_sum([manifest.counts for manifest in manifests]),
+            split_rule=manifests[0].split_rule,
+        )
+        merged.write(directory)
+        report = Report.of(merged)
+        report.write(directory)
+        write_rejected(directory, _rejected(parts))
+    Console(stderr=True).print(report.table())
+    return report
+
+
+def _link(
+    parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
+) -> dict[str, tuple[ShardEntry, ...]]:
+    """Brings the shards together under new numbers; their entries, by split."""
+    splits: dict[str, list[ShardEntry]] = {}
+    for part, manifest in zip(parts, manifests, strict=True):
+        for split, shards in manifest.splits.items():
+            (directory / split).mkdir(exist_ok=True)
+            entries = splits.setdefault(split, [])
+            for shard in shards:
+                file = f"{split}/shard-{len(entries):05d}.h5"
+                _link_or_copy(part / shard.file, directory / file)
+                entries.append(
+                    ShardEntry(file, shard.sequences, shard.residues, shard.bytes, shard.sha256)
+                )
+    return {split: tuple(splits[split]) for split in sorted(splits)}
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # Another disk, or one that knows no links.
+        shutil.copyfile(source, target)
+
+
+def _sum(counts: Sequence[Counts]) -> Counts:
+    kinds: dict[str, Counter[str]] = {}
+    for one in counts:
+        for kind, by_reason in one.by_kind().items():
+            kinds.setdefault(kind, Counter()).update(by_reason)
+    return Counts(sum(one.records for one in counts), **{kind: dict(kinds[kind]) for kind in kinds})
+
+
+def _rejected(parts: Sequence[Path]) -> dict[str, list[tuple[str, str, int]]]:
+    merged: dict[str, list[tuple[str, str, int]]] = {}
+    for part in parts:
+        for reason, records in read_rejected(part).items():
+            listed = merged.setdefault(reason, [])
+            listed += records[: MAX_LISTED - len(listed)]
+    return merged

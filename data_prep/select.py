@@ -1,0 +1,75 @@
+"""Which records the user wants: by length, completeness and organism."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from protlm.data.records import Record, Tally
+from protlm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a record must be to be taken; nothing is asked for unless it is given.
+
+    Args:
+        min_length: the fewest residues.
+        max_length: the most residues.
+        no_fragments: leaves out what the source calls a fragment; a source that does not say so
+            loses nothing.
+        organisms: names, whose strains count too, or numbers of NCBI taxa; any of them will do.
+            A record whose organism the source does not tell is left out.
+
+    Raises:
+        UserError: lengths that no record can have.
+    """
+
+    min_length: int | None = None
+    max_length: int | None = None
+    no_fragments: bool = False
+    organisms: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shortest = 1 if self.min_length is None else self.min_length
+        longest = self.max_length
+        if shortest < 1 or (longest is not None and longest < shortest):
+            raise UserError(
+                f"--min-length {self.min_length} and --max-length {self.max_length} leave no "
+                "length: both are numbers of residues, the first not above the second"
+            )
+
+    def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
+        """Passes on the records that are wanted, and counts the others as filtered."""
+        return records if self == Selection() else self._select(records, tally)
+
+    def _select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
+        taxa = {int(organism) for organism in self.organisms if organism.isdecimal()}
+        names = tuple(o.casefold() for o in self.organisms if not o.isdecimal())
+        for record in records:
+            length = len(record.sequence)
+            if self.min_length is not None and length < self.min_length:
+                tally.filter(f"shorter than {self.min_length:,} residues")
+            elif self.max_length is not None and length > self.max_length:
+                tally.filter(f"longer than {self.max_length:,} residues")
+            elif self.no_fragments and record.is_fragment:
+                tally.filter("fragment")
+            elif self.organisms and not _is_of(record, taxa, names):
+                is_known = record.taxon is not None or record.organism is not None
+                tally.filter("other organism" if is_known else "organism not told by the source")
+            else:
+                if self.no_fragments and record.is_fragment is None:
+                    tally.note("fragment or not, the source does not tell")
+                yield record
+
+    def describe(self) -> dict[str, Any]:
+        """The selection by the flags that ask for it."""
+        return {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items()}
+
+
+def _is_of(record: Record, taxa: set[int], names: tuple[str, ...]) -> bool:
+    """Whether the organism is one of these, by its number or its name."""
+    if record.taxon in taxa:
+        return True
+    organism = (record.organism or "").casefold()
+    # UniProt puts the strain, and in flat files other names, in parentheses behind the name.
+    return any(organism == name or organism.startswith(f"{name} (") for name in names)

@@ -1,0 +1,199 @@
+"""The files a data set is made of: found, read from a place on, and refused if they change."""
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from protlm.data.manifest import SourceEntry
+from protlm.data.records import Block, ReadOptions, SequenceFile
+from protlm.errors import InputDataError, UserError
+from protlm.paths import existing_file
+
+STANDARD_INPUT = Path("-")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, its size and its time when the build began; standard input has neither."""
+
+    path: Path
+    bytes: int = 0
+    mtime_ns: int = 0
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is standard input."""
+        return self.path == STANDARD_INPUT
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder, as text that any UTF-8 file can hold."""
+        if self.is_stream:
+            return "standard input"
+        return os.fsencode(self.path.name).decode("utf-8", "backslashreplace")
+
+    def has_changed(self) -> bool:
+        """Whether the file is not what it was when the build began."""
+        return not self.is_stream and _source(self.path) != self
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the sources, between two blocks.
+
+    Args:
+        source: the number of the source that comes next or goes on.
+        blocks: how many of its blocks lie before.
+        crc32: the CRC-32 of their bytes.
+    """
+
+    source: int = 0
+    blocks: int = 0
+    crc32: int = 0
+
+    def after(self, block: Block) -> "Place":
+        """The place behind the next block."""
+        return Place(self.source, self.blocks + 1, _zlib().crc32(block.data, self.crc32))
+
+
+def list_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are meant, in order; of a folder all that it holds, by name.
+
+    Raises:
+        UserError: none is given, or one twice.
+        InputDataError: a folder is empty or holds another folder.
+    """
+    if not paths:
+        raise UserError("no source given; type: protlm prepare SOURCE.fasta.gz --out DIR")
+    files = [file for path in paths for file in _files_of(path)]
+    for number, path in enumerate(files):
+        if path.resolve() in {other.resolve() for other in files[:number]}:
+            raise UserError(f"{path} is given twice; give each source once")
+    return files
+
+
+def find_sources(paths: Sequence[Path]) -> list[Source]:
+    """The files that are meant, as they are now; nothing of them is read.
+
+    Raises:
+        UserError: none is given, or one twice.
+        InputDataError: a file is missing, or a folder holds something else.
+    """
+    return [_source(path) for path in list_files(paths)]
+
+
+def recognise(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Looks at the beginning of every file, so that what cannot be read is said at once.
+
+    Raises:
+        InputDataError: a file is of a format that is not known.
+    """
+    for source in sources:
+        if not source.is_stream:
+            with SequenceFile(source.path, options):
+                pass
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The file itself, or all files of the folder."""
+    try:
+        if not path.is_dir():
+            return [path]
+        files = sorted(path.iterdir())
+    except OSError as error:
+        raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
+    if not files:
+        raise InputDataError(f"{path} is empty; give a sequence file, or a folder of them")
+    for file in files:
+        if not file.is_file():
+            raise InputDataError(
+                f"{file} is no file: move it away, or give the files of {path} by name"
+            )
+    return files
+
+
+def _source(path: Path) -> Source:
+    if path == STANDARD_INPUT:
+        return Source(path)
+    status = existing_file(path, "a sequence file").stat()
+    return Source(path, status.st_size, status.st_mtime_ns)
+
+
+class SourceReader:
+    """Reads the sources from a place on, block by block.
+
+    `entries` holds the manifest's entry of each source that was read to its end.
+
+    Args:
+        sources: the files in order.
+        options: what is taken besides what is right.
+        start: where to begin.
+        entries: those of the sources that lie before.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        options: ReadOptions,
+        start: Place,
+        entries: Sequence[SourceEntry],
+    ) -> None:
+        self._sources, self._options, self._start = sources, options, start
+        self.entries = list(entries)
+
+    def blocks(self) -> Iterator[tuple[Place, Block]]:
+        """Yields each block with the place behind it.
+
+        Raises:
+            InputDataError: a source is damaged, or not what it was.
+        """
+        for number, source in enumerate(self._sources):
+            # A file that was read is known by its size and time; a stream has to be read again.
+            if number >= self._start.source or source.is_stream:
+                yield from self._blocks(number, source)
+
+    def _blocks(self, number: int, source: Source) -> Iterator[tuple[Place, Block]]:
+        _refuse_change(source)
+        is_finished = number < self._start.source
+        skipped = self._start.blocks if number == self._start.source else 0
+        place = Place(number)
+        with SequenceFile(source.path, self._options) as file:
+            for block in file.blocks():
+                place = place.after(block)
+                if place.blocks == skipped and place != self._start:
+                    raise _changed(source)
+                if place.blocks > skipped and not is_finished:
+                    yield place, block
+            entry = SourceEntry(source.name, file.num_bytes, file.sha256)
+        if place.blocks < skipped or (is_finished and entry != self.entries[number]):
+            raise _changed(source)
+        _refuse_change(source)
+        if not source.is_stream and entry.bytes != source.bytes:
+            raise _changed(source)
+        if not is_finished:
+            self.entries.append(entry)
+
+
+def _refuse_change(source: Source) -> None:
+    if source.has_changed():
+        raise _changed(source)
+
+
+def _changed(source: Source) -> InputDataError:
+    what = source.name if source.is_stream else source.path
+    return InputDataError(
+        f"{what} changed while it was read, or is not what was read before; when it is complete, "
+        "type the same command with --restart"
+    )
+
+
+def _zlib() -> ModuleType:
+    """Intel's implementation, ten times faster, where it is installed."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib
+    return isal_zlib

@@ -1,0 +1,222 @@
+"""One job for each source, on a SLURM cluster or as local processes, and their parts merged."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from data_prep.families import refuse_empty_hold_out
+from data_prep.merge import merge
+from data_prep.prepare import PrepareOptions, prepare
+from data_prep.report import Report
+from data_prep.sources import STANDARD_INPUT, find_sources, recognise
+from data_prep.split import SplitRule
+from data_prep.work_folder import Plan, work_folder
+from protlm.data.manifest import MANIFEST
+from protlm.errors import ExitCode, InputDataError, OutputError, UserError, one_of
+from protlm.paths import check_output
+from protlm.progress import JobProgress
+
+_WORD = re.compile(r"[\w.:,@+-]{1,100}", re.ASCII)
+# What `--slurm` may set: submitit's name for it, and the kind of its value.
+_PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "partition": ("slurm_partition", str),
+    "time": ("slurm_time", str),
+    "account": ("slurm_account", str),
+    "qos": ("slurm_qos", str),
+    "constraint": ("slurm_constraint", str),
+    "mem_gb": ("mem_gb", float),
+    "cpus": ("cpus_per_task", int),
+    "parallel": ("slurm_array_parallelism", int),
+}
+_TIMEOUT_MINUTES = 24 * 60
+
+
+class Executor(StrEnum):
+    """What runs the jobs."""
+
+    SLURM = "slurm"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How jobs are submitted.
+
+    Args:
+        executor: what runs them.
+        parameters: of a job, by submitit's names.
+    """
+
+    executor: Executor
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, executor: Executor | None, settings: Sequence[str] | None) -> Self | None:
+        """The submission that `--executor` and `--slurm key=value` ask for, if any.
+
+        Raises:
+            UserError: settings without an executor, an unknown one, or an impossible value.
+        """
+        if executor is None:
+            if settings:
+                raise UserError(f"--slurm {settings[0]} needs --executor slurm")
+            return None
+        return cls(executor, dict(_parameter(setting) for setting in settings or ()))
+
+
+def _parameter(setting: str) -> tuple[str, Any]:
+    """The name and value for submitit of one `key=value`; both go into a batch script."""
+    key, _, value = setting.partition("=")
+    if key not in _PARAMETERS:
+        raise UserError(f"--slurm {setting}: there is no {key!r}, only {one_of(list(_PARAMETERS))}")
+    name, kind = _PARAMETERS[key]
+    try:
+        if not _WORD.fullmatch(value):
+            raise ValueError
+        return name, kind(value)
+    except ValueError:
+        raise UserError(
+            f"--slurm {setting} is no value for {key}; for instance: partition=cpu time=12:00:00 "
+            "mem_gb=8 cpus=4"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a job has not made its part."""
+
+    message: str
+    exit_code: ExitCode
+
+
+def prepare_by_jobs(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    split_rule: SplitRule,
+    options: PrepareOptions,
+    submission: Submission,
+) -> Report:
+    """Prepares each source in a job of its own, waits for them all, and merges what they made.
+
+    Interrupted, it is continued by the same call: jobs go on from where they were.
+
+    Args:
+        sources: the files.
+        out: the folder to make.
+        split_rule: which split a record belongs to.
+        options: as for `prepare`.
+        submission: how jobs are submitted.
+
+    Raises:
+        UserError: submitit is missing, or what is asked for needs all sources at once.
+        InputDataError, OutputError: as from `prepare`, of the first job that failed.
+    """
+    check_output(out)
+    if options.deduplicate or STANDARD_INPUT in sources:
+        what = "--deduplicate" if options.deduplicate else "standard input"
+        raise UserError(f"--executor makes a job of each file, which {what} does not allow")
+    settings = {**options.settings(), "--executor": submission.executor.value}
+    plan = Plan(find_sources(sources), settings, split_rule.describe())
+    run = _submitter(submission, options.workers)
+    with work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work:
+        recognise(plan.sources, options.reading)
+        work.parts.mkdir(exist_ok=True)
+        parts = [work.parts / f"{number:05d}" for number in range(len(plan.sources))]
+        tasks = [
+            _Task(
+                source.path.absolute(),
+                part.absolute(),
+                split_rule,
+                replace(options, restart=False, is_part=True),
+            )
+            for source, part in zip(plan.sources, parts, strict=True)
+        ]
+        run(work.path / "jobs", tasks)
+        work.data.rmdir()
+        report = merge(parts, work.data)
+        refuse_empty_hold_out(report.split_rule, report.counts.noted)
+        return report
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a job is to do."""
+
+    source: Path
+    part: Path
+    split_rule: SplitRule
+    options: PrepareOptions
+
+
+def _prepare_part(task: _Task) -> _Failure | None:
+    """The job: makes a part, unless it is there already."""
+    try:
+        if not (task.part / MANIFEST).is_file():
+            prepare([task.source], task.part, split_rule=task.split_rule, options=task.options)
+    except UserError as error:
+        return _Failure(str(error), error.exit_code)
+    return None
+
+
+def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequence[_Task]], None]:
+    """What runs jobs with their records in a folder; raises what the first failed one says."""
+    try:
+        from submitit import AutoExecutor
+        from submitit.core.utils import FailedJobError
+    except ImportError:
+        raise UserError(
+            "--executor needs submitit, which is not installed; type: pip install 'protlm[cluster]'"
+        ) from None
+
+    def run(records: Path, tasks: Sequence[_Task]) -> None:
+        executor = AutoExecutor(folder=records, cluster=submission.executor.value)
+        defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": num_workers}
+        executor.update_parameters(name="protlm-prepare", **{**defaults, **submission.parameters})
+        # A cluster queues its jobs; this machine would run them all at once.
+        size = len(tasks)
+        if submission.executor is Executor.LOCAL:
+            size = max(1, (os.cpu_count() or 1) // num_workers)
+        with JobProgress("files", len(tasks)) as progress:
+            for first in range(0, len(tasks), size):
+                jobs = executor.map_array(_prepare_part, tasks[first : first + size])
+                try:
+                    for number, failure in enumerate(_results(jobs, FailedJobError), first + 1):
+                        _raise_if(failure)
+                        progress.update(number)
+                finally:
+                    for job in jobs:
+                        job.cancel()
+
+    return run
+
+
+def _results(jobs: Sequence[Any], failed: type[Exception]) -> Iterator[_Failure | None]:
+    for job in jobs:
+        try:
+            yield job.result()
+        except failed:
+            yield _Failure(
+                f"a job ended before its time; see {job.paths.stderr}, then type the same command "
+                "again to go on",
+                ExitCode.INTERNAL,
+            )
+
+
+def _raise_if(failure: _Failure | None) -> None:
+    if failure is None:
+        return
+    for kind in (InputDataError, OutputError, UserError):
+        if kind.exit_code == failure.exit_code:
+            raise kind(failure.message)
+    raise JobFailedError(failure.message)
+
+
+class JobFailedError(UserError):
+    """A job was killed or broke down."""
+
+    exit_code = ExitCode.INTERNAL

@@ -1,0 +1,25 @@
+"""Tab-separated tables, plain or gzip, a line at a time: they may be larger than memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from protlm.data.records.source import TextSource
+from protlm.paths import existing_file
+
+
+def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number, from 1, and the fields of each line that is not blank.
+
+    Args:
+        path: the table.
+        what: names it in messages, for instance "a split table".
+
+    Raises:
+        InputDataError: the table is missing, in UTF-16, or damaged gzip.
+    """
+    # Tables are read more than once, so standard input will not do.
+    with TextSource(existing_file(path, what), what) as source:
+        for number, line in enumerate(source.text, start=1):
+            fields = line.rstrip("\n").split("\t")
+            if fields != [""]:
+                yield number, fields

@@ -1,0 +1,157 @@
+"""A sequence file of any format that protlm reads: what it is, its first bytes decide."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from protlm.data.records import cutting
+from protlm.data.records.block import Block, Layout
+from protlm.data.records.cutting import cut
+from protlm.data.records.fasta import fasta_layout
+from protlm.data.records.foreign import foreign_format
+from protlm.data.records.record import STRICT, ReadOptions, Record
+from protlm.data.records.source import ByteSource
+from protlm.data.records.swissprot import swissprot_layout
+from protlm.data.records.tally import Tally
+from protlm.data.records.uniprot_xml import xml_layout
+from protlm.errors import InputDataError
+
+# As many bytes hold what stands before the first entry of an XML file.
+_START_BYTES = 1 << 16
+_KNOWN = "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plain or gzip"
+
+
+class SequenceFile:
+    """A file of proteins, opened: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
+
+    >>> from protlm.paths import sample_dir
+    >>> tally = Tally()
+    >>> with SequenceFile(sample_dir() / "uniprot_tiny.fasta.gz") as file:
+    ...     lengths = [len(r.sequence) for block in file.blocks() for r in block.records(tally)]
+    >>> file.format, len(lengths), tally.records
+    ('fasta', 180, 180)
+
+    Args:
+        path: the file; `-` is standard input.
+        options: what is taken besides what is right.
+
+    Raises:
+        InputDataError: the file is missing, empty, of another format, or damaged; from the
+            constructor and while reading.
+    """
+
+    def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:
+        self._options = options
+        self._source = ByteSource(
+            path, "a sequence file", ignore_trailing_garbage=options.ignore_trailing_garbage
+        )
+        try:
+            self._chunks = _with_unix_line_ends(self._source.chunks())
+            self._start, self._line = self._beginning()
+            self._layout = self._recognised()
+        except BaseException:
+            self._source.close()
+            raise
+
+    @property
+    def format(self) -> str:
+        """`fasta`, `swissprot` or `xml`."""
+        return self._layout.block.format
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the file's bytes, in hexadecimal, after the last block."""
+        return self._source.sha256
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of the file, packed or not, were read; after the last block all."""
+        return self._source.num_bytes
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields the file in pieces of whole records, some 4 MiB each, once.
+
+        Where a block ends depends on the bytes of the file alone.
+        """
+        layout = self._layout
+        chunks = chain([self._start[layout.num_skipped :]], self._chunks)
+        line = self._line + self._start.count(b"\n", 0, layout.num_skipped)
+        is_first = True
+        for piece in cut(
+            chunks, layout.marker, max_record=layout.max_record, size=cutting.BLOCK_BYTES
+        ):
+            yield layout.block(
+                self._source.name,
+                line,
+                piece.data,
+                layout,
+                self._options,
+                is_first=is_first,
+                is_last=piece.is_last,
+                is_cut=piece.is_cut,
+                has_mark=is_first and self._source.has_mark,
+            )
+            line, is_first = line + piece.num_lines, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._source.close()
+
+    def _beginning(self) -> tuple[bytes, int]:
+        """The first bytes that are not white space, and their line."""
+        start, line = b"", 1
+        for chunk in self._chunks:
+            given = start + chunk
+            start = given.lstrip()
+            line += given.count(b"\n", 0, len(given) - len(start))
+            if len(start) >= _START_BYTES:
+                break
+        return start, line
+
+    def _recognised(self) -> Layout:
+        name, start = self._source.name, self._start
+        if not start:
+            raise InputDataError(f"{name}, line 1: the file is empty; {_KNOWN}")
+        layout = (
+            fasta_layout(start, self._options) or swissprot_layout(start) or xml_layout(start, name)
+        )
+        if layout is None:
+            raise InputDataError(f"{name}, line {self._line}: {foreign_format(start)}; {_KNOWN}")
+        return layout
+
+
+def read_records(path: Path, tally: Tally, *, allow_nucleotides: bool = False) -> Iterator[Record]:
+    """Yields the records of a sequence file that can be used, in bounded memory.
+
+    What is rejected, changed or remarkable is counted in `tally`.
+
+    Raises:
+        InputDataError: the file is missing, empty, of another format, or damaged; or (unless
+            `allow_nucleotides`) it reads like DNA or RNA.
+    """
+    with SequenceFile(path, ReadOptions(allow_nucleotides=allow_nucleotides)) as file:
+        for block in file.blocks():
+            yield from block.records(tally)
+
+
+def _with_unix_line_ends(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    held = b""
+    for chunk in chunks:
+        if not held and b"\r" not in chunk:
+            yield chunk
+            continue
+        whole = held + chunk
+        # The line feed of a pair may be in the next chunk.
+        held = b"\r" if whole.endswith(b"\r") else b""
+        yield whole.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if held:
+        yield b"\n"

@@ -1,0 +1,72 @@
+"""The letters of a record as residues: mended where that is safe, refused by name elsewhere."""
+
+from protlm.data.records.record import ReadOptions
+from protlm.data.records.tally import Tally
+from protlm.data.vocabulary import RESIDUES, STANDARD
+
+MAX_RESIDUES = 100_000
+NUL = "NUL byte"
+TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
+
+NUCLEOTIDES = b"ACGTUN"
+_STANDARD = STANDARD.encode()
+_RESIDUES = RESIDUES.encode()
+_WHITESPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
+_GAPS = b"-.~"
+_REASONS = (
+    (NUL, b"\0"),
+    ("'>' inside a line", b">"),
+    ("'*' inside the sequence", b"*"),
+    ("gap", _GAPS),
+    ("digit", b"0123456789"),
+)
+
+
+def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str]:
+    """The sequence, or nothing and the reason why the record cannot be used.
+
+    Letters are raised to capitals, white space and a terminal `*` are removed, J becomes X; what
+    is changed is counted in `tally`.
+    """
+    if not letters.isascii():
+        return "", "letter that is not ASCII"
+    sequence = letters.encode()
+    if sequence.translate(None, _STANDARD):
+        sequence, reason = _mended(sequence, tally, options)
+        if reason:
+            return "", reason
+        letters = sequence.decode()
+    if not sequence:
+        return "", "blank sequence"
+    if len(sequence) > MAX_RESIDUES:
+        return "", TOO_LONG
+    if not sequence.lstrip(NUCLEOTIDES):
+        tally.note("record of the letters ACGTUN alone")
+    return letters, ""
+
+
+def _mended(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[bytes, str]:
+    """Residues out of letters that are not all standard, or the reason why that cannot be."""
+    given = letters.translate(None, _WHITESPACE)
+    ungapped = given.translate(None, _GAPS) if options.allow_gaps else given
+    capitals = ungapped.upper()
+    sequence = capitals.rstrip(b"*")
+    if foreign := sequence.translate(None, _RESIDUES + b"J"):
+        found = set(foreign)
+        return b"", next(
+            (reason for reason, kind in _REASONS if found & set(kind)),
+            "character that is no letter",
+        )
+    if not sequence:
+        return b"", "blank sequence"
+    if ungapped != given:
+        tally.change("gaps removed")
+    if capitals != ungapped:
+        tally.change("lower case raised")
+    if sequence != capitals:
+        tally.change("terminal '*' removed")
+    if b"J" in sequence:
+        tally.change("J written as X")
+    if sequence.translate(None, _STANDARD + b"J"):
+        tally.note("record with B, O, U, X or Z")
+    return sequence.replace(b"J", b"X"), ""

@@ -1,0 +1,105 @@
+"""Swiss-Prot and TrEMBL flat files (.dat): a scanner that looks for the few lines it needs."""
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar, final
+
+from protlm.data.records.block import Block, Layout
+from protlm.data.records.record import Record
+from protlm.data.records.residues import residues
+from protlm.data.records.tally import Tally
+
+NO_END = "no '//' at the end"
+WRONG_LENGTH = "not as many residues as the entry says"
+
+_START = b"ID   "
+_ID = re.compile(rb"(\S+) +(\w+); +(?:PRT; +)?(\d{1,18}) AA\.?\n")
+_ACCESSION = re.compile(rb"\nAC   ([^\s;]+);[ \n]")
+_ORGANISM = re.compile(rb"\nOS   (.*(?:\nOS   .*)*)")
+_TAXON = re.compile(rb"\nOX   NCBI_TaxID=(\d{1,18})")
+_FRAGMENT = re.compile(rb"\nDE   .*(?:Flags:.*|\()Fragment")
+_LENGTH = re.compile(rb"\nSQ   SEQUENCE +(\d{1,18}) AA;.*")
+# The first line of residues, or the end where there are none.
+_BODY_END = re.compile(rb"\n(?:  |//)")
+_DATABASES = {b"Reviewed": "sp", b"STANDARD": "sp"}
+
+
+@final
+class SwissProtBlock(Block):
+    """Records from a line `ID` to a line `//`."""
+
+    format: ClassVar[str] = "swissprot"
+
+    def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
+        line = self.line
+        for entry in data.removeprefix(_START).split(self.layout.marker) if data else ():
+            tally.records += 1
+            sequence, reason = _letters(entry)
+            if not reason:
+                sequence, reason = residues(sequence, tally, self.options)
+            if reason:
+                self._reject(tally, reason, _name(entry) or f"line:{line}", line)
+            else:
+                yield Record(_name(entry), _header(entry), sequence, line, *_origin(entry))
+            line += entry.count(b"\n") + 1
+
+    def _identify(self, record: bytes) -> tuple[str, str]:
+        reason = f"entry of more than {self.layout.max_record:,} bytes"
+        return _name(record.removeprefix(_START)), reason
+
+
+def swissprot_layout(start: bytes) -> Layout | None:
+    """How a flat file is laid out, or None if this is the start of something else."""
+    if not start.startswith(_START) or b" AA" not in start.partition(b"\n")[0]:
+        return None
+    return Layout(SwissProtBlock, marker=b"\n" + _START, max_record=16 << 20)
+
+
+def _letters(entry: bytes) -> tuple[str, str]:
+    """The letters of the sequence, or nothing and the reason why the entry cannot be used."""
+    declared = _ID.match(entry)
+    if declared is None:
+        return "", "no ID line as UniProt writes it"
+    if not _ACCESSION.search(entry):
+        return "", "no accession"
+    first = _BODY_END.search(entry)
+    end = entry.find(b"\n//", first.start()) if first else -1
+    if first is None or end < 0:
+        return "", NO_END
+    if entry[end + len("\n//") :].strip():
+        return "", "text behind the '//'"
+    length = _LENGTH.match(entry, entry.rfind(b"\n", 0, first.start()))
+    lines = entry[first.start() : end]
+    if length is None or lines.count(b"\n") != lines.count(b"\n     "):
+        return "", "residues that do not follow an SQ line"
+    letters = lines.translate(None, b" \n")
+    if not int(declared[3]) == int(length[1]) == len(letters):
+        return "", WRONG_LENGTH
+    return letters.decode("latin-1"), ""
+
+
+def _name(entry: bytes) -> str:
+    """The primary accession; the name of an entry that has none."""
+    found = _ACCESSION.search(entry) or _ID.match(entry)
+    return found[1].decode("utf-8", "backslashreplace") if found else ""
+
+
+def _header(entry: bytes) -> str:
+    """The header as UniProt's FASTA files begin it."""
+    found = _ID.match(entry)
+    name, status = found.group(1, 2) if found else (b"", b"")
+    return (
+        f"{_DATABASES.get(status, 'tr')}|{_name(entry)}|{name.decode('utf-8', 'backslashreplace')}"
+    )
+
+
+def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
+    """Taxon, whether it is a fragment, and organism."""
+    organism, taxon = _ORGANISM.search(entry), _TAXON.search(entry)
+    name, end = None, len(entry)
+    if organism:
+        text = organism[1].replace(b"\nOS   ", b" ").decode("utf-8", "backslashreplace")
+        # The description stands before the organism.
+        name, end = text.rstrip().removesuffix("."), organism.start()
+    is_fragment = _FRAGMENT.search(entry, 0, end) is not None
+    return int(taxon[1]) if taxon else None, is_fragment, name

@@ -1,0 +1,63 @@
+"""Counts, by reason, of what became of the records of sequence files."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+MAX_LISTED = 1_000
+
+
+@dataclass
+class Tally:
+    """Counts, by reason, of the records that were left out, changed, or kept but remarkable.
+
+    `records` counts all that were read, `rejected` those that cannot be used, `filtered` those
+    that the user did not want. Of every reason for rejection the first 1,000 records are listed
+    as (identifier, name of the file, line).
+    """
+
+    records: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    listed: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
+
+    def reject(self, reason: str, identifier: str, file: str, line: int) -> None:
+        """Counts a record that cannot be used, and lists it."""
+        self.rejected[reason] += 1
+        listed = self.listed.setdefault(reason, [])
+        if len(listed) < MAX_LISTED:
+            listed.append((identifier, file, line))
+
+    def filter(self, reason: str) -> None:
+        """Counts a record that is left out because the user asked for it."""
+        self.filtered[reason] += 1
+
+    def change(self, reason: str) -> None:
+        """Counts a record, or a file, that is kept with a change."""
+        self.changed[reason] += 1
+
+    def note(self, what: str) -> None:
+        """Counts a record that is kept as it is and ought to be known about."""
+        self.noted[what] += 1
+
+    def add(self, other: "Tally") -> None:
+        """Adds the counts of records that come after those of this tally."""
+        self.records += other.records
+        self.rejected.update(other.rejected)
+        self.filtered.update(other.filtered)
+        self.changed.update(other.changed)
+        self.noted.update(other.noted)
+        for reason, listed in other.listed.items():
+            mine = self.listed.setdefault(reason, [])
+            mine += listed[: MAX_LISTED - len(mine)]
+
+    @property
+    def num_rejected(self) -> int:
+        """How many records cannot be used."""
+        return self.rejected.total()
+
+    @property
+    def num_filtered(self) -> int:
+        """How many records the user did not want."""
+        return self.filtered.total()

@@ -1,0 +1,184 @@
+"""UniProt XML: parsed by lxml, an entry at a time; nothing outside the file is ever looked at."""
+
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any, ClassVar, final
+
+# lxml comes without types.
+from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
+
+from protlm.data.records.block import Block, Layout
+from protlm.data.records.record import Record
+from protlm.data.records.residues import residues
+from protlm.data.records.swissprot import WRONG_LENGTH
+from protlm.data.records.tally import Tally
+from protlm.errors import InputDataError
+
+# TrEMBL and Swiss-Prot have entries of some megabytes.
+_MAX_ENTRY = 64 << 20
+_ROOT = re.compile(rb"<((?:[\w.-]+:)?)([\w.-]+)((?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*)>")
+_ENCODING = re.compile(rb"<\?xml[^>]*\bencoding\s*=\s*[\"']([^\"']*)")
+_ACCESSION = re.compile(rb"<(?:[\w.-]+:)?accession[^<>]*>\s*([^\s<]+)")
+_REFUSED = {
+    b"uniref": "UniRef's XML; take UniRef's FASTA file",
+    b"uniparc": "UniParc's XML; take UniParc's FASTA file",
+    b"html": "a web page, not the file that was asked for; fetch the file again",
+}
+# Neither entities nor other files: an XML file must not make us read anything but itself.
+_SAFE: dict[str, Any] = {
+    "resolve_entities": False,
+    "no_network": True,
+    "load_dtd": False,
+    "huge_tree": False,
+}
+
+
+@final
+class XmlBlock(Block):
+    """Records that are `entry` elements."""
+
+    format: ClassVar[str] = "xml"
+
+    def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
+        layout, accession, before = self.layout, "", tally.records
+        tail = b"" if self.is_last and not self.is_cut else layout.tail
+        # The data go on in the line where the head ends.
+        line = self.line - 1 - layout.head.count(b"\n")
+        try:
+            for entry in _entries(layout.head + data + tail):
+                tally.records += 1
+                accession = _text(entry, "accession")
+                letters, reason = _letters(entry)
+                if not reason:
+                    letters, reason = residues(letters, tally, self.options)
+                if reason:
+                    place = line + entry.sourceline
+                    self._reject(tally, reason, accession or f"line:{place}", place)
+                else:
+                    yield Record(
+                        accession, _header(entry), letters, line + entry.sourceline, *_origin(entry)
+                    )
+        except etree.XMLSyntaxError as error:
+            last = accession or self._identify(data)[0]
+            # The place that lxml tells is one in the block, and it may quote anything.
+            what = (error.msg or "").partition(", line ")[0].partition("\n")[0]
+            raise InputDataError(
+                f"{self.source}, line {line + (error.lineno or 1)}: the XML is damaged or ends too "
+                f"early, near accession {last or '(none)'} ({what!a}); fetch the file again"
+            ) from None
+        if self.is_first and self.is_last and tally.records == before:
+            raise InputDataError(f"{self.source}: the file holds no entry")
+
+    def _identify(self, record: bytes) -> tuple[str, str]:
+        found = _ACCESSION.search(record)
+        reason = f"entry of more than {self.layout.max_record:,} bytes"
+        return found[1].decode("utf-8", "backslashreplace") if found else "", reason
+
+
+def xml_layout(start: bytes, source: str) -> Layout | None:
+    """How a UniProt XML file is laid out, or None if this is the start of something else.
+
+    Raises:
+        InputDataError: XML of another kind, in another encoding, or with a document type, which
+            could define entities.
+    """
+    if not start.startswith(b"<"):
+        return None
+    place = _root_begin(start)
+    root = _ROOT.match(start, place)
+    if start[place:].lower().startswith(b"<!doctype html"):
+        raise InputDataError(f"{source}, line 1: this is {_REFUSED[b'html']}")
+    if start.startswith(b"<!", place):
+        raise InputDataError(
+            f"{source}: the XML declares a document type, which UniProt's files do not and which "
+            "could make a program read other files; fetch the file from uniprot.org"
+        )
+    if root is None:
+        raise InputDataError(f"{source}, line 1: this is neither UniProt XML nor a web page")
+    prefix, name, attributes = root.groups()
+    if name != b"uniprot":
+        what = _REFUSED.get(
+            name.lower().rstrip(b"0159"), f"XML of <{name.decode()}>, not of UniProt"
+        )
+        raise InputDataError(f"{source}, line 1: this is {what}")
+    encoding = _ENCODING.match(start)
+    if encoding and encoding[1].upper() not in {b"UTF-8", b"ASCII", b"US-ASCII"}:
+        raise InputDataError(
+            f"{source}, line 1: the XML is in {encoding[1].decode(errors='replace')}; "
+            "UniProt's is in UTF-8"
+        )
+    if attributes.endswith(b"/"):
+        raise InputDataError(f"{source}: the file holds no entry")
+    return Layout(
+        XmlBlock,
+        marker=b"<" + prefix + b"entry",
+        max_record=_MAX_ENTRY,
+        num_skipped=root.end(),
+        head=root[0],
+        tail=b"</" + prefix + b"uniprot>",
+    )
+
+
+def _root_begin(start: bytes) -> int:
+    """Where the root's start tag is, or a document type before it."""
+    place = 0
+    while True:
+        place += len(start[place:]) - len(start[place:].lstrip())
+        for opening, closing in ((b"<?", b"?>"), (b"<!--", b"-->")):
+            if start.startswith(opening, place):
+                end = start.find(closing, place)
+                place = len(start) if end < 0 else end + len(closing)
+                break
+        else:
+            return place
+
+
+def _entries(document: bytes) -> Iterator[Any]:
+    for _, entry in etree.iterparse(BytesIO(document), events=("end",), tag="{*}entry", **_SAFE):
+        yield entry
+        # What has been used is given back, or the whole document stands in memory.
+        entry.clear()
+        while (before := entry.getprevious()) is not None:
+            entry.getparent().remove(before)
+
+
+def _child(entry: Any, name: str, *, from_end: bool = False) -> Any:
+    return next(entry.iterchildren("{*}" + name, reversed=from_end), None)
+
+
+def _text(entry: Any, name: str) -> str:
+    child = _child(entry, name)
+    return (child.text or "").strip() if child is not None else ""
+
+
+def _letters(entry: Any) -> tuple[str, str]:
+    """The letters of the sequence, or nothing and the reason why the entry cannot be used."""
+    if not _text(entry, "accession"):
+        return "", "no accession"
+    sequence = _child(entry, "sequence", from_end=True)
+    if sequence is None:
+        return "", "no sequence"
+    letters = "".join((sequence.text or "").split())
+    if sequence.get("length") != str(len(letters)):
+        return "", WRONG_LENGTH
+    return letters, ""
+
+
+def _header(entry: Any) -> str:
+    """The header as UniProt's FASTA files begin it."""
+    database = "sp" if entry.get("dataset") == "Swiss-Prot" else "tr"
+    return f"{database}|{_text(entry, 'accession')}|{_text(entry, 'name')}"
+
+
+def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
+    """Taxon, whether it is a fragment, and organism."""
+    taxon, name = None, None
+    organism = _child(entry, "organism")
+    for child in organism if organism is not None else ():
+        if child.get("type") == "scientific":
+            name = child.text
+        elif child.get("type") == "NCBI Taxonomy" and child.get("id", "").isdecimal():
+            taxon = int(child.get("id"))
+    is_fragment = _child(entry, "sequence", from_end=True).get("fragment") is not None
+    return taxon, is_fragment, name

@@ -1,0 +1,202 @@
+"""UniProt XML: against Biopython's parser on real entries; refused, damaged and hostile files."""
+
+import gzip
+import io
+import random
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from Bio import SeqIO
+
+from protlm.data.records import SequenceFile, Tally
+from protlm.data.records.uniprot_xml import _entries
+from protlm.errors import InputDataError
+
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+FILES = sorted(FIXTURES.glob("*.xml.gz"))
+SEVERAL = gzip.decompress((FIXTURES / "multi_ex.xml.gz").read_bytes())
+ONE = gzip.decompress((FIXTURES / "P84001.xml.gz").read_bytes())
+
+
+def by_biopython(content: bytes) -> list[tuple[str, str]]:
+    entries = SeqIO.parse(io.BytesIO(content), "uniprot-xml")
+    return [(entry.id, str(entry.seq)) for entry in entries]
+
+
+def found(records):
+    return [(record.identifier, record.sequence) for record in records]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_real_entries_are_what_biopython_reads(read_path, path):
+    content = gzip.decompress(path.read_bytes())
+    records, tally = read_path(path)
+    assert found(records) == by_biopython(content)
+    assert tally.records == len(records)
+    lines = content.decode().splitlines()
+    assert all(lines[record.line - 1].lstrip().startswith("<entry ") for record in records)
+
+
+def test_the_formats_agree_on_the_same_proteins(read_path):
+    flat, xml, fasta = (
+        read_path(FIXTURES / f"multi_ex.{name}.gz")[0] for name in ("dat", "xml", "fasta")
+    )
+    assert len(flat) == 8
+    for one, other in zip(flat, xml, strict=True):
+        assert one._replace(line=0, organism=None) == other._replace(line=0, organism=None)
+        # In flat files other names follow in parentheses.
+        assert f"{one.organism} (".startswith(f"{other.organism} (")
+    for one, other in zip(xml, fasta, strict=True):
+        assert other.header.startswith(one.header)
+        assert (one.identifier, one.sequence) == (other.identifier, other.sequence)
+        assert (one.is_fragment, one.organism) == (other.is_fragment, other.organism)
+    assert {record.is_fragment for record in xml} == {True, False}
+
+
+def test_both_namespaces_prefixes_and_one_line_are_read(read):
+    expected, _ = read(SEVERAL)
+    for content in (
+        SEVERAL.replace(b'"http://uniprot.org', b'"https://uniprot.org'),
+        prefixed(SEVERAL),
+        SEVERAL.replace(b"\n", b" "),
+        b"\xef\xbb\xbf" + SEVERAL,
+        SEVERAL.replace(b"<uniprot ", b"<!-- > <uniprot> -->\n<?who cares?>\n<uniprot\n", 1),
+    ):
+        assert found(read(content)[0]) == found(expected)
+
+
+def prefixed(content: bytes) -> bytes:
+    """The document as ElementTree would write it again."""
+    return ElementTree.tostring(ElementTree.fromstring(content))
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 100_000])
+def test_blocks_do_not_matter(read_path, small_blocks, size):
+    path = FIXTURES / "multi_ex.xml.gz"
+    whole = read_path(path)
+    small_blocks(size)
+    assert read_path(path) == whole
+    with SequenceFile(path) as file:
+        blocks = list(file.blocks())
+    assert len(blocks) == {100: 8, 5_000: 7, 100_000: 2}[size]
+    # Blocks stand for themselves, in any order.
+    tallies = [Tally() for _ in blocks]
+    records = [
+        list(block.records(tally)) for block, tally in zip(blocks[::-1], tallies, strict=True)
+    ]
+    assert [record for part in records[::-1] for record in part] == whole[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'length="74"', b'length="75"', "not as many residues as the entry says"),
+        (b'length="74"', b"", "not as many residues as the entry says"),
+        (b"<accession>P56540</accession>", b"", "no accession"),
+        (b"<sequence length", b"<sequenze length", None),
+    ],
+)
+def test_a_broken_entry_is_rejected_by_name_and_its_neighbours_are_kept(read, old, new, reason):
+    if reason is None:
+        start = SEVERAL.index(b"P56540")
+        begin = SEVERAL.index(b"<sequence length", start)
+        end = SEVERAL.index(b"</sequence>", start) + len(b"</sequence>")
+        content, reason = SEVERAL[:begin] + SEVERAL[end:], "no sequence"
+    else:
+        assert SEVERAL.count(old) == 1
+        content = SEVERAL.replace(old, new)
+    records, tally = read(content)
+    assert len(records) == 7
+    assert "P56540" not in {record.identifier for record in records}
+    ((told, [(name, _, line)]),) = tally.listed.items()
+    assert told == reason
+    assert name == ("line:1953" if reason == "no accession" else "P56540")
+    assert line == 1953
+
+
+def test_a_truncated_file_is_an_error_with_the_last_accession(read):
+    expected = by_biopython(SEVERAL)
+    rng = random.Random(0)
+    for place in [rng.randrange(1_000, len(SEVERAL) - 12) for _ in range(200)] + [
+        len(SEVERAL) - 12
+    ]:
+        content = SEVERAL[:place]
+        begun = [name for name, _ in expected if f"<accession>{name}<".encode() in content]
+        with pytest.raises(InputDataError, match=r"line \d+: the XML is damaged or ends") as caught:
+            read(content)
+        assert any(f"accession {name} " in str(caught.value) for name in begun[-2:]), place
+
+
+def test_a_file_that_ends_between_entries_is_an_error(read, small_blocks):
+    end = SEVERAL.index(b"</entry>") + len(b"</entry>\n")
+    for size in (100, 4 << 20):
+        small_blocks(size)
+        with pytest.raises(InputDataError, match="ends too early, near accession P00750 "):
+            read(SEVERAL[:end])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'<?xml version="1.0"?>\n<UniRef50 xmlns="http://uniprot.org/uniref">', "UniRef's FASTA"),
+        (b'<UniRef100 releaseDate="2020">', "UniRef's FASTA"),
+        (b'<uniparc xmlns="http://uniprot.org/uniparc">', "UniParc's FASTA"),
+        (b"<html><body>503</body></html>", "a web page"),
+        (b"<!DOCTYPE html>\n<html>", "a web page"),
+        (b"<svg/>", "XML of <svg>"),
+        (b"<uniprot/>", "no entry"),
+        (b"<uniprot>\n</uniprot>", "no entry"),
+        (b"<uniprot", "neither UniProt XML"),
+        (b"<?xml version='1.0' encoding='ISO-8859-1'?><uniprot>", "ISO-8859-1"),
+        (b"<!-- endless", "neither UniProt XML"),
+    ],
+)
+def test_other_xml_is_refused_by_name(read, content, message):
+    with pytest.raises(InputDataError, match=r"proteins\.fasta") as caught:
+        read(content)
+    assert message in str(caught.value)
+
+
+BOMB = b"""<?xml version="1.0"?>
+<!DOCTYPE uniprot [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>
+"""
+OUTSIDE = b"""<!-- x --><!DOCTYPE uniprot [<!ENTITY secret SYSTEM "file:///etc/passwd">]>"""
+
+
+@pytest.mark.parametrize("declaration", [BOMB, OUTSIDE, b'<!DOCTYPE uniprot SYSTEM "x.dtd">'])
+def test_document_types_are_refused(read, declaration):
+    root = ONE.index(b"<uniprot")
+    with pytest.raises(InputDataError, match="document type"):
+        read(declaration + ONE[root:])
+    # Nor is one taken that hides behind the root.
+    hidden = ONE[root:].replace(b"<entry ", declaration + b"<entry ", 1)
+    with pytest.raises(InputDataError, match="the XML is damaged"):
+        read(hidden)
+
+
+def test_entities_are_not_known(read):
+    for entity in (b"&secret;", b"&lol;"):
+        with pytest.raises(InputDataError, match="the XML is damaged"):
+            read(ONE.replace(b"<name>", b"<name>" + entity, 1))
+
+
+def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks, monkeypatch):
+    small_blocks(1 << 16)
+    monkeypatch.setattr("protlm.data.records.uniprot_xml._MAX_ENTRY", 1 << 20)
+    root, end = ONE.index(b"<entry "), ONE.index(b"</uniprot>")
+    endless = ONE[root:end].replace(b"<name>29C0", b"<name>" + b"x" * (2 << 20), 1)
+    content = ONE[:end] + endless + ONE[root:]
+    records, tally = read(content)
+    assert [record.identifier for record in records] == ["P84001", "P84001"]
+    assert tally.records == 3
+    ((reason, [(name, _, _)]),) = tally.listed.items()
+    assert reason.startswith("entry of more than") and name == "P84001"
+
+
+def test_entries_that_were_used_are_given_back():
+    root, end = ONE.index(b"<entry "), ONE.index(b"</entry>") + len(b"</entry>")
+    document = ONE[:root] + ONE[root:end] * 50 + ONE[end:]
+    places = [entry.getparent().index(entry) for entry in _entries(document)]
+    assert len(places) == 50
+    assert max(places) == 1

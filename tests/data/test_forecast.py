@@ -1,0 +1,52 @@
+"""What is told of an epoch before it begins."""
+
+import numpy as np
+import pytest
+
+from protlm.data import forecast as module
+from protlm.data.buckets import LengthBuckets
+from protlm.data.concatenation import Concatenation
+from protlm.data.forecast import forecast
+from protlm.data.mixture import SampleOrder
+
+LENGTHS = np.random.default_rng(0).integers(1, 300, 5_000)
+ORDER = SampleOrder([len(LENGTHS)], seed=1)
+RULE = LengthBuckets(4_000, 128, window=1_000)
+
+
+def test_cropping_is_counted():
+    found = forecast(LENGTHS.take, ORDER, RULE)
+    left_out = np.maximum(LENGTHS + 2 - 128, 0)
+    assert (found.cropped, found.left_out) == ((left_out > 0).sum(), left_out.sum())
+    assert found.is_exact
+    assert f"{found.cropped:,} cropped ({found.left_out:,} residues)" in found.describe()
+    assert "about" not in found.describe()
+
+
+def test_of_very_many_sequences_only_a_window_is_looked_at(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_LOOKED_AT", 4_999)
+    asked = []
+
+    def lengths_of(samples):
+        asked.extend(samples.tolist())
+        return LENGTHS.take(samples)
+
+    found = forecast(lengths_of, ORDER, RULE)
+    assert len(set(asked)) == RULE.window
+    left_out = np.maximum(LENGTHS + 2 - 128, 0)
+    assert found.cropped == pytest.approx((left_out > 0).sum(), rel=0.1)
+    assert found.left_out == pytest.approx(left_out.sum(), rel=0.1)
+    assert found.describe().startswith("about ")
+
+
+def test_what_fits_is_not_mentioned():
+    text = forecast(LENGTHS.take, ORDER, LengthBuckets(4_000, 302)).describe()
+    assert "cropped" not in text
+    assert text.endswith("of the positions of a batch are no padding")
+
+
+def test_joined_sequences_have_hardly_any_padding():
+    found = forecast(LENGTHS.take, ORDER, Concatenation(4_096, 128, window=1_000))
+    assert found.cropped == 0
+    # Of a window's 1,000 rows and more, the last one is short.
+    assert 0.999 < found.useful_share <= 1

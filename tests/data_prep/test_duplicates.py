@@ -1,0 +1,86 @@
+"""The set of digests is a set, in memory and on disk, and tells the first of equal ones."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.duplicates import DigestSet
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def digests(rng, size, *, kinds):
+    """Digests of which many are equal and many more fall on one slot."""
+    picked = rng.integers(0, kinds, size).astype(np.uint64)
+    high = (picked % np.uint64(97)) << np.uint64(57)
+    return np.stack([high, picked], axis=1)
+
+
+@pytest.mark.parametrize("memory_slots", [2, 1 << 8, 1 << 20])
+def test_it_says_of_each_digest_what_a_set_would(tmp_path, memory_slots):
+    rng = np.random.default_rng(memory_slots)
+    known, truth = DigestSet(tmp_path / "table", memory_slots=memory_slots), set()
+    for _ in range(30):
+        some = digests(rng, int(rng.integers(0, 700)), kinds=6_000)
+        expected = []
+        for digest in map(tuple, some.tolist()):
+            expected.append(digest not in truth)
+            truth.add(digest)
+        assert known.add(some).tolist() == expected
+    assert len(known) == len(truth)
+    assert not known.add(np.array(sorted(truth), np.uint64)).any()
+    assert (tmp_path / "table").exists() == (memory_slots < 1 << 20)
+
+
+def test_slots_go_on_at_the_beginning_behind_the_last_one(tmp_path):
+    known = DigestSet(tmp_path / "table", memory_slots=2)
+    last = np.full((1_000, 2), 2**64 - 1, np.uint64)
+    last[:, 1] = np.arange(1_000)
+    assert known.add(last).all()
+    assert not known.add(last).any()
+
+
+def test_the_digest_of_zeros_is_one_like_the_others(tmp_path):
+    known = DigestSet(tmp_path / "table")
+    zeros = np.zeros((2, 2), np.uint64)
+    assert known.add(zeros).tolist() == [True, False]
+    assert known.add(zeros).tolist() == [False, False]
+
+
+# Grown to where a table of 2^17 slots on disk is full, and with one eight times as large.
+MEMORY = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from data_prep.duplicates import DigestSet
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+known = DigestSet(Path(sys.argv[1]), memory_slots=1 << 14)
+rng = np.random.default_rng(0)
+before = 0
+for number in range(int(sys.argv[2])):
+    known.add(rng.integers(0, 2**64, (10_000, 2), np.uint64))
+    if number == 10:
+        before = peak()
+print(len(known), peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, tmp_path / "table", "1500"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    size, grown = map(int, done.stdout.split())
+    assert size == 15_000_000
+    assert (tmp_path / "table").stat().st_size > 500 << 20
+    assert grown < 200 << 20

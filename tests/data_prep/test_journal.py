@@ -1,0 +1,144 @@
+"""The journal: what is written is read, and what is damaged is a sentence."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from data_prep.journal import Journal, Segment
+from data_prep.prepare import PrepareOptions, prepare
+from data_prep.sources import Place
+from data_prep.split import HashSplit
+from protlm.data.manifest import ShardEntry, SourceEntry
+from protlm.data.records import Tally
+from protlm.errors import InputDataError, OutputError
+
+SEGMENTS = [
+    Segment(
+        end=Place(0, 3, 12345),
+        sources=(),
+        shards={"train": ShardEntry("train/shard-00000.h5", 2, 30, 2_000, "a" * 64)},
+        tally=Tally(
+            5,
+            Counter(gap=1),
+            Counter({"fragment": 2}),
+            Counter({"lower case raised": 1}),
+            Counter(),
+            {"gap": [("P1", "wéird \udc80 name.fasta", 7)]},
+        ),
+        num_digests=2,
+    ),
+    Segment(Place(2, 0, 0), (SourceEntry("x", 3, "b" * 64),), {}, Tally(1), 0),
+]
+
+
+def test_there_and_back(tmp_path):
+    journal = Journal(tmp_path / "journal")
+    assert journal.segments == []
+    for segment in SEGMENTS:
+        journal.append(segment)
+    assert Journal(tmp_path / "journal").segments == journal.segments == SEGMENTS
+
+
+def test_every_flipped_bit_of_an_entry_is_found(tmp_path):
+    for segment in SEGMENTS:
+        Journal(tmp_path).append(segment)
+    path = tmp_path / "segment-00000.json"
+    content = path.read_bytes()
+    meant_the_same = 0
+    for position in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                assert Journal(tmp_path).segments == SEGMENTS
+                meant_the_same += 1
+            except InputDataError as error:
+                assert f"{path} is missing or damaged" in str(error)
+                assert "--restart" in str(error)
+    # White space, and the case of hexadecimal escapes.
+    assert meant_the_same < 0.02 * 8 * len(content)
+
+
+def test_a_missing_entry_is_found(tmp_path):
+    for segment in SEGMENTS:
+        Journal(tmp_path).append(segment)
+    (tmp_path / "segment-00000.json").unlink()
+    with pytest.raises(InputDataError, match=r"segment-00000\.json is missing"):
+        Journal(tmp_path)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A build that ended at a damaged record, with several segments finished."""
+    source = tmp_path / "proteins.fasta"
+    proteins = "".join(f">p{i}\nMKV{'LAW' * (i % 50)}\n" for i in range(2_000))
+    source.write_text(f"{proteins};comment\n")
+    with pytest.raises(InputDataError, match="comment"):
+        build(source, tmp_path / "data")
+    return source, tmp_path / "data", tmp_path / "data.partial"
+
+
+def build(source, out, **options):
+    settings = PrepareOptions(shard_residues=20_000, **options)
+    prepare([source], out, split_rule=HashSplit(0.1, 0.1), options=settings)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_can_be_continued_stays_and_is_said(begun, capsys):
+    source, out, partial = begun
+    assert f"what is finished stays in {partial}" in capsys.readouterr().err
+    with pytest.raises(InputDataError, match="comment"):
+        build(source, out)
+    assert f"continuing {partial} behind" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "file",
+    [
+        "journal/segment-00001.json",
+        "plan.json",
+        "data/train/shard-00001.h5",
+        "digests/first-00001.bin",
+    ],
+)
+def test_damage_to_what_was_finished_is_a_sentence(begun, file):
+    source, out, partial = begun
+    (partial / file).write_bytes((partial / file).read_bytes()[:-3])
+    with pytest.raises(InputDataError, match=f"{partial / file}.*damaged.*--restart"):
+        build(source, out)
+    source.write_text(source.read_text().replace(";comment\n", ""))
+    build(source, out, restart=True)
+    assert out.is_dir()
+    assert not partial.exists()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_a_killed_build_left_is_swept_up(begun):
+    source, out, partial = begun
+    left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
+    for path in left:
+        path.write_text("half a shard")
+    with pytest.raises(InputDataError, match="comment"):
+        build(source, out)
+    assert not any(path.exists() for path in left)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path, begun):
+    source = begun[0]
+    partial = tmp_path / "other.partial"
+    partial.mkdir()
+    (partial / "thesis.tex").touch()
+    for restart in (False, True):
+        with pytest.raises(OutputError, match="is no unfinished data set"):
+            build(source, tmp_path / "other", restart=restart)
+    assert (partial / "thesis.tex").exists()
+    assert len(list(partial.iterdir())) == 1
+
+
+def test_entries_hold_no_python_objects(tmp_path):
+    Journal(tmp_path).append(SEGMENTS[0])
+    fields = json.loads((tmp_path / "segment-00000.json").read_text())
+    assert set(fields) == {"sha256", "content"}

@@ -1,0 +1,216 @@
+"""`protlm data leakage`: what of each split is known from train."""
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep import leakage as module
+from data_prep.leakage import LeakageOptions, leakage
+from protlm.data.manifest import Counts, Manifest
+from protlm.data.shard_writer import PackedSequences, write_shard
+from protlm.data.vocabulary import STANDARD
+from protlm.errors import InputDataError, OutputError, UserError
+
+
+def random_protein(rng, length=300):
+    return "".join(rng.choice(list(STANDARD), length))
+
+
+def mutated(rng, sequence, identity):
+    others = {letter: STANDARD.replace(letter, "") for letter in STANDARD}
+    return "".join(
+        letter if rng.random() < identity else others[letter][rng.integers(19)]
+        for letter in sequence
+    )
+
+
+def packed(sequences):
+    identifiers = [f"P{number}" for number in range(len(sequences))]
+    return PackedSequences.pack(identifiers, [one.encode() for one in sequences])
+
+
+@pytest.fixture
+def make_splits(tmp_path):
+    """Writes sequences as a data set of splits, in shards of a hundred sequences."""
+
+    def make(splits: dict[str, list[str]], name="data") -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        entries = {}
+        for split, sequences in splits.items():
+            shards = [sequences[start : start + 100] for start in range(0, len(sequences), 100)]
+            entries[split] = tuple(
+                write_shard(directory, f"{split}/shard-{number:05d}.h5", [packed(shard)])
+                for number, shard in enumerate(shards)
+            )
+        Manifest(entries, (), Counts(), {"by": "hand"}).write(directory)
+        return directory
+
+    return make
+
+
+@pytest.fixture
+def planted(make_splits):
+    """250 train sequences and, of the first of them, copies at several identities."""
+    rng = np.random.default_rng(0)
+    train = [random_protein(rng) for _ in range(250)]
+    splits = {f"at_{percent}": [] for percent in (95, 80, 30)}
+    for split, percent in ((split, int(split[3:])) for split in splits):
+        splits[split] = [mutated(rng, one, percent / 100) for one in train[:60]]
+    strangers = [random_protein(rng) for _ in range(60)]
+    return make_splits({"train": train, **splits, "same": train[:60], "strangers": strangers})
+
+
+def test_copies_are_counted_by_their_identity(planted):
+    results = leakage(planted, LeakageOptions())
+    assert {split: one.sequences for split, one in results.items()} == dict.fromkeys(results, 60)
+    assert [one.compared for one in results.values()] == [60] * 5
+    assert results["same"].identical == results["same"].near == 60
+    assert results["same"].shared_tenths == (0,) * 9 + (60,)
+    assert results["at_95"].identical == 0
+    assert results["at_95"].near >= 54
+    assert results["at_80"].near <= 3
+    assert sum(results["at_80"].shared_tenths[2:]) >= 40
+    for split in ("at_30", "strangers"):
+        assert results[split].near == results[split].identical == 0
+        assert results[split].shared_tenths[0] == 60
+
+
+def test_a_lower_threshold_finds_more(planted):
+    near = [leakage(planted, LeakageOptions(share))["at_80"].near for share in (0.5, 0.2, 0.05)]
+    assert near[0] < near[1] < near[2]
+    assert near[2] >= 58
+
+
+def test_identical_sequences_are_those_of_a_dictionary(make_splits):
+    """Short sequences collide often, repeat within a split, and may have no k-mer at all."""
+    rng = np.random.default_rng(1)
+
+    def draw(number):
+        return ["".join(rng.choice(list("LAX"), rng.integers(1, 9))) for _ in range(number)]
+
+    splits = {"train": draw(700), "valid": draw(300), "test": draw(200)}
+    results = leakage(make_splits(splits), LeakageOptions())
+    in_train = Counter(splits["train"])
+    for split, one in results.items():
+        assert one.identical == sum(sequence in in_train for sequence in splits[split])
+        assert 0 < one.identical < one.sequences
+        # What has no k-mer cannot be compared.
+        with_kmers = [s for s in splits[split] if any(len(p) >= 6 for p in s.split("X"))]
+        assert one.compared == len(with_kmers) < one.sequences
+
+
+def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(planted, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_COMPARED", 30)
+    first, again = (leakage(planted, LeakageOptions()) for _ in range(2))
+    assert first == again
+    assert first["same"].identical == 60
+    assert all(10 < one.compared < 50 for one in first.values())
+    assert first["same"].near == first["same"].compared
+
+
+def test_batches_do_not_change_the_result(planted, monkeypatch):
+    whole = leakage(planted, LeakageOptions())
+    monkeypatch.setattr(module, "_BATCH_RESIDUES", 1_000)
+    assert leakage(planted, LeakageOptions()) == whole
+
+
+def test_the_numbers_are_printed_and_written(planted, tmp_path, capsys):
+    output = tmp_path / "leakage.json"
+    results = leakage(planted, LeakageOptions(0.4, output))
+    fields = json.loads(output.read_text())
+    assert fields["train_sequences"] == 250
+    assert fields["min_shared"] == 0.4
+    assert set(fields["splits"]) == set(results)
+    assert fields["splits"]["same"]["identical"] == 60
+    assert fields["splits"]["same"]["homologous"] is None
+    told = capsys.readouterr()
+    rows = [line.split() for line in told.out.splitlines()]
+    assert ["same", "identical", "60", "60", "100.0%"] in rows
+    near = fields["splits"]["at_80"]["near"]
+    assert ["6-mers", ">=", "40%", str(near), "60", f"{near / 60:.1%}"] in rows
+    assert "--mmseqs" in told.out
+    assert "250/250" in told.err
+
+
+def test_what_cannot_be_is_refused(planted, make_splits, tmp_path):
+    for share in (0, -1, 1.01, float("nan")):
+        with pytest.raises(UserError, match="--min-shared"):
+            leakage(planted, LeakageOptions(share))
+    with pytest.raises(InputDataError, match="none"):
+        leakage(tmp_path / "none", LeakageOptions())
+    for splits in ({"train": ["MKV"]}, {"valid": ["MKV"], "test": ["MKV"]}):
+        directory = make_splits(splits, name="-".join(splits))
+        with pytest.raises(UserError, match="has the splits"):
+            leakage(directory, LeakageOptions())
+    taken = tmp_path / "taken.json"
+    taken.touch()
+    with pytest.raises(OutputError, match=r"taken\.json"):
+        leakage(planted, LeakageOptions(json=taken))
+
+
+FAKE = """#!{python}
+# Answers as easy-search does: a query hits what begins with the same ten residues.
+import sys
+
+def read(path):
+    records = open(path).read().split(">")[1:]
+    return [record.split("\\n")[:2] for record in records]
+
+command, queries, targets, hits, folder, *options = sys.argv[1:]
+assert command == "easy-search" and options[:2] == ["-e", "0.001"], sys.argv
+starts = {{sequence[:10] for _, sequence in read(targets)}}
+with open(hits, "w") as file:
+    for name, sequence in read(queries):
+        if sequence[:10] in starts:
+            print(name, 0.3, sep="\\t", file=file)
+            print(name, 0.25, sep="\\t", file=file)
+"""
+
+
+@pytest.fixture
+def mmseqs(tmp_path, monkeypatch):
+    """Puts the imitation on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "mmseqs").write_text(FAKE.format(python=sys.executable))
+    (folder / "mmseqs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("mmseqs")
+def test_mmseqs_is_asked_for_homologues(planted, capsys):
+    results = leakage(planted, LeakageOptions(mmseqs=True))
+    assert results["same"].homologous == 60
+    assert 20 < results["at_95"].homologous < 50
+    assert results["strangers"].homologous == 0
+    assert "MMseqs2 hit" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("mmseqs")
+def test_hits_are_those_of_their_split(make_splits):
+    """Beside sequences that are too short to be compared."""
+    rng = np.random.default_rng(2)
+    train = [random_protein(rng) for _ in range(20)]
+    splits = {"first": ["MKV", train[0], "MK", *train[1:5]], "second": ["M"], "third": train[5:8]}
+    strangers = [random_protein(rng) for _ in range(6)]
+    splits |= {"fourth": [*strangers, train[9]]}
+    results = leakage(make_splits({"train": train, **splits}), LeakageOptions(mmseqs=True))
+    counts = {split: (one.compared, one.near, one.homologous) for split, one in results.items()}
+    assert counts == {
+        "first": (5, 5, 5),
+        "second": (0, 0, 0),
+        "third": (3,) * 3,
+        "fourth": (7, 1, 1),
+    }
+
+
+def test_where_mmseqs_is_missing_it_is_said_at_once_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"conda install .* mmseqs2"):
+        leakage(tmp_path / "none", LeakageOptions(mmseqs=True))

@@ -1,0 +1,193 @@
+"""Clustering by MMseqs2, of which the tests have an imitation: clusters share ten residues."""
+
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.clusters import ClusterSplit
+from data_prep.linclust import Clustering, cluster_sources
+from data_prep.mmseqs import run_mmseqs
+from data_prep.split import HashSplit
+from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.errors import InputDataError, OutputError, UserError
+from protlm.paths import sample_dir
+
+TINY = sample_dir() / "uniprot_tiny.fasta.gz"
+
+FAKE = """#!{python}
+import sys
+from pathlib import Path
+
+Path(sys.argv[0]).with_name("calls").open("a").write("\\t".join(sys.argv[1:]) + "\\n")
+command, *arguments = sys.argv[1:]
+assert command == "easy-linclust", sys.argv
+fasta, result, folder = arguments[: arguments.index("--min-seq-id")]
+representatives = {{}}
+with open(f"{{result}}_cluster.tsv", "w") as table:
+    for record in Path(fasta).read_text().split(">")[1:]:
+        header, sequence = record.split("\\n")[:2]
+        name = header.split()[0]
+        print(representatives.setdefault(sequence[:10], name), name, sep="\\t", file=table)
+Path(f"{{result}}_all_seqs.fasta").touch()
+"""
+FAILING = """#!{python}
+import sys
+print("Input reads.fasta\\n\\nsomething happened")
+sys.exit("Error: {reason}")
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Puts an executable named mmseqs on the PATH; returns the file in which it lists its calls."""
+
+    def put(script: str, **names: str) -> Path:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "mmseqs").write_text(script.format(python=sys.executable, **names))
+        (folder / "mmseqs").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        return folder / "calls"
+
+    return put
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "made" / "data"
+
+
+def members_of(table):
+    rows = [line.split("\t") for line in table.read_text().splitlines()]
+    clusters = {}
+    for representative, member in rows:
+        clusters.setdefault(representative, set()).add(member)
+    return clusters
+
+
+def test_all_records_are_clustered_under_their_identifiers(install, out):
+    calls = install(FAKE)
+    table = cluster_sources([TINY], out, Clustering(identity=0.3))
+    by_start = {}
+    for record in read_records(TINY, Tally()):
+        by_start.setdefault(record.sequence[:10], set()).add(record.identifier)
+    assert sorted(map(sorted, members_of(table).values())) == sorted(map(sorted, by_start.values()))
+    assert list(out.parent.iterdir()) == [table]
+    (call,) = calls.read_text().splitlines()
+    assert call.endswith("--min-seq-id\t0.3\t-c\t0.8\t--cov-mode\t1\t-v\t1")
+
+
+def test_every_format_and_several_sources(install, out, tmp_path):
+    install(FAKE)
+    flat = tmp_path / "-one entry.dat"
+    flat.write_text(
+        "ID   A_B                     Reviewed;          12 AA.\nAC   P00001;\n"
+        "SQ   SEQUENCE   12 AA;  1400 MW;  0000000000000000 CRC64;\n     MKTAYIAKQR QI\n//\n"
+    )
+    fasta = tmp_path / "two.fasta.gz"
+    fasta.write_bytes(gzip.compress(b"# note\n>sp|P00002|X_Y a\nmktayiakqrww\n>bad\nMK1\n"))
+    reading = ReadOptions(allow_comments=True)
+    table = cluster_sources([flat, fasta], out, Clustering(reading=reading))
+    assert members_of(table) == {"P00001": {"P00001", "P00002"}}
+
+
+def test_clusters_are_made_once_for_the_same_sources(install, out, tmp_path, capsys):
+    calls = install(FAKE)
+    source = tmp_path / "one.fasta"
+    source.write_text(">a\nMKTAYIAKQRQI\n")
+    first = cluster_sources([source], out, Clustering())
+    assert cluster_sources([source], out, Clustering()) == first
+    assert str(first) in capsys.readouterr().err
+    assert len(calls.read_text().splitlines()) == 1
+    other = cluster_sources([source], out, Clustering(identity=0.9))
+    source.write_text(">a\nMKTAYIAKQRQI\n>b\nMKTAYIAKQR\n")
+    longer = cluster_sources([source], out, Clustering())
+    assert members_of(longer) == {"a": {"a", "b"}}
+    source.write_text(">a\nMKTAYIAKQRQI\n>b\nMKTAYIWWWW\n")
+    os.utime(source, ns=(0, 1))
+    newer = cluster_sources([source], out, Clustering())
+    assert members_of(newer) == {"a": {"a"}, "b": {"b"}}
+    assert len({first, other, longer, newer}) == 4
+
+
+def test_what_a_killed_process_left_is_cleared(install, out):
+    install(FAKE)
+    table = cluster_sources([TINY], out, Clustering())
+    content = table.read_text()
+    table.unlink()
+    left = out.with_name(f"{table.name}.partial")
+    (left / "tmp").mkdir(parents=True)
+    (left / "tmp" / "half").touch()
+    (left / "linclust_cluster.tsv").write_text("half\n")
+    (left / "sources.fasta").touch()
+    assert cluster_sources([TINY], out, Clustering()).read_text() == content
+    assert list(out.parent.iterdir()) == [table]
+
+
+def test_two_builders_do_not_share_a_folder(install, out):
+    install(FAKE)
+    table = cluster_sources([TINY], out, Clustering())
+    table.unlink()
+    left = out.with_name(f"{table.name}.partial")
+    left.mkdir()
+    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": "", "start": null}')
+    with pytest.raises(OutputError, match=r"process 1 on elsewhere.*--break-lock"):
+        cluster_sources([TINY], out, Clustering())
+    assert cluster_sources([TINY], out, Clustering(break_lock=True)) == table
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("bad input", InputDataError), ("No space left on device", OutputError)]
+)
+def test_a_failure_ends_with_what_mmseqs_said_and_leaves_nothing(install, out, reason, kind):
+    install(FAILING, reason=reason)
+    with pytest.raises(kind, match=f"easy-linclust ended with 1: .*happened; Error: {reason}"):
+        cluster_sources([TINY], out, Clustering())
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_source_that_cannot_be_read_leaves_nothing(install, out, tmp_path):
+    install(FAKE)
+    source = tmp_path / "cut.fasta.gz"
+    source.write_bytes(TINY.read_bytes()[:-100])
+    with pytest.raises(InputDataError, match="truncated"):
+        cluster_sources([source], out, Clustering())
+    assert list(out.parent.iterdir()) == []
+
+
+def test_what_cannot_be_clustered_is_refused(out, tmp_path, monkeypatch):
+    for identity in (0, -1, 1.5, float("nan")):
+        with pytest.raises(UserError, match="--cluster-identity"):
+            Clustering(identity)
+    with pytest.raises(UserError, match="standard input"):
+        cluster_sources([TINY, Path("-")], out, Clustering())
+    with pytest.raises(InputDataError, match=r"none\.fasta"):
+        cluster_sources([tmp_path / "none.fasta"], out, Clustering())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"not installed.*conda install .* apt install mmseqs2"):
+        cluster_sources([TINY], out, Clustering())
+    assert not out.parent.exists()
+
+
+def test_the_table_makes_a_split(install, out):
+    install(FAKE)
+    table = cluster_sources([TINY], out, Clustering())
+    rule = ClusterSplit(table, HashSplit(0.2, 0.2))
+    records = list(read_records(TINY, Tally()))
+    splits = [rule.split_of(record, b"") for record in records]
+    assert set(splits) == {"train", "valid", "test"}
+    # The table has every record.
+    assert not [
+        r for r, split in zip(records, splits, strict=True) if list(rule.notes_of(r, split))
+    ]
+
+
+def test_arguments_never_reach_a_shell(install, tmp_path):
+    calls = install(FAKE)
+    with pytest.raises(InputDataError, match="AssertionError"):
+        run_mmseqs(["version; touch canary", tmp_path / "$(touch canary)"])
+    assert calls.read_text().startswith("version; touch canary\t")
+    assert not list(tmp_path.rglob("canary"))

@@ -1,0 +1,111 @@
+"""Merged data sets: the sequences of the parts in order, nothing copied, nothing lost."""
+
+import json
+import os
+from itertools import chain
+
+import pytest
+
+from data_prep import merge as merging
+from data_prep.merge import merge
+from data_prep.prepare import PrepareOptions, prepare
+from data_prep.split import HashSplit
+from protlm.data.manifest import read_manifest
+from protlm.data.shards import open_split, verify
+from protlm.errors import InputDataError, OutputError, UserError
+
+RULE = HashSplit(0.3, 0.2)
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Two data sets of several shards, one with a split that the other lacks."""
+    one, other = tmp_path / "one.fasta", tmp_path / "other.fasta"
+    proteins = [f">p{i}\nMKV{'LAW' * (i % 50)}{'KR' * i}\n" for i in range(300)]
+    one.write_text("".join(proteins[:200]) + ">bad\nMK-V\n")
+    other.write_text(">q\nMKV\n>worse\nM1\n>x\nMW-\n")
+    made = []
+    for source in (one, other):
+        made.append(tmp_path / source.stem)
+        options = PrepareOptions(shard_residues=9_000, max_reject_rate=0.7)
+        prepare([source], made[-1], split_rule=RULE, options=options)
+    return made
+
+
+def identifiers(directory, split):
+    reader = open_split(directory, split)
+    return [reader.identifier(i) for i in range(len(reader))]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_parts_are_joined_in_the_order_given(parts, tmp_path):
+    out = tmp_path / "new" / "data"
+    report = merge(parts[::-1], out)
+    assert verify(out) == []
+    merged, manifests = read_manifest(out), [read_manifest(part) for part in parts[::-1]]
+    for split in ("train", "valid", "test"):
+        names = [
+            identifiers(p, split)
+            for p, m in zip(parts[::-1], manifests, strict=True)
+            if split in m.splits
+        ]
+        assert identifiers(out, split) == list(chain.from_iterable(names))
+        numbers = [int(shard.file[-8:-3]) for shard in merged.splits[split]]
+        assert numbers == list(range(len(numbers)))
+    assert sum(len(shards) for shards in merged.splits.values()) > 4
+    assert [source.file for source in merged.sources] == ["other.fasta", "one.fasta"]
+    assert report.counts.records == 204
+    assert report.counts.rejected == {"gap": 2, "digit": 1}
+    assert json.loads((out / "report.json").read_text())["counts"]["records"] == 204
+    assert (out / "rejected.tsv").read_text().splitlines()[1:] == [
+        "digit\tworse\tother.fasta\t3",
+        "gap\tx\tother.fasta\t5",
+        "gap\tbad\tone.fasta\t401",
+    ]
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+def test_shards_are_linked_where_that_is_possible(parts, tmp_path, monkeypatch, can_link):
+    if not can_link:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("other disk")))
+    merge(parts, tmp_path / "data")
+    shard = "train/shard-00000.h5"
+    assert (tmp_path / "data" / shard).samefile(parts[0] / shard) == can_link
+    assert verify(tmp_path / "data") == []
+
+
+def test_the_order_of_merging_in_steps_does_not_matter(parts, tmp_path, contents):
+    merge(parts, tmp_path / "once")
+    merge([tmp_path / "once"], tmp_path / "twice")
+    assert contents(tmp_path / "once") == contents(tmp_path / "twice")
+
+
+def test_parts_that_do_not_fit_are_refused(parts, tmp_path):
+    out = tmp_path / "data"
+    prepare([tmp_path / "one.fasta"], tmp_path / "rule", split_rule=HashSplit(0.1, 0.1))
+    with pytest.raises(UserError, match=r"rule was split by another rule.*0\.1.*0\.3"):
+        merge([parts[0], tmp_path / "rule"], out)
+    for wrong in ([parts[0], parts[0]], []):
+        with pytest.raises(UserError, match="each once"):
+            merge(wrong, out)
+    with pytest.raises(InputDataError, match="protlm prepare"):
+        merge([parts[0], tmp_path], out)
+    with pytest.raises(OutputError, match="exists"):
+        merge([parts[0]], parts[1])
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("file", ["train/shard-00000.h5", "rejected.tsv", "manifest.json"])
+def test_a_damaged_part_is_refused(parts, tmp_path, file):
+    path = parts[0] / file
+    path.write_bytes(path.read_bytes()[:-20] + b"x")
+    with pytest.raises(InputDataError, match=f"{path}"):
+        merge(parts, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_listed_stays_bounded(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(merging, "MAX_LISTED", 1)
+    merge(parts, tmp_path / "data")
+    rows = (tmp_path / "data" / "rejected.tsv").read_text().splitlines()
+    assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]

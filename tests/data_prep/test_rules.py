@@ -1,0 +1,177 @@
+"""From options to rules, and through `protlm prepare` to splits."""
+
+import gzip
+import json
+import os
+import sys
+
+import pytest
+
+from data_prep.clusters import ClusterSplit
+from data_prep.families import FamilySplit
+from data_prep.prepare import PrepareOptions
+from data_prep.rules import SplitOptions, make_rule
+from data_prep.split import HashSplit, TableSplit
+from protlm.data.records import Tally, read_records
+from protlm.data.shards import open_split, read_manifest
+from protlm.errors import OutputError, UserError
+from protlm.paths import sample_dir
+
+TINY = sample_dir() / "uniprot_tiny.fasta.gz"
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """A split, a family and a cluster table of the tiny sample, by what they are."""
+    identifiers = [record.identifier for record in read_records(TINY, Tally())]
+    paths = {name: tmp_path / f"{name}.tsv" for name in ("split", "family", "cluster")}
+    rows = "".join(f"{one}\ttrain\n" for one in identifiers)
+    paths["split"].write_text(f"accession\tsplit\n{rows}")
+    families = [f"{one}\tPF{i % 20:05d};\n" for i, one in enumerate(identifiers)]
+    paths["family"].write_text("Entry\tPfam\n" + "".join(families))
+    clusters = [f"{identifiers[i - i % 4]}\t{one}\n" for i, one in enumerate(identifiers)]
+    paths["cluster"].write_text("".join(clusters))
+    return paths
+
+
+def made(tmp_path, **options):
+    return make_rule(SplitOptions(**options), [TINY], tmp_path / "o", PrepareOptions())
+
+
+def test_options_name_the_rule(tmp_path, tables):
+    assert isinstance(made(tmp_path), HashSplit)
+    assert isinstance(made(tmp_path, split_table=tables["split"]), TableSplit)
+    assert isinstance(made(tmp_path, cluster_table=tables["cluster"]), ClusterSplit)
+    options = {"family_table": tables["family"], "ood_families": ("PF00003,PF00005", "PF00007")}
+    rule = made(tmp_path, **options)
+    assert isinstance(rule, FamilySplit)
+    assert rule.describe()["families"] == ["PF00003", "PF00005", "PF00007"]
+    both = made(tmp_path, **options, cluster_table=tables["cluster"], valid_fraction=0.3)
+    assert both.describe()["otherwise"]["valid_fraction"] == 0.3
+    assert both.describe()["otherwise"]["table"] == "cluster.tsv"
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({"split_table", "family_table"}, ["--split-table", "--family-table"]),
+        ({"split_table", "cluster_table"}, ["--split-table", "--cluster-table"]),
+        ({"split_table", "cluster"}, ["--split-table", "--cluster"]),
+        ({"cluster_table", "cluster"}, ["--cluster", "--cluster-table"]),
+        ({"cluster_identity"}, ["--cluster-identity", "--cluster"]),
+        ({"cluster_identity", "cluster_table"}, ["--cluster-identity"]),
+        ({"ood_families"}, ["--family-table", "Entry and Pfam"]),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(tmp_path, tables, options, flags):
+    values = {
+        **{f"{name}_table": path for name, path in tables.items()},
+        **{"cluster": True, "cluster_identity": 0.5, "ood_families": ("PF00001",)},
+    }
+    with pytest.raises(UserError) as caught:
+        made(tmp_path, **{name: values[name] for name in options})
+    for flag in flags:
+        assert flag in str(caught.value)
+
+
+def test_an_output_that_is_there_is_refused_before_tables_are_read(tmp_path):
+    (tmp_path / "o").mkdir()
+    with pytest.raises(OutputError, match="exists already"):
+        made(tmp_path, cluster_table=tmp_path / "none.tsv")
+
+
+FAKE = """#!{python}
+import sys
+fasta, result = sys.argv[2:4]
+names = [line[1:].strip() for line in open(fasta) if line.startswith(">")]
+rows = ["\\t".join([names[i - i % 4], name]) for i, name in enumerate(names)]
+open(result + "_cluster.tsv", "w").write("\\n".join(rows) + "\\n")
+"""
+
+
+@pytest.mark.parametrize("clusters", ["of a table", "of mmseqs"])
+def test_prepare_holds_out_families_and_whole_clusters(protlm_command, tmp_path, tables, clusters):
+    arguments = ["--cluster-table", tables["cluster"]]
+    environment = {}
+    if clusters == "of mmseqs":
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "mmseqs").write_text(FAKE.format(python=sys.executable))
+        (tmp_path / "bin" / "mmseqs").chmod(0o755)
+        environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        arguments = ["--cluster", "--cluster-identity", "0.4"]
+    done = protlm_command(
+        *("prepare", TINY, "--out", "D", "--family-table", tables["family"]),
+        *("--ood-families", "PF00003", "PF00005,PF00099", "--valid-fraction", "0.2", *arguments),
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    split_of = {}
+    for split in read_manifest(tmp_path / "D").splits:
+        reader = open_split(tmp_path / "D", split)
+        split_of |= {reader.identifier(i): split for i in range(len(reader))}
+    identifiers = [record.identifier for record in read_records(TINY, Tally())]
+    assert set(split_of) == set(identifiers)
+    for start in range(0, len(identifiers), 4):
+        splits = {split_of[one] for one in identifiers[start : start + 4]}
+        assert len(splits) == 1
+        is_held_out = any(i % 20 in (3, 5) for i in range(start, min(start + 4, len(identifiers))))
+        assert (splits == {"test_ood_family"}) == is_held_out
+    assert {"train", "valid", "test_ood_family"} <= set(split_of.values())
+    report = json.loads((tmp_path / "D" / "report.json").read_text())
+    noted = report["counts"]["noted"]
+    assert noted["of the held-out family PF00003"] == noted["of the held-out family PF00005"] == 9
+    assert noted["held out because its cluster holds a member of a held-out family"] == 72 - 18
+    assert report["families_without_records"] == ["PF00099"]
+    assert report["split_rule"]["absent_from_table"] == ["PF00099"]
+    assert "no record: of the held-out family PF00099" in done.stderr
+
+
+def test_a_hold_out_that_would_be_empty_is_an_error_with_nothing_made(
+    protlm_command, tmp_path, tables
+):
+    """A table of other accessions than those of the sources must not pass unnoticed."""
+    tables["family"].write_text("Entry\tPfam\nX1\tPF00001;\nX2\tPF00002;\n")
+    arguments = ["prepare", TINY, "--out", "D", "--family-table", tables["family"]]
+    arguments += ["--ood-families", "PF00001,PF00002"]
+    for _ in range(2):
+        done = protlm_command(*arguments, cwd=tmp_path)
+        assert done.returncode == 3
+        assert "no record is of a family" in done.stderr and "family.tsv" in done.stderr
+        assert not (tmp_path / "D").exists()
+
+
+@pytest.mark.slow
+def test_a_family_may_be_in_one_of_several_files(protlm_command, tmp_path):
+    """Each job sees one file; whether all is as it should be, only the whole can tell."""
+    (tmp_path / "one.fasta").write_text(">P00001\nMKTAYIAKQRQISFV\n>P00002\nMKTAYIAKQ\n")
+    (tmp_path / "two.fasta").write_text(">P00003\nMKTAYIAWWWQISFV\n")
+    (tmp_path / "families.tsv").write_text("P00001\tPF00001\nP00009\tPF00002\n")
+    arguments = ["prepare", "one.fasta", "two.fasta", "--executor", "local"]
+    families = ["--family-table", "families.tsv", "--ood-families"]
+    done = protlm_command(*arguments, "--out", "D", *families, "PF00001", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(open_split(tmp_path / "D", "test_ood_family")) == 1
+    done = protlm_command(*arguments, "--out", "E", *families, "PF00002", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "no record is of a family" in done.stderr
+    assert not (tmp_path / "E").exists()
+
+
+def test_leakage_of_a_prepared_set_by_the_command(protlm_command, tmp_path):
+    sequence = "MKTAYIAKQRQISFVKSHFSRQ"
+    records = [
+        f">r{i}\n{sequence[i % 7 :]}{'ACDEFGHIKL'[i % 10] * (i // 10)}\n" for i in range(200)
+    ]
+    (tmp_path / "x.fasta.gz").write_bytes(gzip.compress("".join(records).encode()))
+    fractions = ["--valid-fraction", "0.2", "--test-fraction", "0.2"]
+    done = protlm_command("prepare", "x.fasta.gz", "--out", "D", *fractions, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = protlm_command("data", "leakage", "D", "--json", "l.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    fields = json.loads((tmp_path / "l.json").read_text())["splits"]
+    assert set(fields) == {"valid", "test"}
+    # Equal sequences have one side: a split by hash leaks relatives, and no copies.
+    assert all(one["identical"] == 0 < one["near"] for one in fields.values())
+    for split in fields:
+        assert split in done.stdout

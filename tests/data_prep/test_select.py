@@ -1,0 +1,70 @@
+"""Which records are wanted, and why the others are not."""
+
+import pytest
+
+from data_prep.select import Selection
+from protlm.data.records import Record, Tally
+from protlm.errors import UserError
+
+
+def record(length=10, **known):
+    return Record("P1", "P1", "M" * length, 1, **known)
+
+
+def filtered(selection: Selection, one: Record) -> tuple[bool, dict[str, int], dict[str, int]]:
+    """Whether it is taken, and what is counted."""
+    tally = Tally()
+    taken = list(selection.select(iter([one]), tally)) == [one]
+    return taken, dict(tally.filtered), dict(tally.noted)
+
+
+TAKEN = (True, {}, {})
+
+
+def test_nothing_asked_for_takes_everything():
+    records = iter([record()])
+    assert Selection().select(records, Tally()) is records
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"),
+    [(49, "shorter than 50 residues"), (50, ""), (60, ""), (61, "longer than 60 residues")],
+)
+def test_bounds_of_the_length_are_included(length, reason):
+    expected = (False, {reason: 1}, {}) if reason else TAKEN
+    assert filtered(Selection(min_length=50, max_length=60), record(length)) == expected
+
+
+def test_fragments_are_left_out_where_the_source_tells():
+    selection = Selection(no_fragments=True)
+    assert filtered(selection, record(is_fragment=True)) == (False, {"fragment": 1}, {})
+    assert filtered(selection, record(is_fragment=False)) == TAKEN
+    note = {"fragment or not, the source does not tell": 1}
+    assert filtered(selection, record()) == (True, {}, note)
+
+
+@pytest.mark.parametrize(
+    ("organisms", "known", "reason"),
+    [
+        (("9606",), {"taxon": 9606}, ""),
+        (("9606",), {"taxon": 960}, "other organism"),
+        (("9606", "562"), {"taxon": 562}, ""),
+        (("homo sapiens",), {"organism": "Homo sapiens"}, ""),
+        (("Homo sapiens",), {"organism": "Homo sapiens (Human)"}, ""),
+        (("Escherichia coli",), {"organism": "Escherichia coli (strain K12)"}, ""),
+        (("Escherichia",), {"organism": "Escherichia coli (strain K12)"}, "other organism"),
+        (("Homo",), {"organism": "Homo sapiens"}, "other organism"),
+        (("Homo sapiens", "10090"), {"organism": "Mus musculus", "taxon": 10090}, ""),
+        (("9606",), {}, "organism not told by the source"),
+        (("9606",), {"organism": "Homo sapiens"}, "other organism"),
+    ],
+)
+def test_an_organism_is_a_name_with_its_strains_or_a_taxon(organisms, known, reason):
+    expected = (False, {reason: 1}, {}) if reason else TAKEN
+    assert filtered(Selection(organisms=organisms), record(**known)) == expected
+
+
+@pytest.mark.parametrize("bounds", [(0, None), (-1, 10), (11, 10), (None, 0)])
+def test_impossible_lengths_are_refused(bounds):
+    with pytest.raises(UserError, match=r"--min-length.*--max-length"):
+        Selection(*bounds)

@@ -1,0 +1,123 @@
+"""One job for each file: the same sequences as in one process, and continued when interrupted."""
+
+import sys
+
+import pytest
+
+from data_prep.merge import merge
+from data_prep.prepare import PrepareOptions, prepare
+from data_prep.split import HashSplit
+from data_prep.submission import Executor, Submission, prepare_by_jobs
+from protlm.errors import UserError
+
+LOCAL = Submission(Executor.LOCAL)
+RULE = HashSplit(0.2, 0.1)
+
+
+@pytest.fixture
+def release(tmp_path):
+    """Two files of proteins in a folder."""
+    folder = tmp_path / "release"
+    folder.mkdir()
+    for name, count in (("one", 150), ("two", 50)):
+        proteins = [f">{name}{i}\nMKV{'LAW' * (i % 40)}\n" for i in range(count)]
+        (folder / f"{name}.fasta").write_text("".join(proteins))
+    return folder
+
+
+def test_jobs_make_the_parts_that_are_merged(release, tmp_path, protlm_command, contents):
+    arguments = ["prepare", "release", "--out", "data", "--valid-fraction", "0.2"]
+    arguments += ["--test-fraction", "0.1", "--executor", "local"]
+    (release / "two.fasta").write_text("no header\n")
+    done = protlm_command(*arguments, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "two.fasta, line 1" in done.stderr
+    assert not (tmp_path / "data").exists()
+    two = "".join(f">two{i}\nMWV{'LAW' * (i % 40)}\n" for i in range(50))
+    (release / "two.fasta").write_text(f"{two}>bad\nM-\n>bad\nM-\n")
+    done = protlm_command(*arguments, cwd=tmp_path)
+    # The first file is done, and the second says in its job why it cannot be used.
+    assert done.returncode == 3, done.stderr
+    assert "2 of 52 records" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "data.partial" / "parts" / "00000" / "manifest.json").is_file()
+    done = protlm_command(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
+    parts = []
+    for name in ("one", "two"):
+        parts.append(tmp_path / name)
+        options = PrepareOptions(max_reject_rate=0.1)
+        prepare([release / f"{name}.fasta"], parts[-1], split_rule=RULE, options=options)
+    merge(parts, tmp_path / "merged")
+    assert contents(tmp_path / "data") == contents(tmp_path / "merged")
+
+
+def prepare_locally(release, tmp_path, **options):
+    prepare_by_jobs(
+        sorted(release.iterdir()),
+        tmp_path / "data",
+        split_rule=RULE,
+        options=PrepareOptions(**options),
+        submission=LOCAL,
+    )
+
+
+def test_without_submitit_it_says_what_to_install(release, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"pip install 'protlm\[cluster\]'"):
+        prepare_locally(release, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["release"]
+
+
+def test_what_needs_all_sources_at_once_is_refused(release, tmp_path):
+    with pytest.raises(UserError, match=r"--executor.*--deduplicate"):
+        prepare_locally(release, tmp_path, deduplicate=True)
+
+
+def test_settings_of_a_job_are_checked_before_they_reach_its_script():
+    settings = ["partition=cpu,long", "time=12:00:00", "mem_gb=7.5", "cpus=4", "parallel=20"]
+    submission = Submission.parse(Executor.SLURM, settings)
+    assert submission is not None
+    assert submission.parameters == {
+        "slurm_partition": "cpu,long",
+        "slurm_time": "12:00:00",
+        "mem_gb": 7.5,
+        "cpus_per_task": 4,
+        "slurm_array_parallelism": 20,
+    }
+    assert Submission.parse(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("partition", "partition"),
+        ("partition=", "partition"),
+        ("partition=a\n#SBATCH --wrap=x", "no value"),
+        ("partition=$(reboot)", "no value"),
+        ("cpus=many", "no value for cpus"),
+        ("setup=reboot", "there is no 'setup', only account, constraint"),
+        ("additional_parameters={}", "there is no"),
+    ],
+)
+def test_other_settings_are_refused(setting, told):
+    with pytest.raises(UserError, match=told):
+        Submission.parse(Executor.SLURM, [setting])
+
+
+def test_settings_without_an_executor_are_refused():
+    with pytest.raises(UserError, match="--executor slurm"):
+        Submission.parse(None, ["time=1"])
+
+
+def test_submitit_takes_what_we_give_it(tmp_path, monkeypatch):
+    """The names are submitit's, also for SLURM, which is not here."""
+    from submitit import AutoExecutor, SlurmExecutor
+
+    monkeypatch.setattr(SlurmExecutor, "affinity", classmethod(lambda cls: 2))
+    executor = AutoExecutor(folder=tmp_path, cluster="slurm")
+    settings = ["partition=a", "time=10", "account=b", "qos=c", "constraint=d", "mem_gb=1"]
+    submission = Submission.parse(Executor.SLURM, [*settings, "cpus=2", "parallel=3"])
+    assert submission is not None
+    executor.update_parameters(**submission.parameters)

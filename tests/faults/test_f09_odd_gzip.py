@@ -1,0 +1,37 @@
+"""F09: gzip files in several members, with zeros or garbage behind them, or by a wrong name."""
+
+import gzip
+
+import pytest
+
+FIRST, SECOND = b">a\nMKV\n", b">b\nMKL\n"
+PACKED = gzip.compress(FIRST + SECOND, mtime=0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        FIRST + SECOND,
+        PACKED,
+        gzip.compress(FIRST, mtime=0) + gzip.compress(SECOND, mtime=0),
+        PACKED + bytes(1_000),
+    ],
+    ids=["plain", "one member", "two members", "zeros"],
+)
+def test_the_bytes_decide(prepare_bytes, content):
+    # All are called proteins.fasta.
+    report = prepare_bytes(content)
+    assert report["splits"]["train"]["sequences"] == 2
+    assert report["sources"][0]["bytes"] == len(content)
+
+
+def test_garbage_is_refused_unless_it_is_ignored(refuse_bytes, prepare_bytes):
+    assert "something else follows" in refuse_bytes(PACKED + b"garbage")
+    report = prepare_bytes(PACKED + b"garbage", ignore_trailing_garbage=True)
+    assert report["splits"]["train"]["sequences"] == 2
+
+
+def test_a_wrong_name_does_not_matter(protlm_command, tmp_path):
+    (tmp_path / "plain.fasta.gz").write_bytes(FIRST + SECOND)
+    done = protlm_command("prepare", "plain.fasta.gz", "--out", "data", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,125 @@
+"""F15: a build killed by -9 at random moments, continued, makes the same bytes."""
+
+import json
+
+import pytest
+
+# One process imports everything and forks the builders, so that their time is spent on building.
+# A builder has a process group of its own, and its workers die with it.
+KILL = """
+import json, os, random, shutil, signal, time
+
+source, folder, kills, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+out, partial = folder / "data", folder / "data.partial"
+random.seed(seed)
+
+def start(workers, out=out):
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        exit_with_message(lambda: build([source], out, workers=workers, deduplicate=True))
+    return pid
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+began = time.monotonic()
+assert os.waitpid(start(1, folder / "whole"), 0)[1] == 0
+seconds = time.monotonic() - began
+done, killed, kept = 0, 0, []
+while killed < kills:
+    pid = start(workers=random.choice([1, 2]))
+    time.sleep(random.uniform(0, 0.6 * seconds))
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        killed += 1
+    if os.WIFSIGNALED(status) and not out.exists():
+        kept.append(len(list(partial.glob("journal/segment-*.json"))))
+        continue
+    assert status in (0, signal.SIGKILL), status
+    done += 1
+    assert contents(out) == contents(folder / "whole")
+    shutil.rmtree(out)
+assert os.waitpid(start(1), 0)[1] == 0
+assert contents(out) == contents(folder / "whole")
+assert sorted(p.name for p in folder.iterdir()) == ["data", "whole"]
+print(json.dumps({"killed": killed, "kept": kept}))
+"""
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_build_goes_on_to_the_same_bytes(run_builder, proteins, tmp_path, kills):
+    done = run_builder(KILL, proteins, tmp_path, kills, kills, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["killed"] == kills
+    # Kills struck while there was something to go on from, which was then not done again.
+    assert max(told["kept"]) > 0
+    assert "continuing" in done.stderr
+
+
+# Before what changes the disk is done, and after it: every such moment, one after the other.
+AT_EVERY_STEP = """
+import os, shutil, signal
+import protlm.paths
+
+source, folder = sys.argv[1], Path(sys.argv[2])
+whole, out = folder / "whole", folder / "data"
+build([source], whole)
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+calls = ["replace", "rename", "mkdir", "unlink", "rmdir", "fsync"]
+real = {name: getattr(os, name) for name in calls}
+
+count = [0]
+
+def counted(name, after, limit):
+    def call(*arguments, **named):
+        count[0] += 1
+        if count[0] == limit and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        this = count[0]
+        try:
+            return real[name](*arguments, **named)
+        finally:
+            if this == limit:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return call
+
+step, finished = 0, False
+while not finished:
+    step += 1
+    pid = os.fork()
+    if pid == 0:
+        count[0] = 0
+        for name in calls:
+            setattr(os, name, counted(name, after=step % 2 == 0, limit=step))
+        exit_with_message(lambda: build([source], out))
+    status = os.waitpid(pid, 0)[1]
+    assert status in (0, signal.SIGKILL), (step, status)
+    finished = status == 0
+    if not finished and not out.exists():
+        build([source], out)
+    assert contents(out) == contents(whole), step
+    shutil.rmtree(out)
+    shutil.rmtree(folder / "data.partial", ignore_errors=True)
+print(step)
+"""
+
+
+@pytest.mark.slow
+def test_no_step_is_a_bad_moment(run_builder, tmp_path):
+    source = tmp_path / "few.fasta"
+    source.write_text("".join(f">p{i}\n{'MKVLAW' * (i % 90 + 1)}\n" for i in range(250)))
+    (tmp_path / "builds").mkdir()
+    done = run_builder(AT_EVERY_STEP, source, tmp_path / "builds", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) > 40

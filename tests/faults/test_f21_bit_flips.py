@@ -1,0 +1,64 @@
+"""F21: a flipped bit in a shard or the manifest is found by the check and refused by training."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.build import open_data
+from protlm.config import DataConfig
+from protlm.data_sets import verify
+from protlm.errors import InputDataError, UserError
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted([*directory.rglob("*.h5"), *directory.glob("manifest.json*")])
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << (bit % 8)
+    path.write_bytes(content)
+
+
+def assert_found(directory: Path, path: Path, bit: int) -> None:
+    """Flips a bit, looks whether it is found by both, and flips it back."""
+    before = path.stat().st_size
+    flip(path, bit)
+    named = str(path) if path.suffix == ".h5" else "manifest.json"
+    for look in (verify, lambda directory: open_data(DataConfig(dir=str(directory)))):
+        with pytest.raises(UserError) as raised:
+            look(directory)
+        assert named in str(raised.value), (path, bit)
+    flip(path, bit)
+    assert path.stat().st_size == before
+
+
+def test_a_thousand_flips_are_found(data_set: Path) -> None:
+    rng = np.random.default_rng(0)
+    files = files_of(data_set)
+    assert len(files) == 6
+    for number in range(1_000):
+        # As many in each file, the small ones too.
+        path = files[number % len(files)]
+        assert_found(data_set, path, int(rng.integers(8 * path.stat().st_size)))
+    # Flipped back, all is well.
+    verify(data_set)
+    open_data(DataConfig(dir=str(data_set)))
+
+
+def test_every_bit_of_the_manifest_s_checksum_counts(data_set: Path) -> None:
+    path = data_set / "manifest.json.sha256"
+    for bit in range(8 * path.stat().st_size):
+        assert_found(data_set, path, bit)
+
+
+def test_training_leaves_nothing_behind(
+    data_set: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = data_set / "train" / "shard-00001.h5"
+    flip(path, 8 * 1_000)
+    with pytest.raises(InputDataError, match=f"{path}.*protlm data verify"):
+        train_tiny(tmp_path / "run", f"data.dir={data_set}")
+    assert not (tmp_path / "run").exists()

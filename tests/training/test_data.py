@@ -1,0 +1,169 @@
+"""What a run reads: joined sequences, mixtures, curricula; resumed bitwise, refused when other."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from protlm.build import batch_rule, build_data, compose, open_data
+from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
+from protlm.data.buckets import LengthBuckets
+from protlm.data.concatenation import Concatenation
+from protlm.errors import UserError
+from protlm.model.checkpoint import load_training
+from protlm.training.loggers import read_metrics
+
+Train = Callable[..., Path]
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same sequences in another place; a mixture takes them as others."""
+    return Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("data") / "other"))
+
+
+def mixture(one: Path, other: Path, weights: tuple[float, float] = (2, 1)) -> list[str]:
+    parts = (
+        f"{{dir: {one}, weight: {weights[0]}}},{{dir: {other}, weight: {weights[1]}, split: test}}"
+    )
+    return ["data.dir=null", f"data.mixture=[{parts}]"]
+
+
+def weights_of(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["state_dict"]
+
+
+def place_of(run: Path, step: int) -> dict[str, int]:
+    return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["SequenceData"]
+
+
+MODES = {
+    "joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
+    "joined, causal": ["data.mode=concatenated", "objective=causal", "data.tokens_per_batch=512"],
+    "growing": ["data.curriculum=[[0,32],[100,64]]", "data.crop=random"],
+    "mixture": ["data.crop=random"],
+    "mixture, joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stop_and_go_is_bitwise(
+    mode: str, train_tiny: Train, tiny_data: Path, other_data: Path, tmp_path: Path
+) -> None:
+    settings = list(MODES[mode])
+    if mode.startswith("mixture"):
+        settings += mixture(tiny_data, other_data)
+    whole = train_tiny(tmp_path / "whole", *settings, f"trainer.max_steps={STEPS}")
+    train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
+    run = train_tiny(tmp_path / "run", *settings, f"trainer.max_steps={STEPS}")
+    place = place_of(run, 5)
+    assert ("concatenated" in " ".join(settings)) == (place["tokens"] > 0)
+    for name, value in weights_of(whole).items():
+        assert torch.equal(value, weights_of(run)[name]), name
+    assert [row["samples"] for row in read_metrics(run / "metrics.csv") if "samples" in row]
+
+
+def test_a_run_goes_on_where_its_data_have_moved_to(
+    train_tiny: Train, tiny_data: Path, other_data: Path, tmp_path: Path
+) -> None:
+    settings = mixture(tiny_data, other_data)
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2")
+    moved = Path(shutil.copytree(other_data, tmp_path / "moved"))
+    train_tiny(run, *mixture(tiny_data, moved), "trainer.max_steps=3")
+    for wrong in (
+        mixture(tiny_data, moved, (1, 1)),
+        ["data.dir=null", f"data.mixture=[{{dir: {moved}, weight: 1}}]"],
+    ):
+        with pytest.raises(UserError, match=r"data\.mixture: the run was trained on other data"):
+            train_tiny(run, *wrong, "trainer.max_steps=4")
+
+
+def test_another_mode_or_curriculum_does_not_continue_a_run(
+    train_tiny: Train, tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    for setting in ("data.mode=concatenated", "data.curriculum=[[0,32]]"):
+        key = setting.partition("=")[0]
+        with pytest.raises(UserError, match=key):
+            train_tiny(run, setting, "trainer.max_steps=3")
+
+
+def test_the_start_says_what_an_epoch_will_be_like(
+    train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_tiny(tmp_path / "run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
+    said = capsys.readouterr().err
+    assert "cropped" in said
+    assert "of the positions of a batch are no padding" in said
+    assert "rows of 32 tokens, 64 after 100 samples" in said
+
+
+def test_configs_become_rules() -> None:
+    config = compose(TrainConfig, ["data=trembl", "data.curriculum=[[0,256],[1000,1024]]"]).data
+    rule = batch_rule(config)
+    assert isinstance(rule, LengthBuckets)
+    assert (rule.tokens_per_batch, rule.max_length, rule.crop) == (131_072, 1_024, "prefix")
+    assert rule.curriculum.max_length(1_000) == 1_024
+    config = compose(TrainConfig, ["data=concatenated"]).data
+    rule = batch_rule(config)
+    assert config.mode is Mode.concatenated
+    assert isinstance(rule, Concatenation)
+    assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
+
+
+def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
+    config = compose(TrainConfig, ["data=mixture", *mixture(tiny_data, other_data)[1:]]).data
+    assert config.mixture == [
+        MixtureConfig(str(tiny_data), 2.0),
+        MixtureConfig(str(other_data), 1.0, "test"),
+    ]
+    train, valid = open_data(config)
+    one, _ = open_data(DataConfig(dir=str(tiny_data)))
+    test, _ = open_data(DataConfig(dir=str(tiny_data), train_split="test"))
+    assert len(train) == len(one) + len(test)
+    assert len(valid) > 0
+
+
+def test_validation_can_be_elsewhere(tiny_data: Path, other_data: Path) -> None:
+    elsewhere = DataConfig(dir=str(tiny_data), valid_dir=str(other_data), valid_split="test")
+    _, valid = open_data(elsewhere)
+    test, _ = open_data(DataConfig(dir=str(other_data), train_split="test"))
+    assert len(valid) == len(test)
+
+
+def test_validation_has_one_sequence_to_a_row_whatever_training_does(tiny_data: Path) -> None:
+    losses = []
+    for extra in ([], ["data.mode=concatenated"], ["data.curriculum=[[0,32]]", "data.crop=random"]):
+        config = compose(TrainConfig, [f"data.dir={tiny_data}", "data.max_length=64", *extra])
+        batches = list(build_data(*open_data(config.data), config).val_dataloader())
+        losses.append([batch.tokens_BL for batch in batches])
+    for other in losses[1:]:
+        assert len(other) == len(losses[0])
+        assert all(torch.equal(a, b) for a, b in zip(losses[0], other, strict=True))
+
+
+WRONG = [
+    (["data.dir=null"], "neither data.dir nor data.mixture"),
+    (["data.mixture=[{dir: x, weight: 1}]"], "data.dir=null"),
+    (["data.dir=null", "data.mixture=[{dir: x, weight: 0}]"], "weight=0.0 must be above 0"),
+    (["data.dir=null", "data.mixture=[{dir: x}]"], "weight"),
+    (["data.dir=null", "data.mixture=[{dir: x, wieght: 1}]"], "data.mixture=[{dir: x, wieght"),
+    (["data.mode=joined"], "concatenated"),
+    (["data.curriculum=[[0,9999]]"], "data.max_length=9999"),
+    (["data.curriculum=[[10,64]]"], "[[0,256],[1000000,1024]]"),
+    (["data.curriculum=[[0,many]]"], "many"),
+]
+
+
+@pytest.mark.parametrize("settings, words", WRONG, ids=[settings[-1] for settings, _ in WRONG])
+def test_data_that_cannot_be_are_refused(
+    settings: list[str], words: str, train_tiny: Train, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as raised:
+        train_tiny(tmp_path / "run", *settings)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
