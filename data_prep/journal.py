@@ -30,14 +30,14 @@ class Segment:
         sources: the sources that lie before this place, as far as no earlier segment names them.
         shards: for each split the shard with its sequences.
         tally: what became of its records.
-        num_digests: how many of its sequences came for the first time.
+        digests_sha256: of the file with the digests of its sequences that came for the first time.
     """
 
     end: Place
     sources: tuple[SourceEntry, ...]
     shards: dict[str, ShardEntry]
     tally: Tally
-    num_digests: int
+    digests_sha256: str
 
 
 class Journal:
@@ -111,7 +111,7 @@ def _fields(segment: Segment) -> dict[str, Any]:
         "records": tally.records,
         "counts": {kind: dict(getattr(tally, kind)) for kind in _KINDS},
         "listed": tally.listed,
-        "num_digests": segment.num_digests,
+        "digests_sha256": segment.digests_sha256,
     }
 
 
@@ -123,5 +123,5 @@ def _parse(fields: dict[str, Any]) -> Segment:
         sources=tuple(SourceEntry(**entry) for entry in fields["sources"]),
         shards={split: ShardEntry(**entry) for split, entry in fields["shards"].items()},
         tally=Tally(fields["records"], **counts, listed=listed),
-        num_digests=fields["num_digests"],
+        digests_sha256=fields["digests_sha256"],
     )

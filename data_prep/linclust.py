@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data_prep.interruption import sigterm_as_interrupt
 from data_prep.lock import LOCK, BuildLock
 from data_prep.mmseqs import find_mmseqs, run_mmseqs
 from protlm.data.records import ReadOptions, SequenceFile, Tally
@@ -71,14 +72,15 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
         lock = BuildLock(folder, break_lock=clustering.break_lock)
     except OSError as error:
         raise explain_os_error(error, folder) from error
-    try:
-        _empty(folder)
-        print("clustering with MMseqs2, which takes hours for TrEMBL", file=sys.stderr, flush=True)
-        with complete_file(table) as temporary:
-            _linclust(sources, folder, clustering).replace(temporary)
-    finally:
-        if lock.is_held:
-            shutil.rmtree(folder)
+    with sigterm_as_interrupt():
+        try:
+            _empty(folder)
+            print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
+            with complete_file(table) as temporary:
+                _linclust(sources, folder, clustering).replace(temporary)
+        finally:
+            if lock.is_held:
+                shutil.rmtree(folder)
     return table
 
 

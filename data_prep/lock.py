@@ -14,6 +14,7 @@ from pathlib import Path
 from protlm.errors import OutputError
 
 LOCK = "lock.json"
+_MAX_PID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -25,23 +26,38 @@ class Builder:
         pid: its number there.
         since: when it began to build, for people.
         start: when the process started, in the ticks of its machine; None where nobody knows.
+        job: the SLURM job it belongs to, if any.
+        restarts: how often SLURM has put this job back into its queue.
     """
 
     host: str
     pid: int
     since: str
     start: str | None
+    job: str | None = None
+    restarts: int = 0
 
     @classmethod
     def this_process(cls) -> "Builder":
         """The builder that this process is."""
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        return cls(socket.gethostname(), os.getpid(), now, _start_of(os.getpid()))
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=now,
+            start=_start_of(os.getpid()),
+            job=_slurm_job(),
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+        )
 
     @property
     def is_here(self) -> bool:
         """Whether it is, or was, on this machine."""
         return self.host == socket.gethostname()
+
+    def continues(self, other: "Builder") -> bool:
+        """Whether this is a later run of the same job: SLURM begins it when the other is dead."""
+        return self.job is not None and self.job == other.job and self.restarts > other.restarts
 
     @property
     def is_running(self) -> bool:
@@ -58,8 +74,9 @@ class Builder:
 class BuildLock:
     """The lock of a folder, held from the constructor on until `release`.
 
-    A lock that a dead process of this machine left is taken over, with a line that says so; one of
-    another machine only with `break_lock`, for nobody here can know whether it is still needed.
+    A lock that a dead process of this machine, or an earlier run of this SLURM job, left is taken
+    over, with a line that says so; one of another machine only with `break_lock`, for nobody here
+    can know whether it is still needed.
 
     Raises:
         OutputError: another process holds the lock, or the folder cannot be written to.
@@ -75,7 +92,12 @@ class BuildLock:
 
     def _write(self) -> None:
         try:
-            with self._path.open("x", encoding="utf-8") as file:
+            file = self._path.open("x", encoding="utf-8")
+        except FileExistsError:
+            # On a file system without locks another process may have been faster.
+            raise self._refusal(_read(self._path)) from None
+        try:
+            with file:
                 json.dump(asdict(self._me), file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -107,17 +129,21 @@ class BuildLock:
         holder = _read(self._path)
         is_here = holder is not None and holder.is_here
         if holder is not None and is_here and holder.is_running:
-            raise OutputError(
-                f"{self._path.parent} is being built by {_who(holder)}: wait for it, or choose "
-                "another --out"
-            )
-        if not is_here and not break_lock:
+            raise self._refusal(holder)
+        is_dead = holder is not None and (is_here or self._me.continues(holder))
+        if not is_dead and not break_lock:
             raise OutputError(
                 f"{self._path.parent} is locked by {_who(holder)}, and whether that still runs "
                 "cannot be seen from here: if it does not, type the same command with --break-lock"
             )
         print(f"taking over from {_who(holder)}, which is gone", file=sys.stderr)
         self._path.unlink()
+
+    def _refusal(self, holder: Builder | None) -> OutputError:
+        return OutputError(
+            f"{self._path.parent} is being built by {_who(holder)}: wait for it, or choose "
+            "another --out"
+        )
 
 
 def _who(holder: Builder | None) -> str:
@@ -129,7 +155,11 @@ def _who(holder: Builder | None) -> str:
 def _read(path: Path) -> Builder | None:
     """Who holds the lock; None if it is damaged or gone."""
     with suppress(OSError, ValueError, TypeError):
-        return Builder(**json.loads(path.read_text(encoding="utf-8")))
+        holder = Builder(**json.loads(path.read_text(encoding="utf-8")))
+        # 0 and negative numbers mean groups of processes to the system.
+        is_pid = isinstance(holder.pid, int) and 0 < holder.pid <= _MAX_PID
+        if is_pid and isinstance(holder.restarts, int):
+            return holder
     return None
 
 
@@ -144,6 +174,12 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _slurm_job() -> str | None:
+    """The SLURM job of this process, told apart from those of other clusters on the same disk."""
+    number = os.environ.get("SLURM_JOB_ID")
+    return f"{os.environ.get('SLURM_CLUSTER_NAME', '')}/{number}" if number else None
 
 
 def _start_of(pid: int) -> str | None:

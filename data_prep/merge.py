@@ -31,8 +31,27 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
         OutputError: `out` exists or cannot be written.
     """
     check_output(out)
-    if len({part.resolve() for part in parts}) != len(parts) or not parts:
+    if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:
         raise UserError("give the data sets to merge, each once: protlm data merge A B --out DIR")
+    manifests = _mergeable(parts)
+    with complete_folder(out) as directory:
+        report = _merge(parts, manifests, directory)
+    Console(stderr=True).print(report.table())
+    return report
+
+
+def merge_into(directory: Path, parts: Sequence[Path]) -> Report:
+    """As `merge`, into an empty folder that the caller gives its name when it is complete.
+
+    Raises:
+        UserError, InputDataError: as from `merge`.
+        OSError: the disk is full.
+    """
+    return _merge(parts, _mergeable(parts), directory)
+
+
+def _mergeable(parts: Sequence[Path]) -> list[Manifest]:
+    """The manifests of data sets that fit together."""
     manifests = [read_manifest(part) for part in parts]
     for part, manifest in zip(parts, manifests, strict=True):
         if manifest.split_rule != manifests[0].split_rule:
@@ -42,18 +61,20 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
             )
         for split in manifest.splits:
             open_split(part, split, verify="sizes")
-    with complete_folder(out) as directory:
-        merged = Manifest(
-            splits=_link(parts, manifests, directory),
-            sources=tuple(source for manifest in manifests for source in manifest.sources),
-            counts=_sum([manifest.counts for manifest in manifests]),
-            split_rule=manifests[0].split_rule,
-        )
-        merged.write(directory)
-        report = Report.of(merged)
-        report.write(directory)
-        write_rejected(directory, _rejected(parts))
-    Console(stderr=True).print(report.table())
+    return manifests
+
+
+def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path) -> Report:
+    merged = Manifest(
+        splits=_link(parts, manifests, directory),
+        sources=tuple(source for manifest in manifests for source in manifest.sources),
+        counts=_sum([manifest.counts for manifest in manifests]),
+        split_rule=manifests[0].split_rule,
+    )
+    merged.write(directory)
+    report = Report.of(merged)
+    report.write(directory)
+    write_rejected(directory, _rejected(parts))
     return report
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from data_prep.encode import Encoder
 from data_prep.families import refuse_empty_hold_out
+from data_prep.interruption import sigterm_as_interrupt
 from data_prep.rejects import refuse_too_many_rejects
 from data_prep.report import Report, write_rejected
 from data_prep.segments import OpenSegment, known_before
@@ -35,7 +36,8 @@ class PrepareOptions:
         selection: which records are wanted.
         deduplicate: leaves out sequences that came before, letter by letter.
         max_reject_rate: the share of records that may be unusable, for whatever reason.
-        shard_residues: a segment, whose splits get a shard each, has so many residues at least.
+        shard_residues: a segment, whose splits get a shard each, has so many residues at least,
+            unless its sequences are very short.
         reading: what is taken besides what is right.
         restart: begins anew where something was begun.
         break_lock: takes over what a process of another machine was building.
@@ -71,6 +73,7 @@ class PrepareOptions:
             "--allow-nucleotides": self.reading.allow_nucleotides,
             "--allow-comments": self.reading.allow_comments,
             "--allow-gaps": self.reading.allow_gaps,
+            "--ignore-trailing-garbage": self.reading.ignore_trailing_garbage,
             **self.selection.describe(),
         }
 
@@ -104,7 +107,10 @@ def prepare(
     check_output(out)
     settings = {**options.settings(), "--executor": None}
     plan = Plan(find_sources(sources), settings, split_rule.describe())
-    with work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work:
+    with (
+        sigterm_as_interrupt(),
+        work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
+    ):
         if not work.journal.segments:
             recognise(plan.sources, options.reading)
         _build(work, plan, Encoder(options.selection, split_rule), options)
@@ -130,7 +136,7 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
         for place, block in in_order(encoder, reader.blocks(), options.workers):
             segment.add(block)
             progress.update(num_before + segment.tally.records)
-            if segment.num_residues >= options.shard_residues:
+            if segment.is_full(options.shard_residues):
                 segment.write(work, place, reader.entries)
                 num_before += segment.tally.records
                 segment = OpenSegment(known, deduplicate=options.deduplicate)

@@ -1,5 +1,6 @@
 """A segment: what lies between two points from which a killed build can be continued."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from protlm.data.shard_writer import PackedSequences, write_shard
 from protlm.paths import complete_file
 
 DUPLICATE = "duplicate sequence"
+# Short sequences take more memory than their residues: identifiers, offsets and digests.
+_MAX_SEQUENCES = 1 << 22
 
 
 class OpenSegment:
@@ -30,8 +33,12 @@ class OpenSegment:
         self._known, self._deduplicate = known, deduplicate
         self._splits: dict[str, list[PackedSequences]] = {}
         self._first_seen: list[np.ndarray] = []
+        self._num_sequences, self._num_residues = 0, 0
         self.tally = Tally()
-        self.num_residues = 0
+
+    def is_full(self, shard_residues: int) -> bool:
+        """Whether there are so many residues in it, or 4,194,304 sequences."""
+        return self._num_residues >= shard_residues or self._num_sequences >= _MAX_SEQUENCES
 
     def add(self, block: EncodedBlock) -> None:
         """Adds a block.
@@ -51,7 +58,8 @@ class OpenSegment:
         for split, packed in block.splits.items():
             if len(packed):
                 self._splits.setdefault(split, []).append(packed)
-        self.num_residues += block.num_residues
+        self._num_sequences += len(block.members)
+        self._num_residues += block.num_residues
 
     def write(self, work: WorkFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
         """Writes a shard for each split that has a sequence, and then the journal's entry.
@@ -71,12 +79,14 @@ class OpenSegment:
             split: write_shard(work.data, f"{split}/shard-{numbers[split]:05d}.h5", parts)
             for split, parts in sorted(self._splits.items())
         }
-        digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen])
+        digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen]).tobytes()
         with complete_file(work.first_seen(len(before))) as temporary:
-            digests.tofile(temporary)
+            # Not by numpy, whose error on a full disk does not say that the disk is full.
+            temporary.write_bytes(digests)
         num_named = sum(len(segment.sources) for segment in before)
         finished = tuple(sources[num_named : end.source])
-        work.journal.append(Segment(end, finished, shards, self.tally, len(digests)))
+        sha256 = hashlib.sha256(digests).hexdigest()
+        work.journal.append(Segment(end, finished, shards, self.tally, sha256))
 
 
 def known_before(work: WorkFolder) -> DigestSet:

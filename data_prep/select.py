@@ -21,7 +21,7 @@ class Selection:
             A record whose organism the source does not tell is left out.
 
     Raises:
-        UserError: lengths that no record can have.
+        UserError: lengths that no record can have, or an organism without a name.
     """
 
     min_length: int | None = None
@@ -37,6 +37,8 @@ class Selection:
                 f"--min-length {self.min_length} and --max-length {self.max_length} leave no "
                 "length: both are numbers of residues, the first not above the second"
             )
+        if not all(organism.strip() for organism in self.organisms):
+            raise UserError("--organism '' is no organism; give a name or a number: 9606")
 
     def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
         """Passes on the records that are wanted, and counts the others as filtered."""

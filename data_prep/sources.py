@@ -69,9 +69,13 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     if not paths:
         raise UserError("no source given; type: protlm prepare SOURCE.fasta.gz --out DIR")
     files = [file for path in paths for file in _files_of(path)]
-    for number, path in enumerate(files):
-        if path.resolve() in {other.resolve() for other in files[:number]}:
+    given: set[str] = set()
+    for path in files:
+        # `Path.resolve` fails at a link that leads to itself.
+        place = os.path.realpath(path)
+        if place in given:
             raise UserError(f"{path} is given twice; give each source once")
+        given.add(place)
     return files
 
 
@@ -103,15 +107,15 @@ def _files_of(path: Path) -> list[Path]:
         if not path.is_dir():
             return [path]
         files = sorted(path.iterdir())
+        others = [file for file in files if not file.is_file()]
     except OSError as error:
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
     if not files:
         raise InputDataError(f"{path} is empty; give a sequence file, or a folder of them")
-    for file in files:
-        if not file.is_file():
-            raise InputDataError(
-                f"{file} is no file: move it away, or give the files of {path} by name"
-            )
+    if others:
+        raise InputDataError(
+            f"{others[0]} is no file: move it away, or give the files of {path} by name"
+        )
     return files
 
 

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from shutil import which
 from typing import Any, Self
 
+from rich.console import Console
+
 from data_prep.families import refuse_empty_hold_out
-from data_prep.merge import merge
+from data_prep.interruption import sigterm_as_interrupt
+from data_prep.merge import merge_into
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.report import Report
 from data_prep.sources import STANDARD_INPUT, find_sources, recognise
@@ -123,7 +127,10 @@ def prepare_by_jobs(
     settings = {**options.settings(), "--executor": submission.executor.value}
     plan = Plan(find_sources(sources), settings, split_rule.describe())
     run = _submitter(submission, options.workers)
-    with work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work:
+    with (
+        sigterm_as_interrupt(),
+        work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
+    ):
         recognise(plan.sources, options.reading)
         work.parts.mkdir(exist_ok=True)
         parts = [work.parts / f"{number:05d}" for number in range(len(plan.sources))]
@@ -137,10 +144,10 @@ def prepare_by_jobs(
             for source, part in zip(plan.sources, parts, strict=True)
         ]
         run(work.path / "jobs", tasks)
-        work.data.rmdir()
-        report = merge(parts, work.data)
+        report = merge_into(work.data, parts)
         refuse_empty_hold_out(report.split_rule, report.counts.noted)
-        return report
+    Console(stderr=True).print(report.table())
+    return report
 
 
 @dataclass(frozen=True)
@@ -167,11 +174,17 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
     """What runs jobs with their records in a folder; raises what the first failed one says."""
     try:
         from submitit import AutoExecutor
-        from submitit.core.utils import FailedJobError
+        from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
     except ImportError:
         raise UserError(
             "--executor needs submitit, which is not installed; type: pip install 'protlm[cluster]'"
         ) from None
+
+    if submission.executor is Executor.SLURM and not (which("srun") and which("sbatch")):
+        raise UserError(
+            "--executor slurm needs srun and sbatch, which are not on the PATH here: type it on a "
+            "machine of the cluster, or --executor local"
+        )
 
     def run(records: Path, tasks: Sequence[_Task]) -> None:
         executor = AutoExecutor(folder=records, cluster=submission.executor.value)
@@ -183,9 +196,11 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
             size = max(1, (os.cpu_count() or 1) // num_workers)
         with JobProgress("files", len(tasks)) as progress:
             for first in range(0, len(tasks), size):
-                jobs = executor.map_array(_prepare_part, tasks[first : first + size])
+                some = tasks[first : first + size]
+                jobs = _submit(executor, some, (FailedJobError, FailedSubmissionError))
                 try:
-                    for number, failure in enumerate(_results(jobs, FailedJobError), first + 1):
+                    results = _results(jobs, UncompletedJobError)
+                    for number, failure in enumerate(results, first + 1):
                         _raise_if(failure)
                         progress.update(number)
                 finally:
@@ -193,6 +208,16 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
                         job.cancel()
 
     return run
+
+
+def _submit(
+    executor: Any, tasks: Sequence[_Task], failed: tuple[type[Exception], ...]
+) -> Sequence[Any]:
+    try:
+        return executor.map_array(_prepare_part, tasks)
+    except failed as error:
+        told = " ".join(str(error).split())
+        raise UserError(f"the jobs could not be submitted: {told:.500}") from error
 
 
 def _results(jobs: Sequence[Any], failed: type[Exception]) -> Iterator[_Failure | None]:

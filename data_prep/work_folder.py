@@ -1,5 +1,6 @@
 """`OUT.partial`: where a data set grows until it is complete, and can be continued."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.encode import DIGEST_BYTES
 from data_prep.journal import Journal, read_checked, write_checked
 from data_prep.lock import LOCK, BuildLock
 from data_prep.sources import Source
@@ -93,10 +93,12 @@ class WorkFolder:
         Raises:
             InputDataError: the file is missing or damaged.
         """
-        path, expected = self.first_seen(segment), self.journal.segments[segment].num_digests
-        if not path.is_file() or path.stat().st_size != DIGEST_BYTES * expected:
+        path = self.first_seen(segment)
+        digests = path.read_bytes() if path.is_file() else b""
+        expected = self.journal.segments[segment].digests_sha256
+        if hashlib.sha256(digests).hexdigest() != expected:
             raise _lost(path)
-        return np.fromfile(path, np.uint64).reshape(-1, 2)
+        return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
     def _sweep(self) -> None:
         """Removes what a killed build left unfinished; a shard that is finished has to be there."""

@@ -82,10 +82,12 @@ _function: Callable[[Any], Any] | None = None
 
 
 def _begin(function: Callable[[Any], Any]) -> None:
-    """Makes this process a worker: it leaves Ctrl-C to its parent, and ends with it."""
+    """Makes this process a worker: it leaves Ctrl-C to its parent, and ends with that."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A broken pool ends its other workers so.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -57,6 +57,31 @@ Cluster = Annotated[bool, typer.Option("--cluster", help="Make that table with M
 ClusterIdentity = Annotated[
     float | None, typer.Option(help="Least identity within its clusters; default: 0.5.")
 ]
+SplitTable = Annotated[Path | None, typer.Option(help="TSV with the columns accession and split.")]
+NoFragments = Annotated[
+    bool, typer.Option("--no-fragments", help="Leave out what UniProt calls a fragment.")
+]
+Organism = Annotated[
+    list[str] | None, typer.Option(help="Only this one: a name or an NCBI taxon; repeatable.")
+]
+Deduplicate = Annotated[
+    bool, typer.Option("--deduplicate", help="Keep the first of equal sequences only.")
+]
+MaxRejectRate = Annotated[
+    float, typer.Option(help="Stop when more than this share of the records is rejected.")
+]
+AllowNucleotides = Annotated[
+    bool, typer.Option("--allow-nucleotides", help="Accept what looks like DNA or RNA.")
+]
+AllowComments = Annotated[
+    bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
+]
+AllowGaps = Annotated[
+    bool, typer.Option("--allow-gaps", help="Remove the gaps - . ~ of alignments.")
+]
+IgnoreTrailingGarbage = Annotated[
+    bool, typer.Option("--ignore-trailing-garbage", help="Take gzip with junk behind it.")
+]
 
 
 @app.command()
@@ -65,9 +90,7 @@ def prepare(
         list[Path], typer.Argument(help="Files or folders of them; - is standard input.")
     ],
     out: Annotated[Path, typer.Option(help="The folder of shards to make.")],
-    split_table: Annotated[
-        Path | None, typer.Option(help="TSV with the columns accession and split.")
-    ] = None,
+    split_table: SplitTable = None,
     valid_fraction: Annotated[float, typer.Option(help="Share of the validation split.")] = 0.01,
     test_fraction: Annotated[float, typer.Option(help="Share of the test split.")] = 0.01,
     family_table: FamilyTable = None,
@@ -77,27 +100,14 @@ def prepare(
     cluster_identity: ClusterIdentity = None,
     min_length: Annotated[int | None, typer.Option(help="The fewest residues.")] = None,
     max_length: Annotated[int | None, typer.Option(help="The most residues.")] = None,
-    no_fragments: Annotated[
-        bool, typer.Option("--no-fragments", help="Leave out what UniProt calls a fragment.")
-    ] = False,
-    organism: Annotated[
-        list[str] | None, typer.Option(help="Only this one: a name or an NCBI taxon; repeatable.")
-    ] = None,
-    deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="Keep the first of equal sequences only.")
-    ] = False,
-    max_reject_rate: Annotated[
-        float, typer.Option(help="Stop when more than this share of the records is rejected.")
-    ] = 0.01,
-    allow_nucleotides: Annotated[
-        bool, typer.Option("--allow-nucleotides", help="Accept what looks like DNA or RNA.")
-    ] = False,
-    allow_comments: Annotated[
-        bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
-    ] = False,
-    allow_gaps: Annotated[
-        bool, typer.Option("--allow-gaps", help="Remove the gaps - . ~ of alignments.")
-    ] = False,
+    no_fragments: NoFragments = False,
+    organism: Organism = None,
+    deduplicate: Deduplicate = False,
+    max_reject_rate: MaxRejectRate = 0.01,
+    allow_nucleotides: AllowNucleotides = False,
+    allow_comments: AllowComments = False,
+    allow_gaps: AllowGaps = False,
+    ignore_trailing_garbage: IgnoreTrailingGarbage = False,
     workers: Annotated[int, typer.Option(help="Processes; the result is the same.")] = 1,
     shard_residues: Annotated[
         int, typer.Option(help="Residues of a shard, about; of all splits together.")
@@ -140,7 +150,7 @@ def prepare(
         deduplicate=deduplicate,
         max_reject_rate=max_reject_rate,
         shard_residues=shard_residues,
-        reading=ReadOptions(allow_nucleotides, allow_comments, allow_gaps),
+        reading=ReadOptions(allow_nucleotides, allow_comments, allow_gaps, ignore_trailing_garbage),
         restart=restart,
         break_lock=break_lock,
     )
@@ -384,6 +394,11 @@ def _run(arguments: list[str]) -> None:
         message = " ".join(error.format_message().split()).rstrip(".")
         known = arguments[:1] if arguments[0] in _command_names() else []
         raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
+    except SystemExit as end:
+        # The parser ends with 1 when nobody reads the output any more, which is no failure.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
     sys.exit(code or 0)
 
 

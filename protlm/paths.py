@@ -44,10 +44,14 @@ def sha256_of(path: Path) -> str:
 
 def existing_file(path: Path, what: str) -> Path:
     """Returns `path` if it is a readable file; else the error says what was looked for."""
-    if path.is_dir():
-        raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
-    if not path.is_file():
-        raise InputDataError(f"{path}: no such file; give the path of {what}")
+    try:
+        if path.is_dir():
+            raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
+        if not path.is_file():
+            raise InputDataError(f"{path}: no such file; give the path of {what}")
+    except OSError as error:
+        # A folder on the way may be closed to us.
+        raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise InputDataError(f"{path} cannot be read: no permission; type: chmod u+r {path}")
     return path
@@ -70,14 +74,15 @@ def _fsync(path: Path) -> None:
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
     """Refuses an output that cannot be made, before any work is done for it."""
-    if path.exists() and not overwrite:
-        raise OutputError(f"{path} exists already: remove it or choose another name")
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir():
-        raise OutputError(f"{path} cannot be written: {parent} is not a folder")
     try:
+        # A folder on the way may be closed to us.
+        if path.exists() and not overwrite:
+            raise OutputError(f"{path} exists already: remove it or choose another name")
+        parent = path.absolute().parent
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir():
+            raise OutputError(f"{path} cannot be written: {parent} is not a folder")
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:

@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,21 @@ def _check(config: TrainConfig) -> None:
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
     batch_rule(config.data)
+    if _is_first_rank():
+        _warn_of_idle_devices(config)
+
+
+def _warn_of_idle_devices(config: TrainConfig) -> None:
+    devices = config.trainer.devices * config.trainer.num_nodes
+    rows = max(config.data.tokens_per_batch // config.data.max_length, 1)
+    if rows < devices:
+        warnings.warn(
+            f"data.tokens_per_batch={config.data.tokens_per_batch} holds {rows} of the longest "
+            f"rows, data.max_length={config.data.max_length}, and some of the {devices} devices "
+            f"will wait for the others; type data.tokens_per_batch="
+            f"{devices * config.data.max_length}, or take fewer devices",
+            stacklevel=2,
+        )
 
 
 def _check_fits(network: ProteinLM, config: TrainConfig) -> None:

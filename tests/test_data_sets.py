@@ -46,7 +46,7 @@ def test_verify_lists_what_is_wrong(directory):
 def test_info_describes_splits_sources_and_counts(directory, capsys):
     info(directory)
     text = capsys.readouterr().out
-    for word in ("train", "valid", "median", TINY.name, "180", "blake2b-64 of the sequence"):
+    for word in ("train", "valid", "median", TINY.name, "180", "blake2b-128 of the sequence"):
         assert word in text
 
 

@@ -15,6 +15,8 @@ from protlm.errors import InputDataError, OutputError, UserError
 from protlm.protein_file import entry_name
 from protlm.proteins import Duplicates
 
+FIXTURES = Path(__file__).parent / "data" / "records" / "fixtures"
+
 
 @pytest.fixture
 def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
@@ -40,6 +42,17 @@ def test_every_protein_has_its_vector(proteins: Path, tiny_run: Path, tmp_path: 
             assert dataset.attrs["header"] == record.header
             assert dataset.attrs["model_hash"] == model.hash
             assert dataset.attrs["vocabulary_hash"] == VOCABULARY.hash
+
+
+def test_every_format_gives_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
+    vectors = {}
+    for suffix in ("fasta", "dat", "xml"):
+        output = tmp_path / f"{suffix}.h5"
+        embed(FIXTURES / f"multi_ex.{suffix}.gz", tiny_run, output, EmbedOptions())
+        with h5py.File(output) as file:
+            vectors[suffix] = {name: file[name][:].tolist() for name in file}
+    assert len(vectors["fasta"]) > 1
+    assert vectors["fasta"] == vectors["dat"] == vectors["xml"]
 
 
 def test_kinds_and_layers(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from protlm.errors import UserError
 
 SPECIALS = 2
 
+# Some 45 batches of proteins, of which the last is the one that is not full.
+_WINDOW, _WINDOW_FOR = 16_384, 131_072
+
 # Residues of the samples with these numbers, int64.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
@@ -115,7 +118,8 @@ class BatchRule(ABC):
         tokens_per_batch: rows times padded length is at most this, over all ranks together; a
             row that is longer is a batch of its own.
         max_length: tokens of a row at most, special ones included.
-        window: how many samples of the order are looked at together.
+        window: how many samples of the order are looked at together; None takes 16,384 for every
+            131,072 tokens of a batch, begun ones too.
         curriculum: shorter rows at first.
 
     Raises:
@@ -124,18 +128,30 @@ class BatchRule(ABC):
 
     tokens_per_batch: int
     max_length: int
-    window: int = 16_384
+    window: int | None = None
     curriculum: Curriculum = field(default_factory=Curriculum)
 
     def __post_init__(self) -> None:
         for name, least in (("tokens_per_batch", 1), ("max_length", SPECIALS + 1), ("window", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} must be at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name}={value} must be at least {least}")
         self.curriculum.check(self.max_length)
+
+    @property
+    def window_size(self) -> int:
+        """How many samples of the order are looked at together."""
+        if self.window is not None:
+            return self.window
+        return _WINDOW * -(-self.tokens_per_batch // _WINDOW_FOR)
 
     @abstractmethod
     def batches(self, window: Window) -> list[GlobalBatch]:
         """The batches of a window in the order in which they come."""
+
+    def num_batches(self, window: Window) -> int:
+        """How many batches a window has."""
+        return len(self.batches(window))
 
     @abstractmethod
     def left_out(self, num_residues: np.ndarray) -> np.ndarray:
@@ -197,8 +213,9 @@ class BatchStream(Sampler[BatchPlan]):
 
     @cached_property
     def _batches_per_epoch(self) -> int:
-        starts = range(0, len(self._order), self._rule.window)
-        return sum(len(self.window(self._start.epoch, start)) for start in starts)
+        starts = range(0, len(self._order), self._rule.window_size)
+        windows = (self._window(self._start.epoch, start) for start in starts)
+        return sum(self._rule.num_batches(window) for window in windows)
 
     def _epochs(self) -> Iterator[BatchPlan]:
         progress = self._start
@@ -208,22 +225,29 @@ class BatchStream(Sampler[BatchPlan]):
 
     def _epoch(self, start: Progress) -> Iterator[BatchPlan]:
         """What is left of an epoch."""
-        window = self._rule.window
+        window = self._rule.window_size
         for first in range(start.samples // window * window, len(self._order), window):
             before = Progress(start.epoch, first)
             for batch in self.window(start.epoch, first):
                 if before >= start:
                     yield self._plan(batch)
-                else:
-                    assert batch.after <= start, "progress is not between two batches"
+                elif batch.after > start:
+                    raise UserError(
+                        "the place in the data to go on from lies inside a batch: the run was "
+                        "begun by another version of protlm; continue it with that one, or choose "
+                        "another run_dir="
+                    )
                 before = batch.after
 
     def window(self, epoch: int, first: int) -> list[GlobalBatch]:
         """The batches of the window that begins at position `first` of an epoch."""
-        last = min(first + self._rule.window, len(self._order))
+        return self._rule.batches(self._window(epoch, first))
+
+    def _window(self, epoch: int, first: int) -> Window:
+        last = min(first + self._rule.window_size, len(self._order))
         samples, passes = self._order.draw(epoch, np.arange(first, last))
         seen = epoch * len(self._order) + first
-        window = Window(
+        return Window(
             start=Progress(epoch, first),
             seed=self._order.seed,
             samples=samples,
@@ -231,7 +255,6 @@ class BatchStream(Sampler[BatchPlan]):
             num_residues=self._lengths_of(samples),
             max_length=self._rule.curriculum.max_length(seen) or self._rule.max_length,
         )
-        return self._rule.batches(window)
 
     def _plan(self, batch: GlobalBatch) -> BatchPlan:
         rank, world_size = self._share.rank, self._share.world_size

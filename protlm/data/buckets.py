@@ -87,17 +87,7 @@ class LengthBuckets(BatchRule):
 
     def batches(self, window: Window) -> list[GlobalBatch]:
         """See `BatchRule`."""
-        # From long to short: only a window's last batch is ever far below the budget.
-        longest_first = np.argsort(-window.num_residues, kind="stable")
-        num_tokens = np.minimum(window.num_residues + SPECIALS, window.max_length)
-        padded = np.minimum(self.edges[np.searchsorted(self.edges, num_tokens)], window.max_length)
-        cuts: list[tuple[np.ndarray, int]] = []
-        position = 0
-        while position < len(longest_first):
-            length = int(padded[longest_first[position]])
-            num_rows = max(self.tokens_per_batch // length, 1)
-            cuts.append((longest_first[position : position + num_rows], length))
-            position += num_rows
+        cuts, num_tokens = self._cuts(window), self._num_tokens(window)
         epoch, consumed = window.start.epoch, window.start.samples
         # Also where samples are not shuffled: the first batches are then a sample of all lengths.
         rng = np.random.default_rng([window.seed % 2**64, epoch, consumed])
@@ -109,9 +99,31 @@ class LengthBuckets(BatchRule):
             batches.append(GlobalBatch(rows, length, useful, Progress(epoch, consumed)))
         return batches
 
+    def num_batches(self, window: Window) -> int:
+        """See `BatchRule`; makes no rows, since a validation split may have millions."""
+        return len(self._cuts(window))
+
     def left_out(self, num_residues: np.ndarray) -> np.ndarray:
         """See `BatchRule`."""
         return np.maximum(num_residues + SPECIALS - self.max_length, 0)
+
+    def _cuts(self, window: Window) -> list[tuple[np.ndarray, int]]:
+        """Which places of the window each batch takes, and the length its rows are padded to."""
+        # From long to short: only a window's last batch is ever far below the budget.
+        longest_first = np.argsort(-window.num_residues, kind="stable")
+        num_tokens = self._num_tokens(window)
+        padded = np.minimum(self.edges[np.searchsorted(self.edges, num_tokens)], window.max_length)
+        cuts: list[tuple[np.ndarray, int]] = []
+        position = 0
+        while position < len(longest_first):
+            length = int(padded[longest_first[position]])
+            num_rows = max(self.tokens_per_batch // length, 1)
+            cuts.append((longest_first[position : position + num_rows], length))
+            position += num_rows
+        return cuts
+
+    def _num_tokens(self, window: Window) -> np.ndarray:
+        return np.minimum(window.num_residues + SPECIALS, window.max_length)
 
     def _rows(self, window: Window, places: np.ndarray) -> list[SequenceRow]:
         drawn = zip(window.samples[places].tolist(), window.passes[places].tolist(), strict=True)

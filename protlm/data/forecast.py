@@ -48,10 +48,10 @@ def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchRule) -> Foreca
         rule: how samples become batches.
     """
     is_exact = len(order) <= _MOST_LOOKED_AT
-    end = len(order) if is_exact else rule.window
+    end = len(order) if is_exact else min(rule.window_size, len(order))
     cropped = left_out = 0
-    for start in range(0, end, rule.window):
-        positions = np.arange(start, min(start + rule.window, end))
+    for start in range(0, end, rule.window_size):
+        positions = np.arange(start, min(start + rule.window_size, end))
         residues = rule.left_out(lengths_of(order.draw(0, positions).samples))
         cropped += int(np.count_nonzero(residues))
         left_out += int(residues.sum())

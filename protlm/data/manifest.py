@@ -127,6 +127,8 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} has no {MANIFEST_SHA256} beside it: copy it too, or make the data set again "
             "with protlm prepare"
         ) from error
+    except OSError as error:
+        raise InputDataError(f"{error.filename} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputDataError(
             f"{path} is damaged ({error}); make the data set again with protlm prepare"

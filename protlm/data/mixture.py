@@ -89,7 +89,7 @@ def interleaved(shares: Sequence[int]) -> np.ndarray:
     over first is taken (earliest deadline first; Baruah et al. 1996, "Proportionate progress").
 
     >>> interleaved([3, 1]).tolist()
-    [0, 0, 1, 0]
+    [0, 0, 0, 1]
     """
     size, had = sum(shares), [0] * len(shares)
     turns = np.empty(size, dtype=np.int64)

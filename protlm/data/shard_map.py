@@ -157,7 +157,7 @@ def _place(file: h5py.File, name: str, size: int) -> tuple[int, int]:
         raise ValueError(f"{name} is not stored contiguously in this file")
     type_ours = h5py.h5t.py_create(np.dtype(ARRAYS[name]))
     if not dataset.id.get_type().equal(type_ours) or dataset.ndim != 1:
-        raise ValueError(f"{name} is {dataset.dtype}{list(dataset.shape)}")
+        raise ValueError(f"{name} is {dataset.dtype} of shape {dataset.shape}")
     if dataset.size == 0:
         return 0, 0
     start = dataset.id.get_offset()

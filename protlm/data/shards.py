@@ -7,6 +7,7 @@ from protlm.data.shard_map import find_arrays, map_shard, size_fault
 from protlm.data.split_reader import SplitReader
 from protlm.errors import InputDataError, UserError, one_of
 from protlm.paths import sha256_of
+from protlm.progress import JobProgress
 
 __all__ = [
     "Manifest",
@@ -34,7 +35,7 @@ def open_split(
 
     Raises:
         UserError: no data set, no such split, or another `verify`.
-        InputDataError: a shard is missing or damaged.
+        InputDataError: the split is empty, or a shard is missing or damaged.
     """
     manifest = read_manifest(directory)
     if split not in manifest.splits:
@@ -43,6 +44,8 @@ def open_split(
         )
     if verify not in ("full", "sizes"):
         raise UserError(f"verify={verify} is unknown; choose one of: full, sizes")
+    if not any(entry.sequences for entry in manifest.splits[split]):
+        raise InputDataError(f"the split {split} of {directory} is empty; choose another one")
     for entry in manifest.splits[split]:
         path = directory / entry.file
         fault = size_fault(path, entry) if verify == "sizes" else _fault(path, entry)
@@ -63,7 +66,12 @@ def verify(directory: Path) -> list[str]:
     manifest = read_manifest(directory)
     entries = [entry for shards in manifest.splits.values() for entry in shards]
     expected = {MANIFEST, MANIFEST_SHA256, REPORT, REJECTED} | {entry.file for entry in entries}
-    faults = [fault for entry in entries if (fault := _fault(directory / entry.file, entry))]
+    faults = []
+    with JobProgress("shards checked", len(entries)) as progress:
+        for done, entry in enumerate(entries, start=1):
+            if fault := _fault(directory / entry.file, entry):
+                faults.append(fault)
+            progress.update(done)
     for path in sorted(directory.rglob("*")):
         file = path.relative_to(directory).as_posix()
         if not path.is_dir() and file not in expected:

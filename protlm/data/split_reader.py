@@ -1,26 +1,43 @@
 """Random access to the sequences of a split, through memory maps."""
 
 import hashlib
+import resource
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from protlm.data.manifest import ShardEntry
 from protlm.data.shard_map import MappedShard, Places, find_arrays, map_shard
 
-# Python keeps a descriptor for each memory map, and a process commonly has 1,024 of them.
-_MAX_MAPPED = 128
+
+def _most_maps() -> int:
+    """Python keeps a descriptor for each memory map: half of them are for whatever else there is.
+
+    Linux allows some 65,000 maps to a process, and other systems no fewer.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(soft if soft != resource.RLIM_INFINITY else 1 << 15, 1 << 15) // 2
+
+
+@cache
+def _places(path: Path, entry: ShardEntry) -> Places:
+    return find_arrays(path, entry)
+
+
+@lru_cache(_most_maps())
+def _mapped(path: Path, entry: ShardEntry, shuffled: bool) -> MappedShard:
+    """A shard; all readers of a process share the maps that it can have."""
+    return map_shard(path, entry, _places(path, entry), shuffled=shuffled)
 
 
 class SplitReader:
     """Random access to the sequences of one split.
 
-    Shards are mapped into memory when first asked for, the most recent 128 of them at a time; a
-    pickled reader takes no maps along.
+    Shards are mapped into memory when first asked for, the most recent ones at a time, as many as
+    the process has descriptors for (512 of the usual 1,024; `ulimit -n`).
 
     Args:
         directory: the folder of the data set.
@@ -31,14 +48,10 @@ class SplitReader:
     def __init__(
         self, directory: Path, shards: Sequence[ShardEntry], *, shuffled: bool = False
     ) -> None:
-        self._directory, self._shards, self._shuffled = directory, tuple(shards), shuffled
+        self._shards, self._shuffled = tuple(shards), shuffled
+        self._paths = [directory / shard.file for shard in shards]
         counts = np.array([shard.sequences for shard in shards], dtype=np.int64)
         self._ends: list[int] = np.cumsum(counts).tolist()
-        self._maps: OrderedDict[int, MappedShard] = OrderedDict()
-        self._places: dict[int, Places] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": OrderedDict()}
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -106,16 +119,4 @@ class SplitReader:
         return self._shard(number), index - self._first(number)
 
     def _shard(self, number: int) -> MappedShard:
-        shard = self._maps.get(number)
-        if shard is not None:
-            self._maps.move_to_end(number)
-            return shard
-        entry = self._shards[number]
-        path = self._directory / entry.file
-        if number not in self._places:
-            self._places[number] = find_arrays(path, entry)
-        shard = map_shard(path, entry, self._places[number], shuffled=self._shuffled)
-        self._maps[number] = shard
-        if len(self._maps) > _MAX_MAPPED:
-            self._maps.popitem(last=False)
-        return shard
+        return _mapped(self._paths[number], self._shards[number], self._shuffled)

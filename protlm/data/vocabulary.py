@@ -72,6 +72,14 @@ class Vocabulary:
         """The number of each letter, by its ASCII code; the padding's for what is no residue."""
         return bytes(self._number[a] if a in RESIDUES else self.pad for a in map(chr, range(256)))
 
+    @cached_property
+    def _decoder(self) -> bytes:
+        """The ASCII code of each residue's letter, by its number."""
+        codes = bytearray(256)
+        for letter in RESIDUES:
+            codes[self._number[letter]] = ord(letter)
+        return bytes(codes)
+
     def encode(self, sequence: str | bytes) -> np.ndarray:
         """Numbers of a sequence's residues, uint8, read-only, without special tokens.
 
@@ -98,7 +106,10 @@ class Vocabulary:
         >>> VOCABULARY.decode(VOCABULARY.encode("MKV"))
         'MKV'
         """
-        return "".join(self.tokens[number] for number in tokens)
+        numbers = np.asarray(tokens, dtype=np.intp)
+        if self.is_residue[numbers].all():
+            return numbers.astype(np.uint8).tobytes().translate(self._decoder).decode("ascii")
+        return "".join(self.tokens[number] for number in numbers)
 
 
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO"

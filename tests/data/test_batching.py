@@ -42,11 +42,11 @@ def stream(order, rule, **options):
     return BatchStream(LENGTHS.take, order, rule, **options)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 7])
+@pytest.mark.parametrize("world_size", [2, 7])
 def test_global_batches_are_the_same_for_any_number_of_ranks(order, rule, world_size):
-    whole = list(stream(order, rule, num_batches=80))
+    whole = list(stream(order, rule, num_batches=40))
     ranks = [
-        list(stream(order, rule, num_batches=80, share=Share(rank, world_size)))
+        list(stream(order, rule, num_batches=40, share=Share(rank, world_size)))
         for rank in range(world_size)
     ]
     for step, plan in enumerate(whole):
@@ -60,13 +60,13 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(order, rule, world_
 
 
 def test_resuming_from_every_progress_gives_the_tail(order, rule):
-    total = len(stream(order, rule)) + 40
+    total = len(stream(order, rule)) + 10
     plans = list(stream(order, rule, num_batches=total))
     assert plans[-1].after.epoch >= 1
     for done, plan in enumerate(plans, start=1):
         rest = stream(order, rule, start=plan.after, num_batches=total, done=done)
         assert len(rest) == total
-        assert list(islice(rest, 15)) == plans[done : done + 15]
+        assert list(islice(rest, 3)) == plans[done : done + 3]
 
 
 def test_progress_grows_and_ends_with_the_epoch(order, rule):
@@ -101,15 +101,16 @@ def test_epochs_and_seeds_differ_and_repeat(rule):
     assert rows(3, 0) != rows(4, 0)
 
 
-def test_progress_inside_a_batch_is_our_own_mistake(order):
+def test_a_place_inside_a_batch_is_that_of_another_version(order):
     first = next(p.after for p in stream(order, RULES["sequences"]) if len(p.rows) > 1)
-    with pytest.raises(AssertionError):
-        list(stream(order, RULES["sequences"], start=Progress(0, first.samples - 1)))
     second = list(stream(order, RULES["concatenated"]))[1].after
     assert second.tokens
-    with pytest.raises(AssertionError):
-        inside = Progress(0, second.samples, second.tokens - 1)
-        list(stream(order, RULES["concatenated"], start=inside))
+    for rule, inside in (
+        ("sequences", Progress(0, first.samples - 1)),
+        ("concatenated", Progress(0, second.samples, second.tokens - 1)),
+    ):
+        with pytest.raises(UserError, match=r"another version of protlm.*run_dir="):
+            list(stream(order, RULES[rule], start=inside))
 
 
 def test_no_window_but_the_present_one_is_looked_at(order, rule):
@@ -130,6 +131,13 @@ def test_no_window_but_the_present_one_is_looked_at(order, rule):
 def test_a_long_run_needs_no_list(order, rule):
     batches = stream(order, rule, num_batches=10**9, start=Progress(10**6))
     assert len(list(islice(batches, 400))) == 400
+
+
+@pytest.mark.parametrize("rule_of", [LengthBuckets, Concatenation])
+def test_a_window_has_as_many_batches_whatever_their_size(rule_of):
+    sizes = [rule_of(tokens, 1_024).window_size for tokens in (1, 131_072, 131_073, 2**21)]
+    assert sizes == [16_384, 16_384, 32_768, 2**18]
+    assert rule_of(2**21, 1_024, window=7).window_size == 7
 
 
 def test_a_curriculum_holds_from_a_window_s_start():

@@ -84,6 +84,8 @@ def test_ranks_change_nothing(mixture, mode, objective, world_size):
     assert count == NUM_BATCHES
 
 
+# Of a machine with one core.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", RULES)
 @pytest.mark.parametrize("num_workers, world_size", [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -96,10 +98,9 @@ def test_workers_change_nothing(mixture, mode, num_workers, world_size):
             assert_equal(one, other)
 
 
-@pytest.mark.parametrize("mode", RULES)
-def test_a_worker_changes_nothing(mixture, mode):
-    alone = load(mixture, RULES[mode], "masked", num_batches=12)
-    helped = load(mixture, RULES[mode], "masked", num_batches=12, num_workers=1)
+def test_a_worker_changes_nothing(mixture):
+    alone = load(mixture, RULES["sequences"], "masked", num_batches=12)
+    helped = load(mixture, RULES["sequences"], "masked", num_batches=12, num_workers=1)
     for one, other in zip(alone, helped, strict=True):
         assert_equal(one, other)
 

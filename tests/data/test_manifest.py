@@ -96,6 +96,14 @@ def test_a_manifest_without_its_checksum_is_refused(data_set):
         read_manifest(data_set)
 
 
+@pytest.mark.parametrize("file", [MANIFEST, MANIFEST_SHA256])
+def test_what_cannot_be_read_is_our_error(data_set, file):
+    (data_set / file).unlink()
+    (data_set / file).mkdir()
+    with pytest.raises(InputDataError, match=re.escape(file)):
+        read_manifest(data_set)
+
+
 def leaves(value, path=()):
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:

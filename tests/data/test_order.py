@@ -31,9 +31,9 @@ def test_seeds_and_epochs_give_other_orders():
     assert len(orders) == len(keys)
 
 
-@pytest.mark.parametrize("num_samples", [3, 10, 64, 100])
+@pytest.mark.parametrize("num_samples", [3, 10, 100])
 def test_each_sample_is_equally_often_in_each_place(num_samples):
-    draws = 1_000
+    draws = 500
     counts = np.zeros((num_samples, num_samples))
     for epoch in range(draws):
         order = EpochOrder(num_samples, seed=0, epoch=epoch)[np.arange(num_samples)]

@@ -43,7 +43,7 @@ data = Mixture([open_split(Path(sys.argv[1]), "train", verify="sizes", shuffled=
 order = data.order(seed=0)
 told = forecast(data.lengths_of, order, rule)
 dataset = SequenceDataset(data, objective="masked", masking=MaskingRule(), seed=0)
-for start in (Progress(), Progress(3, 9_000 * rule.window)):
+for start in (Progress(), Progress(3, 9_000 * rule.window_size)):
     stream = BatchStream(data.lengths_of, order, rule, start=start, num_batches=10**9)
     batch = dataset[next(iter(stream))]
 after = used()

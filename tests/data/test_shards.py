@@ -55,6 +55,15 @@ def test_a_split_that_is_not_there_names_those_that_are(data_set):
         open_split(data_set, "train", verify="none")
 
 
+@pytest.mark.parametrize("verify_by", ["full", "sizes"])
+def test_a_split_without_sequences_is_refused(data_set, write_manifest, verify_by):
+    fields = json.loads((data_set / MANIFEST).read_text())
+    fields["splits"]["test"] = []
+    write_manifest(data_set, json.dumps(fields))
+    with pytest.raises(InputDataError, match=r"the split test of .* is empty"):
+        open_split(data_set, "test", verify=verify_by)
+
+
 @pytest.mark.parametrize("number", [VOCABULARY.mask, VOCABULARY.eos, 33, 255])
 def test_tokens_that_are_no_residues_are_found(data_set, vouch_for, number):
     with h5py.File(data_set / SHARD, "r+") as file:

@@ -1,8 +1,12 @@
 """Reading a split: any sequence at once, its length alone, and few descriptors for many shards."""
 
+import json
 import pickle
 import re
 import shutil
+import subprocess
+import sys
+from functools import cache, lru_cache
 from pathlib import Path
 
 import h5py
@@ -10,10 +14,12 @@ import numpy as np
 import pytest
 
 from protlm.data import shard_map, split_reader
+from protlm.data.manifest import MANIFEST
 from protlm.data.shards import SplitReader, open_split, read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SHARD = "train/shard-00001.h5"
 
 
@@ -92,33 +98,61 @@ def test_a_pickled_reader_takes_no_maps_along(data_set, proteins):
     assert VOCABULARY.decode(pickle.loads(packed)[39]) == proteins[39][1]
 
 
-def test_many_shards_need_few_descriptors(make_data_set, monkeypatch):
-    monkeypatch.setattr(split_reader, "_MAX_MAPPED", 5)
+def test_readers_share_the_maps_that_a_process_can_have(make_data_set, monkeypatch):
+    few = lru_cache(5)(split_reader._mapped.__wrapped__)
+    monkeypatch.setattr(split_reader, "_mapped", few)
     proteins = [(f"P{i}", "MKV" * (i + 1)) for i in range(16 * 30)]
-    directory = make_data_set(proteins)
-    reader = open_split(directory, "train", verify="sizes")
+    readers = [
+        open_split(make_data_set(proteins, name), "train", verify="sizes") for name in ("a", "b")
+    ]
     before = descriptors()
     for index in np.random.default_rng(0).permutation(len(proteins)).tolist():
-        assert VOCABULARY.decode(reader[index]) == proteins[index][1]
+        for reader in readers:
+            assert VOCABULARY.decode(reader[index]) == proteins[index][1]
         assert descriptors() <= before + 5
-    assert reader.lengths_of(np.arange(len(proteins)))[-1] == 3 * len(proteins)
+    assert readers[0].lengths_of(np.arange(len(proteins)))[-1] == 3 * len(proteins)
     assert descriptors() <= before + 5
 
 
-@pytest.mark.slow
-def test_two_thousand_shards_exhaust_nothing(make_data_set):
-    """With no more than 256 descriptors, of which Python keeps one for each memory map."""
-    import resource
+def test_a_shard_that_was_mapped_before_is_not_opened_by_hdf5_again(data_set, monkeypatch):
+    monkeypatch.setattr(split_reader, "_mapped", split_reader._mapped.__wrapped__)
+    opened = []
+    find = shard_map.find_arrays
+    monkeypatch.setattr(
+        split_reader, "_places", cache(lambda path, entry: opened.append(path) or find(path, entry))
+    )
+    reader = open_split(data_set, "train", verify="sizes")
+    for index in (3, 20, 3, 21):
+        reader[index]
+    assert len(opened) == 2
 
-    proteins = [(f"P{i}", "MKV" * (i % 50 + 1)) for i in range(16 * 2_000)]
-    reader = open_split(make_data_set(proteins), "train", verify="sizes")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    try:
-        for index in np.random.default_rng(0).permutation(len(proteins))[:10_000].tolist():
-            assert len(reader[index]) == len(proteins[index][1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+READ_MANY = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from pathlib import Path
+import numpy as np
+from protlm.data.shards import open_split
+reader = open_split(Path(sys.argv[1]), "train", verify="sizes")
+assert len(reader) == 16 * 2_000
+for index in np.random.default_rng(0).permutation(len(reader))[:5_000].tolist():
+    assert len(reader[index]) == len(reader[index % 16])
+assert len(list(Path("/dev/fd").iterdir())) < 200
+"""
+
+
+@pytest.mark.slow
+def test_two_thousand_shards_exhaust_nothing(make_data_set, write_manifest, proteins):
+    """With no more than 256 descriptors, of which Python keeps one for each memory map."""
+    directory = make_data_set(proteins)
+    fields = json.loads((directory / MANIFEST).read_text())
+    first = fields["splits"]["train"][0]
+    files = [f"train/shard-{number}.h5" for number in range(10_000, 12_000)]
+    for file in files:
+        (directory / file).symlink_to("shard-00000.h5")
+    fields["splits"]["train"] = [first | {"file": file} for file in files]
+    write_manifest(directory, json.dumps(fields))
+    subprocess.run([sys.executable, "-c", READ_MANY, directory], cwd=ROOT, check=True)
 
 
 # --- offsets that lead astray, in a shard that the manifest vouches for

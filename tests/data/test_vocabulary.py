@@ -35,6 +35,12 @@ def test_every_residue_goes_there_and_back():
 
 def test_the_empty_sequence_has_no_tokens():
     assert VOCABULARY.encode("").shape == (0,)
+    assert VOCABULARY.decode(VOCABULARY.encode("")) == VOCABULARY.decode(np.array([])) == ""
+
+
+def test_every_token_is_written_as_it_is_called():
+    assert VOCABULARY.decode(np.arange(33)) == ESM2.replace(" ", "")
+    assert [VOCABULARY.decode(np.array([number])) for number in range(33)] == ESM2.split()
 
 
 @pytest.mark.parametrize("number", [*range(0, 300), 0x20AC, 0x1F600])

@@ -109,6 +109,39 @@ def test_shards_do_not_change_what_is_in_a_split(tmp_path):
     assert all(some == [f"{i:05d}" for i in range(len(some))] for some in numbers)
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_short_sequences_do_not_pile_up_in_memory(fasta, out, monkeypatch):
+    """A shard of peptides has many more of them, with names and offsets, than one of proteins."""
+    monkeypatch.setattr("data_prep.segments._MAX_SEQUENCES", 1_000)
+    source = fasta(b"".join(b">p%d\nMKV\n" % number for number in range(5_000)))
+    prepare([source], out, split_rule=ALL_TRAIN)
+    shards = read_manifest(out).splits["train"]
+    assert len(shards) == 5
+    # A block of 4 KiB has some 400.
+    assert all(shard.sequences < 1_500 for shard in shards)
+    assert [name for name, _ in in_shards(out)["train"]] == [f"p{i}" for i in range(5_000)]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_every_record_is_in_a_shard_or_counted(fasta, out):
+    rng = np.random.default_rng(0)
+    kinds = [b"MKVLAW", b"MKVLAW" * 9, b"mkv*", b"", b"M1", b"MK-V", b"MXJ", b"MK*V", b"W" * 200]
+    picked = [kinds[i] + b"KR" * rng.integers(0, 9) for i in rng.integers(0, len(kinds), 4_000)]
+    source = fasta(b"".join(b">p%d\n%b\n" % (i, letters) for i, letters in enumerate(picked)))
+    options = PrepareOptions(
+        max_reject_rate=1,
+        deduplicate=True,
+        shard_residues=1_000,
+        selection=Selection(min_length=4, max_length=150),
+    )
+    counts = prepare([source], out, split_rule=HashSplit(0.2, 0.2), options=options).counts
+    names = [name for some in in_shards(out).values() for name, _ in some]
+    left_out = sum(counts.rejected.values()) + sum(counts.filtered.values())
+    assert len(names) + left_out == counts.records == 4_000
+    assert len(set(names)) == len(names)
+    assert min(len(counts.rejected), len(counts.filtered), len(counts.changed)) >= 3
+
+
 def test_what_became_of_the_records_is_reported(fasta, out):
     content = b">a\nMKVLW\n>b\nmkvlw*\n>bad one\nMK-V\n>\nMJV\n>e\n\n>f\nMKV\x00\n"
     more = b"".join(b">p%d\nMKVLW%b\n" % (i, b"KR" * (i % 7)) for i in range(1_100))

@@ -64,6 +64,12 @@ def test_an_organism_is_a_name_with_its_strains_or_a_taxon(organisms, known, rea
     assert filtered(Selection(organisms=organisms), record(**known)) == expected
 
 
+def test_an_organism_without_a_name_is_refused():
+    """It would be the organism of every record that has none."""
+    with pytest.raises(UserError, match="--organism"):
+        Selection(organisms=("9606", " "))
+
+
 @pytest.mark.parametrize("bounds", [(0, None), (-1, 10), (11, 10), (None, 0)])
 def test_impossible_lengths_are_refused(bounds):
     with pytest.raises(UserError, match=r"--min-length.*--max-length"):

@@ -18,11 +18,10 @@ def random_protein(rng, length=400, letters=STANDARD):
 
 def mutated(rng, sequence, identity):
     """Every residue is kept with the probability `identity`, else another takes its place."""
-    others = {letter: STANDARD.replace(letter, "") for letter in STANDARD}
-    return "".join(
-        letter if rng.random() < identity else others[letter][rng.integers(19)]
-        for letter in sequence
-    )
+    codes = np.array([STANDARD.index(letter) for letter in sequence])
+    others = (codes + rng.integers(1, 20, len(codes))) % 20
+    mixed = np.where(rng.random(len(codes)) < identity, codes, others)
+    return "".join(np.array(list(STANDARD))[mixed])
 
 
 def kmer_set(sequence):

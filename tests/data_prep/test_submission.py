@@ -1,15 +1,22 @@
 """One job for each file: the same sequences as in one process, and continued when interrupted."""
 
+import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
+from submitit import LocalJob
 
+from data_prep import submission as module
 from data_prep.merge import merge
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.split import HashSplit
 from data_prep.submission import Executor, Submission, prepare_by_jobs
-from protlm.errors import UserError
+from protlm.data.manifest import read_manifest
+from protlm.errors import ExitCode, InputDataError, OutputError, UserError
 
+ROOT = str(Path(__file__).resolve().parents[2])
 LOCAL = Submission(Executor.LOCAL)
 RULE = HashSplit(0.2, 0.1)
 
@@ -25,7 +32,26 @@ def release(tmp_path):
     return folder
 
 
-def test_jobs_make_the_parts_that_are_merged(release, tmp_path, protlm_command, contents):
+def merged(release, tmp_path) -> Path:
+    """The files of the release, each prepared here, and merged."""
+    parts = []
+    for name in ("one", "two"):
+        parts.append(tmp_path / name)
+        options = PrepareOptions(max_reject_rate=0.1)
+        prepare([release / f"{name}.fasta"], parts[-1], split_rule=RULE, options=options)
+    merge(parts, tmp_path / "merged")
+    return tmp_path / "merged"
+
+
+def test_jobs_make_the_parts_that_are_merged(release, tmp_path, monkeypatch, contents):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    prepare_locally(release, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
+    assert contents(tmp_path / "data") == contents(merged(release, tmp_path))
+
+
+@pytest.mark.slow
+def test_jobs_that_failed_are_continued(release, tmp_path, protlm_command, contents):
     arguments = ["prepare", "release", "--out", "data", "--valid-fraction", "0.2"]
     arguments += ["--test-fraction", "0.1", "--executor", "local"]
     (release / "two.fasta").write_text("no header\n")
@@ -44,13 +70,7 @@ def test_jobs_make_the_parts_that_are_merged(release, tmp_path, protlm_command, 
     done = protlm_command(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
-    parts = []
-    for name in ("one", "two"):
-        parts.append(tmp_path / name)
-        options = PrepareOptions(max_reject_rate=0.1)
-        prepare([release / f"{name}.fasta"], parts[-1], split_rule=RULE, options=options)
-    merge(parts, tmp_path / "merged")
-    assert contents(tmp_path / "data") == contents(tmp_path / "merged")
+    assert contents(tmp_path / "data") == contents(merged(release, tmp_path))
 
 
 def prepare_locally(release, tmp_path, **options):
@@ -61,6 +81,110 @@ def prepare_locally(release, tmp_path, **options):
         options=PrepareOptions(**options),
         submission=LOCAL,
     )
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs jobs one after the other, here; returns the parts that were made."""
+    made = []
+
+    def submitter(submission, num_workers):
+        def run(records, tasks):
+            for task in tasks:
+                made.append(task.part.name)
+                assert module._prepare_part(task) is None
+
+        return run
+
+    monkeypatch.setattr(module, "_submitter", submitter)
+    return made
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_what_ends_the_merging_leaves_the_parts(release, tmp_path, monkeypatch, contents):
+    """They may be days of work of a cluster."""
+
+    def fill_the_disk(directory, parts):
+        (directory / "train").mkdir()
+        (directory / "train" / "shard-00000.h5").write_text("half a shard")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "merge_into", fill_the_disk)
+        with pytest.raises(OutputError, match="no space left"):
+            prepare_locally(release, tmp_path)
+    parts = tmp_path / "data.partial" / "parts"
+    before = contents(parts)
+    assert {name.split("/")[0] for name in before} == {"00000", "00001"}
+    monkeypatch.setattr(module, "prepare", None)
+    prepare_locally(release, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
+    assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_what_is_wrong_with_the_whole_is_said_again(release, tmp_path, monkeypatch):
+    def refuse(rule, noted):
+        raise InputDataError("an empty hold-out")
+
+    monkeypatch.setattr(module, "refuse_empty_hold_out", refuse)
+    for _ in range(2):
+        with pytest.raises(InputDataError, match="an empty hold-out"):
+            prepare_locally(release, tmp_path)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_killed_job_is_told_and_the_others_are_ended(release, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    # Network file systems may show a result late, and submitit waits for it.
+    monkeypatch.setattr(LocalJob, "_results_timeout_s", 0)
+    monkeypatch.setattr(module, "_prepare_part", lambda task: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(UserError, match=r"a job ended before its time; see .*\.err") as caught:
+        prepare_locally(release, tmp_path)
+    assert caught.value.exit_code is ExitCode.INTERNAL
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A machine of a cluster whose `sbatch` is given."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def install(sbatch: str) -> None:
+        for name, script in (("srun", "exit 1"), ("sbatch", sbatch)):
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return install
+
+
+def submit(release, tmp_path):
+    prepare_by_jobs(
+        sorted(release.iterdir()),
+        tmp_path / "data",
+        split_rule=RULE,
+        options=PrepareOptions(),
+        submission=Submission(Executor.SLURM, {"slurm_partition": "none"}),
+    )
+
+
+@pytest.mark.parametrize(
+    "sbatch", ["echo 'invalid partition: none' >&2; exit 1", "echo 'invalid partition: none'"]
+)
+def test_what_sbatch_refuses_is_one_sentence(release, tmp_path, cluster, sbatch):
+    cluster(sbatch)
+    with pytest.raises(UserError, match=r"could not be submitted: .*invalid partition: none"):
+        submit(release, tmp_path)
+    assert not (tmp_path / "data.partial").exists()
+
+
+def test_where_there_is_no_cluster_it_is_said(release, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"needs srun and sbatch.*--executor local"):
+        submit(release, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["release"]
 
 
 def test_without_submitit_it_says_what_to_install(release, tmp_path, monkeypatch):

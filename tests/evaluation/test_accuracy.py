@@ -10,6 +10,7 @@ import torch
 import protlm
 from protlm.data.shards import open_split
 from protlm.errors import UserError
+from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
@@ -88,6 +89,17 @@ def test_the_uniform_baseline_is_twenty(model: PretrainedModel, tiny_data: Path)
     assert found["uniform"]["perplexity"] == pytest.approx(20)
     assert found["uniform"]["accuracy"] == pytest.approx(0.05)
     assert 16 < found["empirical"]["perplexity"] < 20
+
+
+def test_the_baseline_of_a_large_split_is_that_of_a_sample(
+    model: PretrainedModel, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = Accuracy(objective="masked")
+    whole = evaluation.run(model, data(tiny_data))["empirical"]["perplexity"]
+    monkeypatch.setattr(accuracy, "_MOST_COUNTED", 60)
+    some = evaluation.run(model, data(tiny_data))["empirical"]["perplexity"]
+    assert some != whole
+    assert some == pytest.approx(whole, rel=0.01)
 
 
 def test_an_unknown_objective_is_refused() -> None:

@@ -1,6 +1,7 @@
 """F09: gzip files in several members, with zeros or garbage behind them, or by a wrong name."""
 
 import gzip
+import re
 
 import pytest
 
@@ -31,7 +32,12 @@ def test_garbage_is_refused_unless_it_is_ignored(refuse_bytes, prepare_bytes):
     assert report["splits"]["train"]["sequences"] == 2
 
 
-def test_a_wrong_name_does_not_matter(protlm_command, tmp_path):
-    (tmp_path / "plain.fasta.gz").write_bytes(FIRST + SECOND)
-    done = protlm_command("prepare", "plain.fasta.gz", "--out", "data", cwd=tmp_path)
+def test_the_command_takes_a_wrong_name_and_on_request_garbage(protlm_command, tmp_path):
+    (tmp_path / "plain.fasta.gz").write_bytes(FIRST)
+    (tmp_path / "packed.fasta").write_bytes(gzip.compress(SECOND) + b"garbage")
+    arguments = ["prepare", "plain.fasta.gz", "packed.fasta", "--out", "data"]
+    done = protlm_command(*arguments, cwd=tmp_path)
+    assert done.returncode == 3
+    (flag,) = re.findall(r"type (--\S+)", done.stderr)
+    done = protlm_command(*arguments, flag, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

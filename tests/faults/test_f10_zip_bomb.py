@@ -2,6 +2,8 @@
 
 import gzip
 
+import pytest
+
 PROGRAM = """
 cutting.BLOCK_BYTES = 4 << 20
 try:
@@ -21,6 +23,7 @@ def test_a_line_of_200_mb_is_one_record_too_long(run_builder, tmp_path):
     assert int(megabytes) < 300
 
 
+@pytest.mark.slow
 def test_more_than_a_gigabyte_of_nothing_is_stopped(run_builder, tmp_path):
     path = tmp_path / "bomb.gz"
     line = gzip.compress(b"M" * (64 << 20), compresslevel=1)

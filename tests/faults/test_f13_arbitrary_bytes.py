@@ -77,13 +77,14 @@ def check(number: int, seed: int, path: Path) -> None:
         for record in records:
             assert record.sequence and set(record.sequence) <= set(RESIDUES)
             # Whatever the header was, it can be stored as UTF-8.
-            assert record.identifier.encode() and record.header.encode() is not None
+            assert len(record.identifier.encode().split()) == 1
+            assert b"\n" not in record.header.encode()
         assert all(name.encode() for listed in tally.listed.values() for name, _, _ in listed)
     assert min(outcomes.values()) > number / 10, outcomes
 
 
 def test_arbitrary_bytes_give_records_or_our_error(tmp_path):
-    check(1_000, 0, tmp_path / "fuzz")
+    check(600, 0, tmp_path / "fuzz")
 
 
 @pytest.mark.slow

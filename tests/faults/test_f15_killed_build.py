@@ -24,13 +24,26 @@ def contents(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
+def finished_segments():
+    return len(list(partial.glob("journal/segment-*.json")))
+
+def wait_for(pid, segments):
+    # A builder that ends first stays there to be waited for.
+    while finished_segments() < segments:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        time.sleep(0.001)
+
 began = time.monotonic()
 assert os.waitpid(start(1, folder / "whole"), 0)[1] == 0
 seconds = time.monotonic() - began
 done, killed, kept = 0, 0, []
 while killed < kills:
+    before = finished_segments()
     pid = start(workers=random.choice([1, 2]))
-    time.sleep(random.uniform(0, 0.6 * seconds))
+    # However slow the machine is, every other builder gets on by some segments.
+    wait_for(pid, before + killed % 2 * random.choice([1, 3]))
+    time.sleep(random.uniform(0, 0.2 * seconds))
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -39,7 +52,7 @@ while killed < kills:
     if os.WIFSIGNALED(status):
         killed += 1
     if os.WIFSIGNALED(status) and not out.exists():
-        kept.append(len(list(partial.glob("journal/segment-*.json"))))
+        kept.append(finished_segments())
         continue
     assert status in (0, signal.SIGKILL), status
     done += 1

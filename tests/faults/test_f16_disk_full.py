@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,40 @@ def test_finished_segments_stay_and_the_build_goes_on(run_builder, proteins, tmp
         assert sorted(p.name for p in out.parent.iterdir()) == ["data"]
 
 
-@pytest.mark.parametrize("limit", [0, 100, 2_000, 20_000])
+@pytest.mark.parametrize("limit", [0, 2_000])
 def test_nothing_is_left_where_nothing_could_be_finished(run_builder, proteins, tmp_path, limit):
     out = tmp_path / "new" / "data"
     assert_one_sentence(run_builder(LIMITED + BUILD, proteins, out, limit), out.parent)
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
+
+
+# Four splits of sequences so short that their digests are the largest file of the segment.
+SHORT = """
+class Quarters:
+    def split_of(self, record, digest):
+        return f"split_{digest[0] % 4}"
+
+    def notes_of(self, record, split):
+        return ()
+
+    def describe(self):
+        return {}
+
+exit_with_message(lambda: prepare([Path(sys.argv[1])], Path(sys.argv[2]), split_rule=Quarters()))
+"""
+
+
+def test_a_disk_that_is_full_when_the_digests_are_written(run_builder, tmp_path):
+    source, out = tmp_path / "short.fasta", tmp_path / "new" / "data"
+    letters = "ACDEFGHIKLMNPQRSTVWY"
+    words = product(letters, letters, letters)
+    source.write_text("".join(f">{i}\nMKV{''.join(word)}\n" for i, word in enumerate(words)))
+    done = run_builder(SHORT, source, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*.h5"))
+    assert largest < 120_000 < 8_000 * 16
+    assert_one_sentence(run_builder(LIMITED + SHORT, source, out, 120_000), out.parent)
+    assert list(out.parent.iterdir()) == []
 
 
 TABLE = """

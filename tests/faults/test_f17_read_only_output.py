@@ -31,7 +31,9 @@ def test_a_read_only_folder_is_refused_first(run_builder, proteins, tmp_path):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     open_for_all(tmp_path)
-    for out in (locked / "data", locked / "new" / "data"):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    for out in (locked / "data", locked / "new" / "data", closed / "data"):
         done = run_builder(AS_NOBODY, proteins, out, cwd="/")
         assert done.returncode == 4, done.stderr
         assert f"{out} cannot be written" in done.stderr

@@ -66,6 +66,9 @@ def test_a_living_process_is_never_taken_over(locked, proteins):
         {"host": "elsewhere", "pid": 1, "since": SINCE, "start": "0"},
         {"host": "elsewhere"},
         {"pid": "none", "host": 7},
+        {"host": socket.gethostname(), "pid": "none", "since": SINCE, "start": "0"},
+        {"host": socket.gethostname(), "pid": 0, "since": SINCE, "start": "0"},
+        {"host": socket.gethostname(), "pid": 10**30, "since": SINCE, "start": "0"},
     ],
 )
 def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, proteins, fields):
@@ -75,6 +78,69 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
     assert (out.with_name("data.partial") / LOCK).is_file()
     prepare([proteins], out, split_rule=RULE, options=PrepareOptions(break_lock=True))
     assert [path.name for path in out.parent.iterdir()] == ["data"]
+
+
+def test_who_comes_second_leaves_the_lock_of_the_first(tmp_path, monkeypatch):
+    """Where a file system knows no locks, another may come between the look and the file."""
+    BuildLock(tmp_path)
+    before = (tmp_path / LOCK).read_bytes()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(OutputError, match=f"is being built by process {os.getpid()} on"):
+        BuildLock(tmp_path)
+    assert (tmp_path / LOCK).read_bytes() == before
+
+
+TOLD_TO_END = """
+import os, signal
+from data_prep.encode import Encoder
+
+work, begun = Encoder.__call__, []
+
+def end(encoder, block):
+    begun.append(block)
+    if len(begun) == 20:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return work(encoder, block)
+
+Encoder.__call__ = end
+exit_with_message(lambda: build(sys.argv[1:2], sys.argv[2]))
+"""
+
+
+def test_a_job_that_a_cluster_ends_gives_its_lock_back(run_builder, proteins, tmp_path, contents):
+    """It may go on on another machine, from where the lock could not be judged."""
+    out = tmp_path / "data"
+    done = run_builder(TOLD_TO_END, proteins, out)
+    assert done.returncode == 130, done.stderr
+    assert "protlm: interrupted" in done.stderr
+    partial = out.with_name("data.partial")
+    assert (partial / "journal" / "segment-00003.json").exists()
+    assert not (partial / LOCK).exists()
+    again = "build(sys.argv[1:2], sys.argv[2]); build(sys.argv[1:2], sys.argv[3])"
+    done = run_builder(again, proteins, out, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "is_taken"),
+    [("main/12", 0, True), ("main/12", 1, False), ("other/12", 0, False), (None, 0, False)],
+)
+def test_a_job_that_slurm_began_again_takes_over_from_itself(
+    locked, monkeypatch, job, restarts, is_taken
+):
+    """On whatever machine it began again; the run before is dead, unless it is a step beside it."""
+    for name, value in {"JOB_ID": "12", "CLUSTER_NAME": "main", "RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    lost = {"host": "elsewhere", "pid": 1, "since": SINCE, "start": "0"}
+    folder = locked(**lost, job=job, restarts=restarts).with_name("data.partial")
+    if is_taken:
+        BuildLock(folder)
+        fields = json.loads((folder / LOCK).read_text())
+        assert (fields["pid"], fields["job"], fields["restarts"]) == (os.getpid(), "main/12", 1)
+    else:
+        with pytest.raises(OutputError, match="--break-lock"):
+            BuildLock(folder)
 
 
 def test_who_lost_the_lock_writes_nothing_more(tmp_path):
@@ -93,7 +159,9 @@ def test_a_builder_that_lost_its_lock_leaves_everything_to_the_other(tmp_path, p
 
     class Robbed(HashSplitLike):
         def split_of(self, record, digest):
-            lock.write_text(json.dumps({"host": "elsewhere", "pid": 1, "since": "", "start": ""}))
+            if record.identifier == "P7":
+                fields = {"host": "elsewhere", "pid": 1, "since": "", "start": ""}
+                lock.write_text(json.dumps(fields))
             return "train"
 
     with pytest.raises(OutputError, match="elsewhere"):

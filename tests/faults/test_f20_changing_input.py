@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.split import HashSplit
-from protlm.data.records import cutting
+from protlm.data.records import ReadOptions, cutting
 from protlm.errors import InputDataError, UserError
 
 RULE = HashSplit(0.1, 0.1)
@@ -99,6 +99,10 @@ def test_a_source_that_changed_before_the_build_is_continued(begun, source, chan
     with pytest.raises(InputDataError, match=r"proteins\.fasta has changed since.*--restart"):
         prepare([source], begun, split_rule=RULE, options=options())
     assert contents(begun.with_name("data.partial") / "data") == before
+
+
+def test_what_was_begun_can_be_begun_anew(begun, source, contents):
+    append(source)
     prepare([source], begun, split_rule=RULE, options=options(restart=True))
     whole = begun.with_name("whole")
     prepare([source], whole, split_rule=RULE, options=options())
@@ -145,6 +149,10 @@ def test_a_source_that_was_read_is_not_opened_again(source, tmp_path, proteins, 
     [
         ({"shard_residues": 40_000}, "--shard-residues 30000, not 40000"),
         ({"deduplicate": True}, "--deduplicate False, not True"),
+        (
+            {"reading": ReadOptions(ignore_trailing_garbage=True)},
+            "--ignore-trailing-garbage False, not True",
+        ),
     ],
 )
 def test_other_settings_do_not_continue_what_was_begun(begun, source, changed, flag):

@@ -3,6 +3,7 @@
 The manifest agrees with every file here, so that nothing but its structure can tell.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from protlm.data import shard_map
+from protlm.data.manifest import MANIFEST
 from protlm.data.shards import open_split, verify
 from protlm.errors import InputDataError
 
@@ -115,6 +117,10 @@ def scalar(file: h5py.File, tokens: np.ndarray) -> None:
     file["tokens"] = tokens[0]
 
 
+def null(file: h5py.File, tokens: np.ndarray) -> None:
+    file["tokens"] = h5py.Empty("u1")
+
+
 def nothing(file: h5py.File, tokens: np.ndarray) -> None:
     pass
 
@@ -134,7 +140,7 @@ def shorter(file: h5py.File, tokens: np.ndarray) -> None:
 FOREIGN = [
     external, virtual, soft_link, dangling_link, circular_link, external_link,
     hard_link_to_the_root, hard_link_to_another_array, chunked, compressed, scaled, compact, group,
-    strings, vlen, compound, references, enumeration, wide, signed, matrix, scalar, nothing,
+    strings, vlen, compound, references, enumeration, wide, signed, matrix, scalar, null, nothing,
     claims_64_gib, never_written, shorter,
 ]  # fmt: skip
 
@@ -170,6 +176,29 @@ def test_a_foreign_array_is_refused(
 
     monkeypatch.setattr(h5py.Dataset, "__getitem__", refuse)
     monkeypatch.setattr(h5py.Dataset, "read_direct", refuse)
+    assert_refused(data_set)
+
+
+def test_an_array_that_reaches_beyond_the_file_is_refused(data_set: Path, vouch_for: Vouch) -> None:
+    path = data_set / SHARD
+    with h5py.File(path) as file:
+        arrays = {name: file[name][:] for name in file}
+    # The oldest headers have no checksum.
+    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+        for name, values in arrays.items():
+            file[name] = values
+    true, claimed = (n.to_bytes(8, "little") for n in (len(arrays["tokens"]), 1 << 36))
+    path.write_bytes(path.read_bytes().replace(true, claimed))
+    vouch_for(data_set, SHARD)
+    assert_refused(data_set)
+
+
+def test_another_number_of_residues_than_the_manifest_s_is_refused(
+    data_set: Path, write_manifest: Callable[[Path, str], None]
+) -> None:
+    fields = json.loads((data_set / MANIFEST).read_text())
+    fields["splits"]["train"][1]["residues"] += 1
+    write_manifest(data_set, json.dumps(fields))
     assert_refused(data_set)
 
 

@@ -49,7 +49,13 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Those that are left out of the fast tests have nothing of their own but the pairing.
+FAST = ("growing", "mixture, joined")
+
+
+@pytest.mark.parametrize(
+    "mode", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MODES]
+)
 def test_stop_and_go_is_bitwise(
     mode: str, train_tiny: Train, tiny_data: Path, other_data: Path, tmp_path: Path
 ) -> None:
@@ -107,11 +113,12 @@ def test_configs_become_rules() -> None:
     assert isinstance(rule, LengthBuckets)
     assert (rule.tokens_per_batch, rule.max_length, rule.crop) == (131_072, 1_024, "prefix")
     assert rule.curriculum.max_length(1_000) == 1_024
-    config = compose(TrainConfig, ["data=concatenated"]).data
+    config = compose(TrainConfig, ["data=concatenated", "data.curriculum=[[0,2048]]"]).data
     rule = batch_rule(config)
     assert config.mode is Mode.concatenated
     assert isinstance(rule, Concatenation)
     assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
+    assert rule.curriculum.max_length(0) == 2_048
 
 
 def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
@@ -143,6 +150,18 @@ def test_validation_has_one_sequence_to_a_row_whatever_training_does(tiny_data: 
     for other in losses[1:]:
         assert len(other) == len(losses[0])
         assert all(torch.equal(a, b) for a, b in zip(losses[0], other, strict=True))
+
+
+def test_devices_without_a_row_are_warned_of(train_tiny: Train, tmp_path: Path) -> None:
+    settings = ["trainer.devices=9", "data.max_length=128", "data.dir=null"]
+    with (
+        pytest.warns(UserWarning, match=r"8 of the longest rows.*tokens_per_batch=1152"),
+        pytest.raises(UserError, match=r"data\.mixture"),
+    ):
+        train_tiny(tmp_path / "run", *settings)
+    # As many as there are devices are enough; pytest makes an error of a warning.
+    with pytest.raises(UserError, match=r"data\.mixture"):
+        train_tiny(tmp_path / "run", "trainer.devices=8", *settings[1:])
 
 
 WRONG = [

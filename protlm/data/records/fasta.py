@@ -56,10 +56,12 @@ class FastaBlock(Block):
         # Looking for one byte is so much faster that it pays to look twice.
         elif b";" in data and (line_end := data.find(b"\n;")) >= 0:
             self._refuse(data, line_end + 1)
-        junk = data.lstrip()
-        if junk and not junk.startswith(b">"):
-            self._refuse(data, len(data) - len(junk))
-        return data
+        records = data.lstrip()
+        begin = len(data) - len(records)
+        if records and not records.startswith(b">"):
+            self._refuse(data, begin)
+        # The parser passes over a header that has white space before it.
+        return b"\n" * data.count(b"\n", 0, begin) + records
 
     def _refuse(self, data: bytes, position: int) -> NoReturn:
         line = self.line + data.count(b"\n", 0, position)

@@ -11,6 +11,7 @@ MAX_HEADER = 1 << 16
 _UNIPROT = re.compile(r"(?:sp|tr)\|([^|\s]+)\|")
 _TAXON = re.compile(r" OX=(\d{1,18})(?!\S)")
 _NEXT_KEY = re.compile(r" [A-Z]{2}=")
+_FRAGMENT = re.compile(r"\(Fragments?\)")
 
 
 def identifier_of(header: str, line: int, tally: Tally) -> str:
@@ -35,7 +36,7 @@ def origin_of(header: str) -> tuple[int | None, bool | None, str | None]:
     begin = header.find(" OS=")
     if begin < 0:
         return None, None, None
-    is_fragment = header.find("(Fragment", 0, begin) >= 0
+    is_fragment = _FRAGMENT.search(header, 0, begin) is not None
     end = _NEXT_KEY.search(header, begin + 4)
     organism = header[begin + 4 : end.start() if end else None]
     taxon = _TAXON.match(header, end.start()) if end else None

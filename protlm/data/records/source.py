@@ -27,6 +27,7 @@ _RAW_BYTES, _PLAIN_BYTES = 1 << 15, 1 << 17
 _MARK_BYTES = 4
 # Text packs at most some 10:1. More than 200:1 over a gigabyte is meant to fill the memory.
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
+_MAX_LINE = 1 << 24
 
 
 class ByteSource:
@@ -159,7 +160,11 @@ class ByteSource:
         if data.startswith(_GZIP):
             return data
         if not self._ignore_trailing_garbage:
-            raise self._damage("something else follows them")
+            raise InputDataError(
+                f"{self.name}: something else follows the gzip data at byte "
+                f"{self.num_bytes - len(data):,}; fetch the file again, or "
+                "(only protlm prepare) type --ignore-trailing-garbage"
+            )
         while self._read(_PLAIN_BYTES):
             pass
         return b""
@@ -177,12 +182,14 @@ class TextSource:
     Bytes that are no UTF-8 become lone surrogates (`surrogateescape`): nothing is lost.
 
     Raises:
-        InputDataError: as `ByteSource`, from the constructor and while reading.
+        InputDataError: as `ByteSource`, and at a line of more than 16 MiB; from the constructor
+            and while reading.
     """
 
     def __init__(self, path: Path, what: str) -> None:
         self._source = ByteSource(path, what)
-        stream = io.BufferedReader(_Stream(self._source.chunks()))
+        chunks = _with_bounded_lines(self._source.chunks(), self._source.name)
+        stream = io.BufferedReader(_Stream(chunks))
         self.text: TextIO = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape")
 
     def __enter__(self) -> Self:
@@ -196,6 +203,19 @@ class TextSource:
     ) -> None:
         self.text.close()
         self._source.close()
+
+
+def _with_bounded_lines(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Passes the chunks on until a line of them would fill the memory of who reads by lines."""
+    length = 0
+    for chunk in chunks:
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        length = len(chunk) - end - 1 if end >= 0 else length + len(chunk)
+        if length > _MAX_LINE:
+            raise InputDataError(
+                f"{name}: a line has more than {_MAX_LINE:,} bytes; this is no table"
+            )
+        yield chunk
 
 
 class _Stream(io.RawIOBase):

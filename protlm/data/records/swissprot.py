@@ -17,7 +17,7 @@ _ID = re.compile(rb"(\S+) +(\w+); +(?:PRT; +)?(\d{1,18}) AA\.?\n")
 _ACCESSION = re.compile(rb"\nAC   ([^\s;]+);[ \n]")
 _ORGANISM = re.compile(rb"\nOS   (.*(?:\nOS   .*)*)")
 _TAXON = re.compile(rb"\nOX   NCBI_TaxID=(\d{1,18})")
-_FRAGMENT = re.compile(rb"\nDE   .*(?:Flags:.*|\()Fragment")
+_FRAGMENT = re.compile(rb"\nDE   .*(?:Flags:.*\bFragments?;|\(Fragments?\))")
 _LENGTH = re.compile(rb"\nSQ   SEQUENCE +(\d{1,18}) AA;.*")
 # The first line of residues, or the end where there are none.
 _BODY_END = re.compile(rb"\n(?:  |//)")

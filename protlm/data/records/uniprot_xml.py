@@ -31,7 +31,11 @@ _SAFE: dict[str, Any] = {
     "no_network": True,
     "load_dtd": False,
     "huge_tree": False,
+    # A comment would part the text that stands around it.
+    "remove_comments": True,
+    "remove_pis": True,
 }
+_TAXON = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @final
@@ -48,7 +52,7 @@ class XmlBlock(Block):
         try:
             for entry in _entries(layout.head + data + tail):
                 tally.records += 1
-                accession = _text(entry, "accession")
+                accession = _accession(entry)
                 letters, reason = _letters(entry)
                 if not reason:
                     letters, reason = residues(letters, tally, self.options)
@@ -148,13 +152,20 @@ def _child(entry: Any, name: str, *, from_end: bool = False) -> Any:
 
 
 def _text(entry: Any, name: str) -> str:
+    """The text of a child in one line."""
     child = _child(entry, name)
-    return (child.text or "").strip() if child is not None else ""
+    return " ".join((child.text or "").split()) if child is not None else ""
+
+
+def _accession(entry: Any) -> str:
+    """The first accession, or nothing if that is not one word."""
+    words = _text(entry, "accession").split()
+    return words[0] if len(words) == 1 else ""
 
 
 def _letters(entry: Any) -> tuple[str, str]:
     """The letters of the sequence, or nothing and the reason why the entry cannot be used."""
-    if not _text(entry, "accession"):
+    if not _accession(entry):
         return "", "no accession"
     sequence = _child(entry, "sequence", from_end=True)
     if sequence is None:
@@ -168,7 +179,7 @@ def _letters(entry: Any) -> tuple[str, str]:
 def _header(entry: Any) -> str:
     """The header as UniProt's FASTA files begin it."""
     database = "sp" if entry.get("dataset") == "Swiss-Prot" else "tr"
-    return f"{database}|{_text(entry, 'accession')}|{_text(entry, 'name')}"
+    return f"{database}|{_accession(entry)}|{_text(entry, 'name')}"
 
 
 def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
@@ -178,7 +189,7 @@ def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
     for child in organism if organism is not None else ():
         if child.get("type") == "scientific":
             name = child.text
-        elif child.get("type") == "NCBI Taxonomy" and child.get("id", "").isdecimal():
+        elif child.get("type") == "NCBI Taxonomy" and _TAXON.fullmatch(child.get("id", "")):
             taxon = int(child.get("id"))
     is_fragment = _child(entry, "sequence", from_end=True).get("fragment") is not None
     return taxon, is_fragment, name

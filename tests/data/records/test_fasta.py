@@ -220,6 +220,16 @@ def test_comments_are_skipped_by_option(read, place):
         read(content)
 
 
+def test_a_header_behind_white_space_is_a_header_at_the_beginning_alone(read):
+    """What the parser passes over must not be lost without a word."""
+    for start in (b"", b" \n\t ", b"; c\n", b"; c\n\n  "):
+        records, tally = read(start + b">a\nMKV\n  >b\nMKL\n>c\nMKK\n", allow_comments=True)
+        assert [r.identifier for r in records] == ["c"]
+        line = start.count(b"\n") + 1
+        assert tally.listed == {"'>' inside a line": [("a", "proteins.fasta", line)]}
+        assert tally.records == 2
+
+
 def test_gaps_are_removed_by_option(read):
     records, tally = read(b">a\nMK-V.l~\n>b\n---\n>c\nMKV\n", allow_gaps=True)
     assert [(r.identifier, r.sequence) for r in records] == [("a", "MKVL"), ("c", "MKV")]
@@ -240,6 +250,7 @@ def test_gaps_are_removed_by_option(read):
         ("sp|P1|P1_X Actin OS=Homo sapiens GN=ACT PE=1 SV=1", None, False, "Homo sapiens"),
         ("sp|P1|P1_X Actin (Fragments) OS=Homo sapiens", None, True, "Homo sapiens"),
         ("sp|P1|P1_X Actin OS=X (Fragment) OX=12x PE=1", None, False, "X (Fragment)"),
+        ("sp|P1|P1_X (Fragmentin) OS=X OX=7", 7, False, "X"),
         ("sp|P1|P1_X", None, None, None),
         ("mine OX=9606 (Fragment)", None, None, None),
     ],

@@ -184,6 +184,19 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path, monkeypatch):
         monkeypatch.undo()
 
 
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "table.tsv"
+    path.write_bytes(packed(b"a\tb\n" + b"c" * (40 << 20)))
+    with (
+        TextSource(path, "a table") as source,
+        pytest.raises(InputDataError, match=r"table\.tsv: a line has more than 16,777,216 bytes"),
+    ):
+        list(source.text)
+    path.write_bytes((b"a\tb" * 200 + b"\r") * 30_000)
+    with TextSource(path, "a table") as source:
+        assert sum(1 for _ in source.text) == 30_000
+
+
 def test_text_is_read_by_lines(tmp_path):
     path = tmp_path / "table.tsv"
     for content in (b"a\tb\r\nc\xff\td", packed(b"a\tb\r\nc\xff\td")):

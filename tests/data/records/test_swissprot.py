@@ -160,6 +160,8 @@ def test_names_of_older_releases_are_understood(read):
     (record,), _ = read(old)
     assert record.header.startswith("tr|H2CNN8|")
     assert record.is_fragment
+    (record,), _ = read(old.replace(b"(Fragment)", b"(Fragmentin)"))
+    assert not record.is_fragment
 
 
 def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks):

@@ -181,6 +181,21 @@ def test_entities_are_not_known(read):
             read(ONE.replace(b"<name>", b"<name>" + entity, 1))
 
 
+def test_what_is_odd_inside_an_entry_does_no_harm(read):
+    (expected,), _ = read(ONE)
+    for odd in (b"P84<!-- > -->001", b"\n P84001\n", b"P84<?x?>001"):
+        (record,), _ = read(ONE.replace(b"<accession>P84001", b"<accession>" + odd, 1))
+        assert (record.identifier, record.header) == (expected.identifier, expected.header)
+    # An identifier is one word: a line end in it would make two records of one in FASTA.
+    records, tally = read(ONE.replace(b"<accession>P84001", b"<accession>P84\n&gt;001", 1))
+    assert (records, tally.rejected) == ([], {"no accession": 1})
+    taxon = f'type="NCBI Taxonomy" id="{expected.taxon}"'.encode()
+    assert taxon in ONE
+    for number in (b"9" * 5_000, "²".encode(), b""):
+        (record,), _ = read(ONE.replace(taxon, b'type="NCBI Taxonomy" id="%b"' % number, 1))
+        assert record.taxon is None
+
+
 def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks, monkeypatch):
     small_blocks(1 << 16)
     monkeypatch.setattr("protlm.data.records.uniprot_xml._MAX_ENTRY", 1 << 20)

@@ -1,0 +1,54 @@
+"""Sources are found by their names, each once, however many there are."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep.sources import find_sources, list_files
+from protlm.errors import InputDataError, UserError
+
+
+def test_every_file_is_looked_up_once(tmp_path, monkeypatch):
+    """Thousands of files on a network file system: the work must not grow with their square."""
+    for number in range(200):
+        (tmp_path / f"{number:03d}.fasta").touch()
+    looked_up = []
+    real = os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: looked_up.append(path) or real(path))
+    assert list_files([tmp_path]) == sorted(tmp_path.iterdir())
+    assert len(looked_up) == 200
+
+
+@pytest.mark.parametrize("again", ["a.fasta", "folder/../a.fasta", "link.fasta", "folder"])
+def test_a_file_by_two_names_is_one_file(tmp_path, again):
+    (tmp_path / "a.fasta").touch()
+    (tmp_path / "folder").mkdir()
+    for link in ("link.fasta", "folder/b.fasta"):
+        (tmp_path / link).symlink_to(tmp_path / "a.fasta")
+    with pytest.raises(UserError, match=r"\.fasta is given twice"):
+        list_files([tmp_path / "a.fasta", tmp_path / again])
+
+
+def test_a_folder_that_is_closed_to_us_is_said(tmp_path, monkeypatch):
+    """Root may look everywhere, so the system's answer to others is given here."""
+    (tmp_path / "a.fasta").touch()
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    for path in (tmp_path, tmp_path / "a.fasta"):
+        with pytest.raises(InputDataError, match=f"{path} cannot be read: Permission denied"):
+            find_sources([path])
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    (tmp_path / "loop.fasta").symlink_to("loop.fasta")
+    with pytest.raises(InputDataError, match=r"loop\.fasta is no file"):
+        list_files([tmp_path])
+    # By its own name it is looked at when it is opened.
+    assert list_files([tmp_path / "loop.fasta"]) == [tmp_path / "loop.fasta"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputDataError, match="empty is empty"):
+        list_files([tmp_path / "empty"])
