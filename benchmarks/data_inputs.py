@@ -38,5 +38,5 @@ def _unpacked(path: Path) -> bytes:
 def _write(path: Path, text: bytes) -> None:
     from isal import igzip
 
-    with igzip.open(path, "wb") as file:
+    with igzip.IGzipFile(path, "wb") as file:
         file.write(text)

@@ -80,7 +80,7 @@ def write(path: Path, num_records: int, *, source: Path = SAMPLE, seed: int = 0)
     chunks = fasta(Proteins(source, seed=seed), num_records)
     total = -(-num_records // _RECORDS_OF_A_CHUNK)
     check_output(path)
-    with complete_file(path) as temporary, igzip.open(temporary, "wb") as file:
+    with complete_file(path) as temporary, igzip.IGzipFile(temporary, "wb") as file:
         for chunk in track(chunks, description=path.name, total=total):
             file.write(chunk)
 
