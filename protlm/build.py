@@ -143,17 +143,23 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     # A key of one of a list's elements stands in the value.
     causes = causes or [o for o in overrides if named and named in o]
     if causes and "is not in struct" in text:
-        # Keys below these groups are those of one of their choices.
-        key = _key(causes[0])
-        return (
-            f"{key} is not a setting here; protlm train --cfg job shows those there are{_plus(key)}"
-        )
+        return _not_there(_key(causes[0]), getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
 
 
-def _plus(key: str) -> str:
-    is_inner = key.startswith("attention.options.")
-    return f", and +{key}=VALUE adds one to those of the inner mechanism" if is_inner else ""
+def _not_there(key: str, group: Any) -> str:
+    """One sentence about a key that the choice made for its group does not have."""
+    *where, last = key.split(".")
+    there = [str(name) for name in group or () if name != "name"]
+    close = difflib.get_close_matches(last, there, n=1)
+    hint = f"; did you mean {'.'.join([*where, close[0]])}?" if close else ""
+    choice = ".".join(where)
+    if group and "name" in group:
+        choice = f"{choice}={group['name']}"
+    known = f"{choice} has: {one_of(there)}" if there else f"{choice} has no settings"
+    if key.startswith("attention.options."):
+        hint += f"; +{key}=VALUE adds one to those of the inner mechanism"
+    return f"{key} is not a setting; {known}{hint}"
 
 
 def _full_key(error: BaseException) -> str:

@@ -76,8 +76,8 @@ class Proteins:
             seen[record.identifier] += 1
             count = seen[record.identifier]
             if self.max_residues is not None and len(record.sequence) > self.max_residues:
-                residues = f"{len(record.sequence):,} residues"
-                skipped.append((record.identifier, f"{residues}; at most {self.max_residues:,}"))
+                reason = f"{len(record.sequence):,} residues; this model takes"
+                skipped.append((record.identifier, f"{reason} {self.max_residues:,}"))
             elif count == 1:
                 yield record
             elif self.duplicates is Duplicates.suffix:

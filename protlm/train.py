@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from protlm.attention import Attention, mechanism, names
+from protlm.attention.base import Recurrent
 from protlm.build import (
     batch_rule,
     build_data,
@@ -250,8 +251,16 @@ def _introduce(network: ProteinLM, train_split: Mixture, config: TrainConfig) ->
         f"{len(train_split):,} sequences",
         epoch.describe(),
         rule.curriculum.describe(),
+        _cannot_generate(network, config),
     ]
     _say("; ".join(fact for fact in facts if fact))
+
+
+def _cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
+    is_causal = config.objective.name is Objective.causal
+    if not is_causal or isinstance(network.mechanism(1), Recurrent):
+        return ""
+    return f"{config.attention['name']} cannot generate: docs/mechanisms.md says which can"
 
 
 def _conclude(run_dir: Path, finished: Finished) -> None:

@@ -159,7 +159,7 @@ def test_what_is_too_long_is_reported_and_the_numbers_add_up(
     embed(fasta, run, tmp_path / "out.h5", EmbedOptions())
     told = capsys.readouterr().err
     assert "3 records: 1 embedded, 2 skipped" in told
-    assert "skipped long: 127 residues; at most 126" in told
+    assert "skipped long: 127 residues; this model takes 126" in told
     assert "skipped blank: blank sequence, line 5" in told
     with h5py.File(tmp_path / "out.h5") as file:
         assert set(file) == {"fits"}

@@ -28,7 +28,8 @@ _HEADER = (
     "idea",
     "modes",
     "time of a head",
-    "state for decoding, numbers a head",
+    "longest protein",
+    "generates: the state, numbers a head",
     "parameters a layer",
     "for proteins",
 )
@@ -85,6 +86,7 @@ def _row(name: str) -> tuple[str, ...]:
         idea,
         _modes(made),
         cls.cost,
+        "any" if made.max_length is None else "`model.max_length`",
         _state(made),
         _parameters(made),
         cls.advice,
@@ -105,7 +107,7 @@ def _parameters(made: Attention) -> str:
 
 def _state(made: Attention) -> str:
     if not isinstance(made, Recurrent):
-        return "none"
+        return "no"
     few, many = (_state_size(made, positions) for positions in (1, 300))
     return f"{few // NUM_HEADS:,}" if few == many else "grows with L"
 
