@@ -7,7 +7,7 @@ NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all lint format notebooks docs bench-attention bench-mechanisms compare-mechanisms study-approximation study-propagation
+.PHONY: help setup demo test test-all lint format notebooks docs bench-attention bench-data bench-mechanisms compare-mechanisms study-approximation study-propagation
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ build/tiny/run/loss.png: | $(INSTALLED)
 
 bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside its peers (OPTIONS=--quick)
 	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.attention $(OPTIONS)
+
+bench-data: $(INSTALLED) ## Measure preparing, reading and feeding (OPTIONS="--fasta FILE.fasta.gz")
+	$(PYTHON) -m benchmarks.data $(OPTIONS)
 
 bench-mechanisms: $(INSTALLED) ## Measure what every mechanism costs against the length (OPTIONS=--quick)
 	$(PYTHON) -m benchmarks.mechanisms $(OPTIONS)
