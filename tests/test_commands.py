@@ -177,7 +177,7 @@ WRONG = {
     "a misspelt setting of attention": (
         ["train", "attention=performer_softmax", "attention.estimatr=positive", "run_dir=o"],
         2,
-        ["attention.estimatr", "--cfg job"],
+        ["attention.estimatr", "did you mean attention.estimator?", "num_features"],
     ),
     "an inner setting without its plus": (
         ["train", "attention=hybrid", "attention.options.num_features=64", "run_dir=o"],

@@ -35,11 +35,12 @@ def test_every_mechanism_has_a_row_and_every_cell_words(lines: list[str]) -> Non
 
 
 def test_what_is_measured_is_right(lines: list[str]) -> None:
-    _, idea, modes, cost, state, parameters, *_ = cells("performer_softmax", lines)
+    _, idea, modes, cost, longest, state, parameters, *_ = cells("performer_softmax", lines)
     # The sums of [v | 1] by feature.
     assert (modes, cost, state, parameters) == ("both", "L R K", f"{65 * 256:,}", "0")
     assert idea and not idea.endswith(".")
-    assert cells("softmax", lines)[4] == "grows with L"
+    assert (longest, cells("linformer", lines)[4]) == ("any", "`model.max_length`")
+    assert (cells("softmax", lines)[5], cells("bigbird", lines)[5]) == ("grows with L", "no")
 
 
 def test_a_page_without_a_place_is_refused_and_left_alone() -> None:

@@ -56,7 +56,8 @@ def test_our_parsers_and_those_of_biopython_read_the_same_entries(tmp_path):
             with plain.open() as file:
                 theirs = [(r.accessions[0], r.sequence) for r in SwissProt.parse(file)]
         else:
-            theirs = [(r.id, str(r.seq)) for r in SeqIO.parse(plain, "uniprot-xml")]
+            with plain.open("rb") as file:
+                theirs = [(r.id, str(r.seq)) for r in SeqIO.parse(file, "uniprot-xml")]
         assert ours == theirs
         assert len(ours) > 5
 

@@ -78,7 +78,7 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence():
 
 # The parent says who its workers are, and is then killed or interrupted in mid-stream.
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from data_prep.workers import in_order
 from protlm.errors import exit_with_message
 
@@ -90,6 +90,8 @@ def run():
     for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
         print(pid, flush=True)
 
+# A shell lets what it starts in the background ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 exit_with_message(run)
 """
 

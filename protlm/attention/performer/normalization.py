@@ -85,7 +85,7 @@ class Denominator(Normalizer):
     def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
         """[dO / D | -(dO·O) / D]; a denominator at the floor is a constant."""
         dsums = _sums_like(out_BHLC)
-        dnumerator_BHLC = torch.mul(dout_BHLC, saved_BHL1, out=dsums[..., :-1])
+        dnumerator_BHLC = dsums[..., :-1].copy_(dout_BHLC).mul_(saved_BHL1)
         ddenominator_BHL1 = -(dnumerator_BHLC * out_BHLC).sum(dim=-1, keepdim=True)
         if self.floor is not None:
             at_floor = torch.full_like(saved_BHL1, self.floor).reciprocal()
