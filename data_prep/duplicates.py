@@ -12,7 +12,7 @@ _SLOT_BYTES = 16
 # Digests looked up between two releases of the pages of a table on disk: each brings in up to
 # 64 KiB of it.
 _LOOKUPS = 1 << 11
-_PIECE = 1 << 20
+_PIECE = 1 << 16
 
 
 class DigestSet:

@@ -34,9 +34,18 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
     if tally.num_rejected > max_reject_rate * tally.records:
         raise InputDataError(
             f"{tally.num_rejected:,} of {tally.records:,} records cannot be used ({reasons}), "
-            f"more than {max_reject_rate:.2%}: mend the file, or type: --max-reject-rate "
-            f"{_rounded_up(tally.num_rejected / tally.records)}"
+            f"more than {max_reject_rate:.2%}, the first of them {_first(tally)}: mend the file, "
+            f"or type: --max-reject-rate {_rounded_up(tally.num_rejected / tally.records)}"
         )
+
+
+def _first(tally: Tally) -> str:
+    """The first record of each reason, with its place."""
+    return "; ".join(
+        f"{identifier} ({file}, line {line}: {reason})"
+        for reason, listed in sorted(tally.listed.items())
+        for identifier, file, line in listed[:1]
+    )
 
 
 def _rounded_up(rate: float) -> float:

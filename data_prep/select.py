@@ -1,11 +1,14 @@
 """Which records the user wants: by length, completeness and organism."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from protlm.data.records import Record, Tally
 from protlm.errors import UserError
+
+_VIRUS = re.compile(r"\b(bacterio)?phage|virus\b")
 
 
 @dataclass(frozen=True)
@@ -73,5 +76,10 @@ def _is_of(record: Record, taxa: set[int], names: tuple[str, ...]) -> bool:
     if record.taxon in taxa:
         return True
     organism = (record.organism or "").casefold()
-    # UniProt puts the strain, and in flat files other names, in parentheses behind the name.
-    return any(organism == name or organism.startswith(f"{name} (") for name in names)
+    # Behind the name stand the strain or subspecies and, in flat files, other names; but the
+    # phages and viruses of a species are not the species.
+    return any(
+        organism == name
+        or (organism.startswith(f"{name} ") and not _VIRUS.search(organism, len(name)))
+        for name in names
+    )

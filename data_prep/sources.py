@@ -60,7 +60,7 @@ class Place:
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are meant, in order; of a folder all that it holds, by name.
+    """The files that are meant, in order; of a folder all that it holds, by name, less hidden ones.
 
     Raises:
         UserError: none is given, or one twice.
@@ -106,7 +106,7 @@ def _files_of(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             return [path]
-        files = sorted(path.iterdir())
+        files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
         others = [file for file in files if not file.is_file()]
     except OSError as error:
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error

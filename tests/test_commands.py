@@ -215,7 +215,17 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+# A process that trains imports for seconds: of those all but a few are left to `make test-all`.
+QUICK = ("wrong key", "a misspelt setting of attention", "train onto something", "another recipe")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] * (words[0] == "train" and case not in QUICK))
+        for case, (words, *_) in WRONG.items()
+    ],
+)
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
     case: str, workplace: Path, protlm_command: Command
 ) -> None:

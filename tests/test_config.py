@@ -114,6 +114,7 @@ def test_networks_are_a_function_of_the_seed() -> None:
     assert not first[projection.format(0)].equal(other[projection.format(0)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["relu", "softmax"])
 def test_the_36_layer_experiments_step_on_two_ranks(
     kernel: str, protlm_command: Callable, tiny_data: Path, tmp_path: Path

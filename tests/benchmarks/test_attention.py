@@ -19,6 +19,7 @@ def test_quick_shortens_what_nobody_asked_for() -> None:
     assert attention.parse(["--modes", "causal"]).modes == ["causal"]
 
 
+@pytest.mark.slow
 def test_a_small_run_prints_and_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_table_has_the_best_first_and_says_who_stopped() -> None:
     assert len(curves_figure(runs).axes[0].lines) == 3
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_repeated_and_a_failed_one_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,5 +59,5 @@ def peak(out: Path, records: int, workers: int) -> int:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_does_not_grow_with_the_input(tmp_path, workers):
     small, large = (peak(tmp_path / f"{n}", n, workers) for n in (100_000, 800_000))
-    assert large < small + (30 << 20)
+    assert large < small + (64 << 20)
     assert large < 250 << 20

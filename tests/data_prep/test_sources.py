@@ -20,6 +20,15 @@ def test_every_file_is_looked_up_once(tmp_path, monkeypatch):
     assert len(looked_up) == 200
 
 
+def test_hidden_files_of_a_folder_are_left_alone(tmp_path):
+    for name in ("a.fasta", ".DS_Store"):
+        (tmp_path / name).touch()
+    assert list_files([tmp_path]) == [tmp_path / "a.fasta"]
+    (tmp_path / "a.fasta").unlink()
+    with pytest.raises(InputDataError, match="is empty"):
+        list_files([tmp_path])
+
+
 @pytest.mark.parametrize("again", ["a.fasta", "folder/../a.fasta", "link.fasta", "folder"])
 def test_a_file_by_two_names_is_one_file(tmp_path, again):
     (tmp_path / "a.fasta").touch()

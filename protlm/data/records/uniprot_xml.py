@@ -109,7 +109,7 @@ def xml_layout(start: bytes, source: str) -> Layout | None:
     encoding = _ENCODING.match(start)
     if encoding and encoding[1].upper() not in {b"UTF-8", b"ASCII", b"US-ASCII"}:
         raise InputDataError(
-            f"{source}, line 1: the XML is in {encoding[1].decode(errors='replace')}; "
+            f"{source}, line 1: the XML is in {encoding[1].decode(errors='replace')!r:.40}; "
             "UniProt's is in UTF-8"
         )
     if attributes.endswith(b"/"):
