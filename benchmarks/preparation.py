@@ -1,4 +1,4 @@
-"""Measures `protlm prepare` on many synthetic records: time, memory, disk, and what of all UniProt.
+"""Measures `protlm prepare` on many synthetic records, and what is done with them before training.
 
 python -m benchmarks.preparation [--records 10000000] [--workers 1 2] [--folder DIR]
 
@@ -36,7 +36,7 @@ class Prepared(NamedTuple):
 
 
 def measure(fasta: Path, out: Path, workers: int, options: Sequence[str] = ()) -> Prepared:
-    """Prepares a file by the command line; the data set is removed again.
+    """Prepares a file by the command line.
 
     Raises:
         UserError: `protlm prepare` failed.
@@ -47,7 +47,6 @@ def measure(fasta: Path, out: Path, workers: int, options: Sequence[str] = ()) -
     manifest = read_manifest(out)
     residues = sum(shard.residues for shards in manifest.splits.values() for shard in shards)
     disk = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    shutil.rmtree(out)
     return Prepared(workers, watched, manifest.counts.records, residues, disk)
 
 
@@ -78,8 +77,26 @@ def table(found: Sequence[Prepared], fasta: Path) -> Table:
     return made
 
 
+def measure_uses(data: Path, records: int) -> Table:
+    """What is done with a data set before training: time and memory of each command.
+
+    Raises:
+        UserError: a command failed.
+    """
+    made = Table(
+        *("command", "seconds", "peak memory", f"minutes for {EXTRAPOLATED / 1e6:.0f} M"),
+        box=SIMPLE,
+    )
+    for command in ("verify", "leakage"):
+        watched = watch([sys.executable, "-m", "protlm", "data", command, data])
+        minutes = watched.seconds / 60 * EXTRAPOLATED / records
+        memory = f"{watched.peak_bytes / 1e6:,.0f} MB"
+        made.add_row(f"data {command}", f"{watched.seconds:.0f}", memory, f"{minutes:.0f}")
+    return made
+
+
 def main() -> None:
-    """Makes the input if it is not there, prepares it, and prints the table."""
+    """Makes the input if it is not there, prepares and uses it, and prints the tables."""
     parser = argparse.ArgumentParser(description="Measure protlm prepare at scale.")
     parser.add_argument("--records", type=int, default=10_000_000)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
@@ -96,7 +113,8 @@ def main() -> None:
     if not console.is_terminal:
         # A file or a pipe has no width: tables keep theirs.
         console.width = 140
-    console.print(table(found, fasta))
+    console.print(table(found, fasta), measure_uses(out, found[0].records))
+    shutil.rmtree(out)
 
 
 if __name__ == "__main__":
