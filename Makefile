@@ -7,7 +7,7 @@ NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all lint format notebooks docs bench-attention bench-data bench-mechanisms compare-mechanisms study-approximation study-propagation
+.PHONY: help setup demo test test-all lint format notebooks docs bench-attention bench-data bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-propagation
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,12 @@ bench-data: $(INSTALLED) ## Measure preparing, reading and feeding (OPTIONS="--f
 
 bench-mechanisms: $(INSTALLED) ## Measure what every mechanism costs against the length (OPTIONS=--quick)
 	$(PYTHON) -m benchmarks.mechanisms $(OPTIONS)
+
+bench-training: $(PEERS)/.installed ## Measure training on this machine beside its peers (OPTIONS=--quick)
+	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.training $(OPTIONS)
+
+bench-overhead: $(INSTALLED) ## Measure what trainer, loader and logs add to a bare loop
+	$(PYTHON) -m benchmarks.overhead $(OPTIONS)
 
 compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OPTIONS="--steps 20")
 	$(PYTHON) -m benchmarks.training_comparison $(OPTIONS)

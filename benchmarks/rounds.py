@@ -65,8 +65,8 @@ class Forecast:
         """Why the case should be left out, or nothing."""
         if case.at(0) not in self._seconds:
             return None
-        seconds = _extrapolate(self._seconds[case.at(0)], case.length)
-        peak = _extrapolate(self._peaks[case.at(0)], case.length)
+        seconds = extrapolate(self._seconds[case.at(0)], case.length)
+        peak = extrapolate(self._peaks[case.at(0)], case.length)
         if seconds > MOST_SECONDS:
             return f"a pass would take about {seconds:.0f} s, more than {MOST_SECONDS:.0f}"
         if peak > MOST_BYTES:
@@ -74,7 +74,8 @@ class Forecast:
         return None
 
 
-def _extrapolate(costs: Mapping[int, float], length: int) -> float:
+def extrapolate(costs: Mapping[int, float], length: int) -> float:
+    """What a length will cost, by a power law through the two longest costs known."""
     *_, longest = sorted(costs)
     exponent = 2.0
     if len(costs) > 1 and all(costs.values()):

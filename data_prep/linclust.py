@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.interruption import sigterm_as_interrupt
-from data_prep.lock import LOCK, BuildLock
+from data_prep.lock import BuildLock
 from data_prep.mmseqs import find_mmseqs, run_mmseqs
 from protlm.data.records import ReadOptions, SequenceFile, Tally
 from protlm.errors import UserError
+from protlm.lock import LOCK
 from protlm.paths import complete_file, existing_file, explain_os_error
 
 # As in UniRef: so much of a member lies on the longer sequence that stands for the cluster.

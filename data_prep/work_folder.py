@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.journal import Journal, read_checked, write_checked
-from data_prep.lock import LOCK, BuildLock
+from data_prep.lock import BuildLock
 from data_prep.sources import Source
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.lock import LOCK
 from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error
 
 _PLAN, _DATA, _JOURNAL, _DIGESTS, _PARTS = "plan.json", "data", "journal", "digests", "parts"

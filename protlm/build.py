@@ -29,7 +29,7 @@ from protlm.config import (
     Objective,
     TrainConfig,
 )
-from protlm.data.batching import BatchRule
+from protlm.data.batching import BatchRule, Share
 from protlm.data.buckets import LengthBuckets
 from protlm.data.concatenation import Concatenation
 from protlm.data.curriculum import Curriculum
@@ -273,14 +273,14 @@ def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
     return Mixture(splits, shares), open_split(valid_dir, config.valid_split, verify=verify)
 
 
-def batch_rule(config: DataConfig) -> BatchRule:
-    """How the samples of training become batches.
+def batch_rule(config: DataConfig, *, tokens_per_step: int | None = None) -> BatchRule:
+    """How the samples of training become batches; a batch is a step where steps have a size.
 
     Raises:
         UserError: a setting that cannot be.
     """
     curriculum = Curriculum(config.curriculum)
-    size = (config.tokens_per_batch, config.max_length)
+    size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
         return Concatenation(*size, curriculum=curriculum)
     return LengthBuckets(*size, curriculum=curriculum, crop=config.crop.value)
@@ -290,13 +290,17 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     """The LightningDataModule of a run."""
     from protlm.training.datamodule import SequenceData
 
+    trainer = config.trainer
+    # A step has one size whatever fits into the devices at a time.
+    parts = -(-(trainer.tokens_per_step or 1) // config.data.tokens_per_batch)
     return SequenceData(
         train,
         valid,
-        rule=batch_rule(config.data),
+        rule=batch_rule(config.data, tokens_per_step=trainer.tokens_per_step),
         config=config.data,
         objective=config.objective,
         seed=config.seed,
+        share=Share(parts=parts, fill=trainer.compile),
     )
 
 

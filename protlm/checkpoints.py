@@ -1,11 +1,16 @@
-"""`protlm checkpoint info|verify|export`: what a checkpoint holds, whether it is whole, a copy."""
+"""`protlm checkpoint info|verify|export|consolidate`: what they hold, and copies."""
 
 from pathlib import Path
 
 from protlm.build import load_model
-from protlm.errors import InputDataError
+from protlm.config import BestMetric
+from protlm.errors import InputDataError, UserError
 from protlm.model import checkpoint as checkpoints
+from protlm.model.checkpoint_parts import consolidated
+from protlm.model.sums import check_sum
 from protlm.model.transformer import num_parameters
+from protlm.paths import check_output
+from protlm.training.best import best_checkpoints
 
 
 def info(path: Path) -> None:
@@ -21,6 +26,9 @@ def info(path: Path) -> None:
     }
     for section in ("model", "attention"):
         rows |= {f"{section}.{key}": str(v) for key, v in model.description[section].items()}
+    for metric in BestMetric:
+        for best in best_checkpoints(path, metric, 1):
+            rows[f"best by {metric}"] = str(best)
     for key, value in rows.items():
         print(f"{key:<26} {value}")
 
@@ -31,20 +39,52 @@ def verify(path: Path) -> None:
     Raises:
         InputDataError: names the damaged files.
     """
-    folder = path / checkpoints.CHECKPOINTS
-    files = sorted(folder.glob("step-*.ckpt")) if folder.is_dir() else [path]
+    is_run = (path / checkpoints.CHECKPOINTS).is_dir()
+    files = checkpoints.all_checkpoints(path) if is_run else [path]
     if not files:
         raise InputDataError(f"{path} holds no checkpoint yet")
-    faults = []
+    faults, newest = [], None
+    if is_run:
+        try:
+            newest = checkpoints.latest(path)
+        except InputDataError as error:
+            faults.append(str(error))
     for file in files:
         try:
-            load_model(file)
-            print(f"{file}: good")
+            _verify_one(file)
+            print(f"{file}: good{', the latest' if file == newest else ''}")
         except InputDataError as error:
             print(f"{file}: damaged")
             faults.append(str(error))
+    if newest is not None and newest not in files:
+        faults.append(f"{newest}, the latest, is missing")
     if faults:
         raise InputDataError("\n".join(faults))
+
+
+def _verify_one(path: Path) -> None:
+    if path.is_dir() and path.suffix == ".ckpt":
+        check_sum(path)
+    else:
+        load_model(path)
+
+
+def consolidate(path: Path, output: Path) -> None:
+    """Makes an ordinary checkpoint of one in parts, or of the latest of a run that has such.
+
+    Raises:
+        UserError: the output's name is not that of a checkpoint.
+        InputDataError: there is none, or it is damaged.
+        OutputError: the output is there already, or cannot be written.
+    """
+    if output.suffix != ".ckpt":
+        raise UserError(f"--output {output} must end in .ckpt; type: -o {output}.ckpt")
+    newest = checkpoints.latest(path) if (path / checkpoints.CHECKPOINTS).is_dir() else path
+    if newest is None:
+        raise InputDataError(f"{path} holds no checkpoint yet")
+    check_output(output)
+    checkpoints.write_training(consolidated(newest), output)
+    print(output)
 
 
 def export(path: Path, output: Path) -> None:

@@ -374,6 +374,16 @@ def checkpoint_export(path: Path, output: Annotated[Path, typer.Option("--output
     export(path, output)
 
 
+@checkpoint_app.command("consolidate")
+def checkpoint_consolidate(
+    path: Path, output: Annotated[Path, typer.Option("--output", "-o")]
+) -> None:
+    """Write one ordinary .ckpt file of a checkpoint in parts, as trainer=fsdp makes them."""
+    from protlm.checkpoints import consolidate
+
+    consolidate(path, output)
+
+
 def main() -> NoReturn:
     """The entry point: runs the command of this process's arguments."""
     arguments = sys.argv[1:]

@@ -73,6 +73,43 @@ class Schedule(StrEnum):
 
     constant = "constant"
     cosine = "cosine"
+    wsd = "wsd"
+
+
+class DecayShape(StrEnum):
+    """How the rate of a warmup-stable-decay schedule falls: in a line, or as 1 - √."""
+
+    linear = "linear"
+    sqrt = "sqrt"
+
+
+class Optimizer(StrEnum):
+    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest."""
+
+    adamw = "adamw"
+    muon = "muon"
+
+
+class Strategy(StrEnum):
+    """How ranks share the work: `ddp` where there are several, or `fsdp`, which shards weights."""
+
+    auto = "auto"
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
+class BestMetric(StrEnum):
+    """What makes a checkpoint a good one: a small loss, or a high accuracy, on validation."""
+
+    valid_loss = "valid_loss"
+    valid_accuracy = "valid_accuracy"
+
+
+class OnSaveError(StrEnum):
+    """What a run does when a checkpoint cannot be saved: train on with a warning, or end."""
+
+    warn = "warn"
+    stop = "stop"
 
 
 class WandbMode(StrEnum):
@@ -91,6 +128,7 @@ def _check(section: str, config: Any, claim: str, names: str) -> None:
         "at least 3": lambda value: value >= 3,
         "above 0": lambda value: value > 0,
         "at least 0 and below 1": lambda value: 0 <= value < 1,
+        "at least 0 and at most 1": lambda value: 0 <= value <= 1,
     }[claim]
     for name in names.split():
         value = getattr(config, name)
@@ -189,51 +227,96 @@ class DataConfig:
 
 @dataclass
 class OptimizerConfig:
-    """AdamW; decay acts on matrices only."""
+    """AdamW, or Muon with AdamW for what it is not for; decay acts on matrices only.
+
+    `momentum` is Muon's.
+    """
 
     learning_rate: float
+    name: Optimizer = Optimizer.adamw
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-9
     weight_decay: float = 0.1
+    momentum: float = 0.95
 
     def __post_init__(self) -> None:
         _check("optimizer.", self, "above 0", "learning_rate eps")
-        _check("optimizer.", self, "at least 0 and below 1", "beta1 beta2")
+        _check("optimizer.", self, "at least 0 and below 1", "beta1 beta2 momentum")
         _check("optimizer.", self, "at least 0", "weight_decay")
 
 
 @dataclass
 class ScheduleConfig:
-    """Linear warm-up, then constant or cosine down to `final_share` of the peak at `max_steps`."""
+    """Linear warm-up, then a rate that ends at `final_share` of the peak at `max_steps`.
+
+    `decay_share` is the part of the run in which `wsd` falls, as `decay_shape` says.
+    """
 
     name: Schedule = Schedule.constant
     warmup_steps: int = 0
     final_share: float = 0.1
+    decay_share: float = 0.2
+    decay_shape: DecayShape = DecayShape.sqrt
+
+    def __post_init__(self) -> None:
+        _check("schedule.", self, "at least 0 and at most 1", "final_share decay_share")
 
 
 @dataclass
 class TrainerConfig:
-    """How long, on what, and what is written down on the way."""
+    """How long, on what, and what is written down on the way.
+
+    `tokens_per_step` is the padded size of an optimiser step; without it a step is `accumulate`
+    batches of `data.tokens_per_batch`. `ema_decay` keeps an average of the weights. `peak_tflops`
+    is what a device could do, where the program does not know it.
+
+    A step whose loss or gradient is not finite, or whose gradient norm is more than `spike_guard`
+    times the usual one, is left out; `max_bad_steps` of them in a row end the run. A rank waits
+    `timeout_minutes` for the others.
+
+    A checkpoint is saved every `checkpoint_every` steps and `checkpoint_minutes`. The newest
+    `keep_checkpoints` stay, and the best `keep_best` by `best_metric` besides.
+    """
 
     max_steps: int
     accelerator: str = "auto"
     devices: int = 1
     num_nodes: int = 1
+    strategy: Strategy = Strategy.auto
     precision: str = "32-true"
     accumulate: int = 1
+    tokens_per_step: int | None = None
     gradient_clip: float = 0.5
+    ema_decay: float | None = None
     activation_checkpointing: bool = False
+    compile: bool = False
+    peak_tflops: float | None = None
+    max_bad_steps: int = 10
+    spike_guard: float | None = None
+    timeout_minutes: float = 10.0
     log_every: int = 10
     valid_every: int = 500
     valid_batches: int | None = None
     checkpoint_every: int = 500
+    checkpoint_minutes: float | None = None
     keep_checkpoints: int = 3
+    keep_best: int = 0
+    best_metric: BestMetric = BestMetric.valid_loss
+    on_save_error: OnSaveError = OnSaveError.warn
 
     def __post_init__(self) -> None:
         names = "max_steps devices num_nodes accumulate log_every valid_every checkpoint_every"
         _check("trainer.", self, "at least 1", f"{names} keep_checkpoints valid_batches")
-        _check("trainer.", self, "at least 0", "gradient_clip")
+        _check("trainer.", self, "at least 0", "gradient_clip keep_best")
+        _check("trainer.", self, "at least 1", "max_bad_steps spike_guard tokens_per_step")
+        _check("trainer.", self, "at least 0 and below 1", "ema_decay")
+        _check("trainer.", self, "above 0", "checkpoint_minutes timeout_minutes peak_tflops")
+        if self.tokens_per_step is not None and self.accumulate > 1:
+            raise UserError(
+                f"trainer.tokens_per_step={self.tokens_per_step} already says how much a step is; "
+                f"leave trainer.accumulate={self.accumulate} out"
+            )
 
 
 @dataclass

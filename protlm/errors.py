@@ -44,7 +44,13 @@ class OutputError(UserError):
 
 
 class TrainingDivergedError(UserError):
-    """A loss or gradient that is not finite; the run stops before it spoils a checkpoint."""
+    """Bad steps in a row; the run stops, and none of them is in a checkpoint."""
+
+    exit_code = ExitCode.INTERNAL
+
+
+class LostRankError(UserError):
+    """Another process of the run has ended, or does not answer."""
 
     exit_code = ExitCode.INTERNAL
 

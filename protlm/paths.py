@@ -64,7 +64,8 @@ def explain_os_error(error: OSError, path: Path) -> OutputError:
     return OutputError(f"{path} cannot be written: {error.strerror or error}")
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -108,11 +109,11 @@ def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[P
         yield temporary
         files = [p for p in temporary.rglob("*") if p.is_file()] if is_dir else [temporary]
         for file in files:
-            _fsync(file)
+            fsync(file)
         if path.is_dir() and overwrite:
             shutil.rmtree(path)
         temporary.replace(path)
-        _fsync(path.absolute().parent)
+        fsync(path.absolute().parent)
     except OSError as error:
         if error.errno in OUTPUT_FAULTS:
             raise explain_os_error(error, path) from error

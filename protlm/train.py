@@ -6,9 +6,12 @@ Lightning's launcher runs this file again for the other ranks, as `python -m pro
 import os
 import signal
 
+from protlm.parent import end_with_parent
+
 if __name__ == "__main__":
     # The imports below take seconds; Ctrl-C ends them without a word, as it does the rest.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    end_with_parent()
 
 import subprocess
 import sys
@@ -35,21 +38,24 @@ from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.forecast import forecast
 from protlm.data.mixture import Mixture
 from protlm.errors import InputDataError, OutputError, UserError, exit_with_message, one_of
+from protlm.lock import LOCK
 from protlm.model.checkpoint import CHECKPOINTS
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import check_output, complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure
-from protlm.training.loggers import METRICS, read_metrics
-from protlm.training.optimization import check_schedule
+from protlm.training.launch import is_first_rank
+from protlm.training.metrics import METRICS, read_metrics
 from protlm.training.run import Finished, check_trainer
 from protlm.training.run import train as run
+from protlm.training.run_lock import locked
+from protlm.training.schedule import check_schedule
 
 CONFIG = "config.yaml"
 # A run may be continued with others of these; everything else decides what is learnt.
 _MAY_CHANGE = {"logger", "run_dir"}
 # The checkpoint knows the data themselves, and the weights of a mixture.
 _DATA_MAY_CHANGE = {"dir", "mixture", "num_workers", "verify", "valid_dir", "valid_split"}
-_TRAINER_DECIDES = {"accumulate", "gradient_clip", "precision"}
+_TRAINER_DECIDES = {"accumulate", "ema_decay", "gradient_clip", "precision", "tokens_per_step"}
 
 
 def main() -> None:
@@ -83,8 +89,9 @@ def _train_one_of_many(config: TrainConfig) -> None:
 def _refuse_devices(config: TrainConfig) -> None:
     if config.trainer.devices * config.trainer.num_nodes > 1:
         raise UserError(
-            "--multirun starts its jobs in this process and cannot have several devices; "
-            "use trainer.devices=1, or one command per run"
+            f"--multirun has one process, and trainer.devices={config.trainer.devices} "
+            f"trainer.num_nodes={config.trainer.num_nodes} needs more: type one command for each "
+            "run, or on a cluster one sbatch slurm/train.sbatch, with a run_dir= of its own"
         )
 
 
@@ -101,23 +108,24 @@ def train(config: TrainConfig) -> None:
     _check_fits(network, config)
     network.activation_checkpointing = config.trainer.activation_checkpointing
     run_dir = Path(config.run_dir)
-    if _is_first_rank():
+    if is_first_rank():
         if config.data.dir is not None:
             _prepare_sample_if_missing(Path(config.data.dir))
         _refuse_another_run(run_dir, config)
     train_split, valid_split = open_data(config.data)
-    if _is_first_rank():
-        _enter(run_dir, config)
-        _introduce(network, train_split, config)
-    finished = run(
-        build_module(network, config),
-        build_data(train_split, valid_split, config),
-        config=config.trainer,
-        logger=config.logger,
-        run_dir=run_dir,
-    )
-    if _is_first_rank():
-        _conclude(run_dir, finished)
+    with locked(run_dir):
+        if is_first_rank():
+            _enter(run_dir, config)
+            _introduce(network, train_split, config)
+        finished = run(
+            build_module(network, config),
+            build_data(train_split, valid_split, config),
+            config=config.trainer,
+            logger=config.logger,
+            run_dir=run_dir,
+        )
+        if is_first_rank():
+            _conclude(run_dir, finished)
     if finished.exit_code:
         sys.exit(finished.exit_code)
 
@@ -126,8 +134,8 @@ def _check(config: TrainConfig) -> None:
     """Refuses what cannot work before anything is read or written."""
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
-    batch_rule(config.data)
-    if _is_first_rank():
+    batch_rule(config.data, tokens_per_step=config.trainer.tokens_per_step)
+    if is_first_rank():
         _warn_of_idle_devices(config)
 
 
@@ -168,10 +176,6 @@ def _can(kind: type[Attention], *, causal: bool) -> bool:
     return kind.supports_causal if causal else kind.supports_bidirectional
 
 
-def _is_first_rank() -> bool:
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-
-
 def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
     if directory != Path("data/uniprot_sample") or directory.exists():
@@ -188,7 +192,7 @@ def _refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
     """A run directory holds one run: the same settings continue it, others are refused."""
     written = run_dir / CONFIG
     if not written.is_file():
-        if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
             raise OutputError(f"{run_dir} exists and holds no run; choose another run_dir=")
         check_output(run_dir, overwrite=True)
         return
@@ -211,6 +215,11 @@ def _refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
             )
 
 
+def _is_empty(folder: Path) -> bool:
+    # Whoever was killed at the very start of a run has left nothing but its lock.
+    return {path.name for path in folder.iterdir() if path.suffix != ".part"} <= {LOCK}
+
+
 def _decisive(config: Mapping[Any, Any]) -> set[str]:
     """Dotted names of the settings that decide what a run learns."""
     names = set()
@@ -220,6 +229,9 @@ def _decisive(config: Mapping[Any, Any]) -> set[str]:
         inner = set(values) if isinstance(values, dict) else {None}
         if section == "data":
             inner -= _DATA_MAY_CHANGE
+            if config["trainer"].get("tokens_per_step") is not None:
+                # It is only how much of a step is computed at a time.
+                inner -= {"tokens_per_batch"}
         elif section == "trainer":
             inner &= _TRAINER_DECIDES
         names |= {f"{section}.{key}" if key else str(section) for key in inner}
@@ -233,17 +245,19 @@ def _value(config: Mapping[Any, Any], key: str) -> Any:
 
 
 def _enter(run_dir: Path, config: TrainConfig) -> None:
-    """Makes the run directory and writes the config into it, secrets not among it."""
-    try:
-        (run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain_os_error(error, run_dir) from error
+    """Writes the config into the run directory, secrets not among it."""
+    # Another start may have come and gone since the directory was looked at.
+    _refuse_another_run(run_dir, config)
     with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
         OmegaConf.save(to_plain(config), temporary)
+    try:
+        (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
 
 
 def _introduce(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:
-    rule = batch_rule(config.data)
+    rule = batch_rule(config.data, tokens_per_step=config.trainer.tokens_per_step)
     epoch = forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule)
     facts = [
         f"{num_parameters(network):,} parameters, {config.model.num_layers} layers of "

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -227,6 +227,33 @@ def train_tiny(tiny_data: Path) -> Callable[..., Path]:
 def tiny_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the `tiny` model, four steps long."""
     return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+class Killed(BaseException):
+    """Stands for a process that is killed: nothing that follows is done."""
+
+
+@pytest.fixture
+def killed_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[int], AbstractContextManager[None]]:
+    """Ends the run within when the optimiser step of this number is done and, if due, saved."""
+    from protlm.training.save_checkpoints import SaveCheckpoints
+
+    @contextmanager
+    def killed(step: int) -> Iterator[None]:
+        save = SaveCheckpoints.on_train_batch_end
+
+        def save_and_end(self: SaveCheckpoints, trainer: Any, *rest: Any) -> None:
+            save(self, trainer, *rest)
+            if trainer.global_step == step:
+                raise Killed
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(SaveCheckpoints, "on_train_batch_end", save_and_end)
+            yield
+
+    return killed
 
 
 @pytest.fixture

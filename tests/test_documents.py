@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 import protlm
+from protlm.build import compose
+from protlm.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "tests"]
+FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "slurm", "tests"]
 CELLS = 15
 
 # Places of one person's machine, and hosts that a mirror replaces.
@@ -46,6 +49,7 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     files = [path for folder in [".ci", *FOLDERS] for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if path.name != ".git"]
     kinds = {"", ".cfg", ".ipynb", ".lock", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
+    kinds |= {".sbatch", ".sh"}
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in files
@@ -110,3 +114,19 @@ def test_the_readme_names_real_commands(protlm_command: Command) -> None:
             assert command[1] in subcommands(command[0]), f"protlm {' '.join(words)}"
         options = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(*command)))
         assert {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)} <= options
+
+
+def test_the_settings_of_training_in_documents_are_settings() -> None:
+    """Also where torchrun or sbatch hands them on."""
+    texts = [document.read_text() for document in DOCUMENTS]
+    blocks = "".join(re.findall(r"^```bash\n(.*?)^```", "".join(texts), re.MULTILINE | re.DOTALL))
+    lines = [line.split(" #")[0] for line in blocks.replace("\\\n", " ").splitlines()]
+    trained = re.compile(
+        r".*(?:protlm train|-m protlm\.train|slurm/train\.sbatch)(.*?)(?:; done)?$"
+    )
+    typed = [shlex.split(found[1]) for line in lines if (found := trained.match(line))]
+    assert len(typed) >= 8
+    for settings in typed:
+        plain = [setting.replace("$seed", "0") for setting in settings]
+        if "data=mixture" not in plain and not any(s.startswith("-") for s in plain):
+            compose(TrainConfig, plain)

@@ -24,6 +24,9 @@ class Attention(nn.Module, ABC):
     supports_causal: bool
     # Whether keys are the queries: the model then has no projection of its own for keys.
     shares_query_key: ClassVar[bool] = False
+    # Its parameters that activations are multiplied with, as with a linear layer's weight: of all
+    # that are not in such a layer, these alone decay.
+    matrices: ClassVar[tuple[str, ...]] = ()
     # The time of one head, in the letters of `protlm.shapes` and the options.
     cost: ClassVar[str]
     # When to use it for proteins.

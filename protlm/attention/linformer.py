@@ -50,6 +50,7 @@ class Linformer(Attention, SharesParameters):
 
     supports_bidirectional = True
     supports_causal = False
+    matrices = ("key_projection", "value_projection")
     cost: ClassVar[str] = "L P K"
     advice: ClassVar[str] = "proteins of like length, when no map over residues is needed"
     map_meaning: ClassVar[str] = "the weight of value j in output i; rows do not sum to 1"

@@ -74,6 +74,7 @@ class LongShort(Attention):
 
     supports_bidirectional = True
     supports_causal = True
+    matrices = ("projection",)
     cost: ClassVar[str] = "L (2 window + rank) K; causal L (window + rank memory / chunk) K"
     advice: ClassVar[str] = "long proteins: exact nearby, a learned summary of what is far"
     map_meaning: ClassVar[str] = (

@@ -86,6 +86,7 @@ class Longformer(Attention):
 
     supports_bidirectional = True
     supports_causal = True
+    matrices = ("query_global", "key_global", "value_global")
     cost: ClassVar[str] = "L (window K + num_global D)"
     advice: ClassVar[str] = "long proteins whose exact local weights matter"
 

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protlm.attention import exact
 from protlm.attention.base import Attention, Recurrent
 from protlm.attention.masking import visible_keys, zero_padding
+from protlm.attention.precision import wide_dtype
 
 # Positions a cache has room for at first.
 _ROOM = 64
@@ -41,7 +43,10 @@ class KeyValueCache:
 
 @final
 class Softmax(Attention, Recurrent[KeyValueCache]):
-    """Exact attention by torch's fused kernels: time grows with L², memory with L."""
+    """Exact attention by torch's fused kernels: time grows with L², memory with L.
+
+    On a CPU, bidirectional rows that are not short go by `ExactAttention`.
+    """
 
     supports_bidirectional = True
     supports_causal = True
@@ -59,27 +64,21 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         causal: bool,
     ) -> Tensor:
         """See `Attention.forward`."""
-        # The fused kernels take a mask or causality, not both, and one mask for both would be
-        # L×L. So the key mask is one more coordinate: 1 in a query, far below any logit in a
-        # padded key. All three get one width, a multiple of 8, without which CUDA's fused kernels
-        # would leave the work to one that builds L×L.
-        bias_BHL1 = torch.zeros_like(k_BHLK[..., :1]).masked_fill(
-            ~mask_BL[:, None, :, None], torch.finfo(k_BHLK.dtype).min / 2
-        )
-        num_values = v_BHLC.shape[-1]
-        width = -(-max(q_BHLK.shape[-1] + 1, num_values) // 8) * 8
-        q = F.pad(zero_padding(q_BHLK, mask_BL), (0, 1), value=1.0)
-        k = torch.cat([zero_padding(k_BHLK, mask_BL), bias_BHL1], dim=-1)
-        v = zero_padding(v_BHLC, mask_BL)
-        q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-        wide = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=causal,
-            scale=1 / math.sqrt(q_BHLK.shape[-1]),
-        )
-        return zero_padding(wide[..., :num_values].to(v_BHLC.dtype), mask_BL)
+        # A GPU would have to be waited for, and a compiled graph be cut.
+        may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
+        is_whole = may_look and bool(mask_BL.all())
+        if not is_whole:
+            q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
+        if may_look and not causal and exact.is_faster(mask_BL.shape[1]):
+            bias_BL = None if is_whole else _bias_against_padding(mask_BL, wide_dtype(k_BHLK))
+            out_BHLC = exact.ExactAttention.apply(q_BHLK, k_BHLK, v_BHLC, bias_BL)
+        elif is_whole:
+            out_BHLC = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLC, is_causal=causal)
+        else:
+            out_BHLC = _biased_by_a_coordinate(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal)
+        assert isinstance(out_BHLC, Tensor)
+        out_BHLC = out_BHLC.to(v_BHLC.dtype)
+        return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
 
     def attention_map(
         self,
@@ -127,3 +126,28 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
             scale=1 / math.sqrt(q_BHK.shape[-1]),
         )
         return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
+
+
+def _bias_against_padding(mask_BL: Tensor, dtype: torch.dtype) -> Tensor:
+    """Far below any logit but finite: a row that sees nothing is the mean of zeros."""
+    zeros_BL = torch.zeros_like(mask_BL, dtype=dtype)
+    return zeros_BL.masked_fill(~mask_BL, torch.finfo(dtype).min / 2)
+
+
+def _biased_by_a_coordinate(
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, causal: bool
+) -> Tensor:
+    """Hides padded keys by one more coordinate: 1 in a query, far below any logit in such a key.
+
+    The fused kernels take a mask or causality, not both, and one mask for both would be L×L. All
+    three get one width, a multiple of 8, without which CUDA's fused kernels would leave the work to
+    one that builds L×L.
+    """
+    num_values = v_BHLC.shape[-1]
+    width = -(-max(q_BHLK.shape[-1] + 1, num_values) // 8) * 8
+    bias_BL = _bias_against_padding(mask_BL, k_BHLK.dtype)
+    bias_BHL1 = bias_BL[:, None, :, None].expand_as(k_BHLK[..., :1])
+    q, k = F.pad(q_BHLK, (0, 1), value=1.0), torch.cat([k_BHLK, bias_BHL1], dim=-1)
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v_BHLC))
+    scale = 1 / math.sqrt(q_BHLK.shape[-1])
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :num_values]

@@ -73,15 +73,17 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a rank computes in a step.
+    """What a rank computes at a time: a slice of a global batch.
 
-    `rows` are this rank's, None for a row that only fills up; `length` is the length in tokens
-    that all rows are padded to; `after` is the progress once the batch is consumed.
+    `rows` are the slice's, None for a row that only fills up; `length` is the length in tokens
+    that all rows are padded to; `after` is the progress once the whole batch is consumed; `slice`
+    is the slice's number.
     """
 
     rows: tuple[Row | None, ...]
     length: int
     after: Progress
+    slice: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,10 +162,27 @@ class BatchRule(ABC):
 
 @dataclass(frozen=True)
 class Share:
-    """Which rows a process takes: every `world_size`-th from `rank` on."""
+    """Which slices of a batch a process takes: `parts` of them, one after the other.
+
+    A batch has `world_size * parts` slices, and slice s every so-many-th row from row s on. With
+    `fill` slices of one length have one number of rows, whatever is left for the last batch of a
+    window, so that they have one shape.
+    """
 
     rank: int = 0
     world_size: int = 1
+    parts: int = 1
+    fill: bool = False
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of a batch."""
+        return self.world_size * self.parts
+
+    @property
+    def slices(self) -> range:
+        """The numbers of this process's."""
+        return range(self.rank * self.parts, (self.rank + 1) * self.parts)
 
 
 @final
@@ -171,8 +190,8 @@ class BatchStream(Sampler[BatchPlan]):
     """Batches in an order that depends on the samples, their order and the rule alone.
 
     An epoch is cut into windows, and nothing is known of a window before its turn: a run of any
-    length starts, or is resumed, at any place at once. A rank takes every `world_size`-th row of
-    each batch, so the batches are the same for any number of ranks.
+    length starts, or is resumed, at any place at once. Ranks take slices of the rows of each batch,
+    so the batches are the same for any number of ranks, and of parts that one computes at a time.
 
     Args:
         lengths_of: residues of samples.
@@ -182,7 +201,7 @@ class BatchStream(Sampler[BatchPlan]):
         num_batches: batches of the whole run, which goes on over epochs; None is the one epoch
             of `start`.
         done: batches of the run that were consumed before `start`.
-        share: which rows are this process's.
+        share: which slices are this process's; each is a plan.
     """
 
     def __init__(
@@ -203,13 +222,15 @@ class BatchStream(Sampler[BatchPlan]):
         self._num_batches, self._done = num_batches, done
 
     def __len__(self) -> int:
-        """Batches of the whole run or epoch, wherever iteration starts."""
-        return self._batches_per_epoch if self._num_batches is None else self._num_batches
+        """Plans of the whole run or epoch, wherever iteration starts."""
+        batches = self._batches_per_epoch if self._num_batches is None else self._num_batches
+        return batches * self._share.parts
 
     def __iter__(self) -> Iterator[BatchPlan]:
         if self._num_batches is None:
             return self._epoch(self._start)
-        return islice(self._epochs(), self._num_batches - self._done)
+        left = self._num_batches - self._done
+        return islice(self._epochs(), left * self._share.parts)
 
     @cached_property
     def _batches_per_epoch(self) -> int:
@@ -230,7 +251,7 @@ class BatchStream(Sampler[BatchPlan]):
             before = Progress(start.epoch, first)
             for batch in self.window(start.epoch, first):
                 if before >= start:
-                    yield self._plan(batch)
+                    yield from self._plans(batch)
                 elif batch.after > start:
                     raise UserError(
                         "the place in the data to go on from lies inside a batch: the run was "
@@ -256,10 +277,14 @@ class BatchStream(Sampler[BatchPlan]):
             max_length=self._rule.curriculum.max_length(seen) or self._rule.max_length,
         )
 
-    def _plan(self, batch: GlobalBatch) -> BatchPlan:
-        rank, world_size = self._share.rank, self._share.world_size
-        own: list[Row | None] = list(batch.rows[rank::world_size])
-        own += [None] * (-(-len(batch.rows) // world_size) - len(own))
+    def _plans(self, batch: GlobalBatch) -> Iterator[BatchPlan]:
+        num_slices, num_rows = self._share.num_slices, len(batch.rows)
+        if self._share.fill:
+            num_rows = max(num_rows, self._rule.tokens_per_batch // batch.length)
+        most = -(-num_rows // num_slices)
         is_last = batch.after == Progress(batch.after.epoch, len(self._order))
         after = Progress(batch.after.epoch + 1) if is_last else batch.after
-        return BatchPlan(tuple(own), batch.length, after)
+        for number in self._share.slices:
+            rows: list[Row | None] = list(batch.rows[number::num_slices])
+            rows += [None] * (most - len(rows))
+            yield BatchPlan(tuple(rows), batch.length, after, number)

@@ -19,14 +19,15 @@ FILLER = -1
 
 @dataclass
 class Batch:
-    """A rank's rows of a step.
+    """Rows that a rank computes at a time.
 
     Attributes:
         tokens_BL: inputs, int64.
         targets_BL: tokens to predict, int64; `IGNORE` where there is none.
         mask_BL: true at residues and special tokens, false at padding.
         samples_B: the rows' first samples, int64; -1 for rows that only fill up.
-        after: epoch, samples and tokens of the progress once the batch is consumed.
+        after: epoch, samples and tokens of the progress once the whole batch is consumed.
+        slice: the number of these rows among the slices of the batch of all ranks.
     """
 
     tokens_BL: Tensor
@@ -34,6 +35,7 @@ class Batch:
     mask_BL: Tensor
     samples_B: Tensor
     after: tuple[int, int, int]
+    slice: int = 0
 
 
 @final
@@ -76,6 +78,7 @@ class SequenceDataset(Dataset[Batch]):
             torch.from_numpy(mask_BL),
             torch.tensor([FILLER if row is None else row.sample for row in plan.rows]),
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
+            plan.slice,
         )
 
     def _read(self, row: Row | None) -> tuple[np.ndarray, np.ndarray]:

@@ -149,6 +149,11 @@ class Mixture:
         number = bisect_right(self._ends, sample)
         return self._splits[number][sample - self._first(number)]
 
+    def identifier(self, sample: int) -> str:
+        """The accession of a sequence, or whatever its record was called."""
+        number = bisect_right(self._ends, sample)
+        return self._splits[number].identifier(sample - self._first(number))
+
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
         """Residues of these sequences, int64."""
         lengths = np.empty(len(samples), dtype=np.int64)

@@ -1,12 +1,14 @@
-"""Reading and writing models: a run's newest checkpoint, one checkpoint, an exported folder.
+"""Checkpoints: those of a run on disk, and what makes a model of one or of an exported folder.
 
-Nothing is unpickled and nothing is used unless its SHA-256 agrees with the one written beside it,
-in the format of `sha256sum`.
+Nothing is unpickled and nothing is used unless its SHA-256 agrees with the one written with it.
+A checkpoint of a run is the file `checkpoints/step-NNNNNNNN.ckpt`, or a folder of that name where
+each rank writes its own part; the file `latest` beside it names the one to go on from.
 """
 
 import hashlib
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,19 @@ import torch
 from torch import Tensor
 
 from protlm.errors import InputDataError
-from protlm.paths import complete_file, complete_folder, sha256_of
+from protlm.model.sums import check_sum, damaged_files, sum_path, write_sum, write_sums
+from protlm.paths import complete_file, complete_folder
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-SUMS = "SHA256SUMS"
 LATEST = "latest"
 CHECKPOINTS = "checkpoints"
 DESCRIPTION = "protlm"
+# The average of the weights, where a run keeps one.
+AVERAGE = "average"
 NETWORK_PREFIX = "network."
 FORMAT = 1
-_NAME = re.compile(r"step-\d{8}\.ckpt")
+_NAME = re.compile(r"step-(\d{8,})\.ckpt")
 
 
 @dataclass(frozen=True)
@@ -42,54 +46,150 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
 
 
-def sum_path(path: Path) -> Path:
-    """Where the SHA-256 of a checkpoint stands."""
-    return path.with_name(path.name + ".sha256")
+def step_of(path: Path) -> int:
+    """The optimiser step after which a checkpoint was taken, from its name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
-def write_sum(path: Path, *, contents: Path) -> None:
-    """Writes beside `path` the SHA-256 that `contents` has, in the format of `sha256sum`."""
-    with complete_file(sum_path(path), overwrite=True) as temporary:
-        temporary.write_text(f"{sha256_of(contents)}  {path.name}\n")
-
-
-def check_sum(path: Path) -> None:
-    """Refuses a checkpoint whose SHA-256 is missing or does not agree.
-
-    Raises:
-        InputDataError: names the file.
-    """
-    try:
-        expected = sum_path(path).read_text().split()[0]
-    except (OSError, IndexError, UnicodeDecodeError):
-        raise InputDataError(
-            f"{path} has no readable {sum_path(path).name} beside it, so it may be incomplete; "
-            "use another checkpoint of the run"
-        ) from None
-    if sha256_of(path) != expected:
-        raise InputDataError(
-            f"{path} is damaged: its SHA-256 is not the one in {sum_path(path).name}; to use "
-            f"another one of the run, write its name into {path.with_name(LATEST)}"
-        )
+def all_checkpoints(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first, whether whole or not."""
+    found = (run_dir / CHECKPOINTS).glob("step-*.ckpt")
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
 
 
 def latest(run_dir: Path) -> Path | None:
-    """The newest checkpoint of a run, or None when it has none yet."""
+    """The checkpoint that `latest` names, or None when a run has none yet.
+
+    Raises:
+        InputDataError: `latest` is damaged, or missing beside checkpoints.
+    """
     pointer = run_dir / CHECKPOINTS / LATEST
     if not pointer.is_file():
+        if all_checkpoints(run_dir):
+            raise InputDataError(f"{pointer} is missing")
         return None
     name = pointer.read_bytes().decode(errors="replace").strip()
     if not _NAME.fullmatch(name):
-        raise InputDataError(
-            f"{pointer} names no checkpoint: {name!r:.60}; write one's name into it"
-        )
+        raise InputDataError(f"{pointer} is damaged: it names no checkpoint but {name!r:.60}")
     return pointer.with_name(name)
 
 
 def set_latest(checkpoint: Path) -> None:
-    """Makes `checkpoint` the newest of its run; call it when the file is durable."""
+    """Makes `checkpoint` the newest of its run; call it when the checkpoint is durable."""
     with complete_file(checkpoint.with_name(LATEST), overwrite=True) as temporary:
         temporary.write_text(checkpoint.name + "\n")
+
+
+def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from: the latest, or when that is damaged the newest whole one.
+
+    Returns:
+        The checkpoint, None when the run has none yet; and one sentence for each fault met before
+        it was found.
+
+    Raises:
+        InputDataError: there are checkpoints, and all are damaged; nothing is removed.
+    """
+    candidates, faults = all_checkpoints(run_dir)[::-1], list[str]()
+    try:
+        first = latest(run_dir)
+    except InputDataError as error:
+        faults.append(str(error))
+    else:
+        if first is not None:
+            candidates = [first, *(path for path in candidates if path != first)]
+    for path in candidates:
+        try:
+            check_sum(path)
+        except InputDataError as error:
+            faults.append(str(error))
+        else:
+            return path, faults
+    if faults:
+        raise InputDataError(
+            f"no checkpoint of {run_dir} is whole ({'; '.join(faults)}): put a copy of one back, "
+            "or begin anew in another run_dir="
+        )
+    return None, []
+
+
+def save_training(contents: dict[str, Any], path: Path) -> None:
+    """Writes a training checkpoint and makes it the latest of its run.
+
+    SHA-256, checkpoint and `latest` come in this order, each durable under its name before the
+    next: whoever is killed in between leaves `latest` naming a whole checkpoint.
+
+    Raises:
+        OutputError: no space or no permission; what was there is as it was.
+    """
+    write_training(contents, path, overwrite=True)
+    set_latest(path)
+
+
+def write_training(contents: dict[str, Any], path: Path, *, overwrite: bool = False) -> None:
+    """Writes a training checkpoint under its name, and its SHA-256 before that.
+
+    Raises:
+        OutputError: no space or no permission, or there is something of this name.
+    """
+    with complete_file(path, overwrite=overwrite) as temporary:
+        save(contents, temporary)
+        write_sum(path, contents=temporary)
+
+
+def save(contents: dict[Any, Any], path: Path) -> None:
+    """Writes plain containers and tensors to a file; a failure is the system's OSError."""
+    with path.open("wb") as file:
+        try:
+            torch.save(contents, file)
+        except RuntimeError as error:
+            # torch says that it could not write; the system's reason is what it stumbled over.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint, and its SHA-256 after it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+        sum_path(path).unlink(missing_ok=True)
+
+
+def sweep(run_dir: Path) -> None:
+    """Removes the unfinished checkpoints that killed processes of a run have left."""
+    for path in (run_dir / CHECKPOINTS).glob(".*.part"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
+    """The whole of a training checkpoint: plain containers and tensors, verified first.
+
+    Raises:
+        InputDataError: there is none, it is damaged, or no checkpoint of ours.
+    """
+    if not path.exists():
+        raise InputDataError(
+            f"{path}: no such checkpoint; give a run folder, a .ckpt file or an exported folder"
+        )
+    if path.suffix != ".ckpt":
+        raise InputDataError(
+            f"{path} is no model; give a run folder, a .ckpt file or an exported folder"
+        )
+    if path.is_dir():
+        raise InputDataError(
+            f"{path} is in parts, one for each rank; type: protlm checkpoint consolidate {path} "
+            "-o NAME.ckpt, and give what that makes"
+        )
+    check_sum(path)
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise InputDataError(f"{path} is no protlm checkpoint: {_first_line(error)}") from error
 
 
 def read(path: Path) -> Checkpoint:
@@ -100,32 +200,29 @@ def read(path: Path) -> Checkpoint:
     """
     if (path / CONFIG).is_file() or (path / WEIGHTS).is_file():
         return _read_exported(path)
-    if path.is_dir():
-        newest = latest(path)
-        if newest is None:
-            raise InputDataError(
-                f"{path} holds no model: neither {CHECKPOINTS}/{LATEST} nor {CONFIG}; "
-                "give a run folder, a .ckpt file or an exported folder"
-            )
-        return _read_training(newest)
+    if path.is_dir() and path.suffix != ".ckpt":
+        return _read_run(path)
     return _read_training(path)
 
 
-def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
-    """The whole of a training checkpoint: plain containers and tensors, verified first."""
-    if not path.is_file():
-        raise InputDataError(
-            f"{path}: no such checkpoint; give a run folder, a .ckpt file or an exported folder"
-        )
-    if path.suffix != ".ckpt":
-        raise InputDataError(
-            f"{path} is no model; give a run folder, a .ckpt file or an exported folder"
-        )
-    check_sum(path)
+def _read_run(run_dir: Path) -> Checkpoint:
+    """The model of the latest checkpoint; where that is damaged, no other one is used unasked."""
     try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        raise InputDataError(f"{path} is no protlm checkpoint: {_first_line(error)}") from error
+        path = latest(run_dir)
+        if path is not None:
+            return _read_training(path)
+    except InputDataError as error:
+        whole, faults = newest_whole(run_dir)
+        if not faults:
+            raise
+        raise InputDataError(
+            f"{error}; the newest whole checkpoint is {whole}: to use that model, give it in "
+            f"place of {run_dir}"
+        ) from None
+    raise InputDataError(
+        f"{run_dir} holds no model: neither {CHECKPOINTS}/{LATEST} nor {CONFIG}; "
+        "give a run folder, a .ckpt file or an exported folder"
+    )
 
 
 def _read_training(path: Path) -> Checkpoint:
@@ -138,13 +235,14 @@ def _read_training(path: Path) -> Checkpoint:
         for name, value in contents["state_dict"].items()
         if name.startswith(NETWORK_PREFIX)
     }
-    return Checkpoint(path, description, weights)
+    # An average was validated and is what is used; it has no buffers.
+    return Checkpoint(path, description, weights | contents.get(AVERAGE, {}))
 
 
 def _read_exported(directory: Path) -> Checkpoint:
     from safetensors.torch import load_file
 
-    for name in check_folder(directory):
+    for name in damaged_files(directory, required=(CONFIG, WEIGHTS)):
         raise InputDataError(f"{directory / name} is damaged or missing: export the model again")
     try:
         description = json.loads((directory / CONFIG).read_text())
@@ -156,21 +254,6 @@ def _read_exported(directory: Path) -> Checkpoint:
     return Checkpoint(directory, description, weights)
 
 
-def check_folder(directory: Path) -> list[str]:
-    """Names of the files of an exported folder that do not agree with its SHA256SUMS."""
-    try:
-        lines = (directory / SUMS).read_text().splitlines()
-        sums = {name: digest for digest, name in (line.split() for line in lines)}
-    except (OSError, ValueError):
-        return [SUMS]
-    wanted = (CONFIG, WEIGHTS)
-    return [
-        name
-        for name in wanted
-        if not (directory / name).is_file() or sha256_of(directory / name) != sums.get(name)
-    ]
-
-
 def export(checkpoint: Checkpoint, directory: Path) -> None:
     """Writes a model for use: `model.safetensors`, `config.json`, and their SHA-256 sums."""
     from safetensors.torch import save
@@ -180,8 +263,7 @@ def export(checkpoint: Checkpoint, directory: Path) -> None:
         # `save_file` would let nobody but the owner read it.
         (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
         (folder / CONFIG).write_text(json.dumps(checkpoint.description, indent=2) + "\n")
-        sums = [f"{sha256_of(folder / name)}  {name}\n" for name in (CONFIG, WEIGHTS)]
-        (folder / SUMS).write_text("".join(sums))
+        write_sums(folder)
 
 
 def weights_hash(weights: dict[str, Tensor]) -> str:

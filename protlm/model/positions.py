@@ -4,6 +4,8 @@ Sinusoids: arXiv 1706.03762, section 3.5. Rotary: arXiv 2104.09864, equation 34,
 pairs coordinate i with i + K/2 (as ESM-2 and GPT-NeoX do).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -64,10 +66,36 @@ class Rotary(nn.Module):
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     """Applies rotary angles to queries or keys, in float32 at least, and returns their dtype."""
+    turned_BHLK = _Rotation.apply(x_BHLK, cos_LK, sin_LK)
+    assert isinstance(turned_BHLK, Tensor)
+    return turned_BHLK
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation, whose gradient is turned back by the same angles.
+
+    Left to autograd, the slices and sums of the formula take several times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_LK, sin_LK)
+        return _turned(x_BHLK, cos_LK, sin_LK)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (dturned_BHLK,) = grad_outputs
+        cos_LK, sin_LK = ctx.saved_tensors
+        return _turned(dturned_BHLK, cos_LK, -sin_LK), None, None
+
+
+def _turned(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     half = x_BHLK.shape[-1] // 2
-    wide = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
-    turned = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
-    return (wide * cos_LK + turned * sin_LK).to(x_BHLK.dtype)
+    wide_BHLK = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
+    turned_BHLK = wide_BHLK * cos_LK
+    turned_BHLK[..., :half].addcmul_(wide_BHLK[..., half:], sin_LK[:, :half], value=-1)
+    turned_BHLK[..., half:].addcmul_(wide_BHLK[..., :half], sin_LK[:, half:])
+    return turned_BHLK.to(x_BHLK.dtype)
 
 
 def position_table(

@@ -1,24 +1,42 @@
-"""What happens between the steps: place in the data, redraw, checkpoints, a stop by signal."""
+"""What happens between the steps: place in the data, redraw, checkpoints."""
 
-import signal
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.callbacks import Callback
 
 from protlm.attention.base import RandomFeatures
 from protlm.data.batching import Progress
 from protlm.data.dataset import Batch
-from protlm.model.checkpoint import checkpoint_name
 from protlm.training.datamodule import SequenceData
+
+# Under which a checkpoint has the batches, or parts of a batch, of an optimiser step.
+_PARTS = "batches_per_step"
 
 
 class TrackProgress(Callback):
-    """Tells the data module which samples were trained on, so that a checkpoint knows."""
+    """Tells the data module which samples were trained on, so that a checkpoint knows.
+
+    A checkpoint also knows in how many parts a step was computed: a continued run may have more
+    or fewer.
+    """
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Writes the number of parts."""
+        checkpoint[_PARTS] = trainer.accumulate_grad_batches
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Gives Lightning, which counts parts, the count it would have with those of now."""
+        counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for count in (counts["total"], counts["current"]):
+            steps = count["ready"] // checkpoint[_PARTS]
+            moved = steps * trainer.accumulate_grad_batches - count["ready"]
+            for stage in count:
+                count[stage] += moved
 
     def on_train_batch_end(
         self,
@@ -52,86 +70,23 @@ class RedrawFeatures(Callback):
                     buffer.copy_(trainer.strategy.broadcast(buffer))
 
 
-class SaveCheckpoints(Checkpoint):
-    """Saves every so many optimiser steps and at the end; keeps the newest few."""
+class FinishValidation(Callback):
+    """Does the validation of the step that a run goes on from, where it was cut off.
 
-    def __init__(self, directory: Path, *, every: int, keep: int) -> None:
-        self.directory, self.every, self.keep = directory, every, max(keep, 2)
-        self._saved = -1
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Saves when an optimiser step was made and one is due."""
-        stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if stepped and (trainer.global_step % self.every == 0 or trainer.should_stop):
-            self._save(trainer)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Saves the last step, also when a signal ended the run."""
-        self._save(trainer)
-
-    def _save(self, trainer: pl.Trainer) -> None:
-        step = trainer.global_step
-        if step == self._saved:
-            return
-        # A file of this name may be there, damaged or left by a killed process: it is replaced.
-        newest = self.directory / checkpoint_name(step)
-        trainer.save_checkpoint(newest)
-        self._saved = step
-        if trainer.is_global_zero:
-            older = [path for path in self.directory.glob("step-*.ckpt") if path < newest]
-            for old in sorted(older)[: 1 - self.keep]:
-                trainer.strategy.remove_checkpoint(old)
-
-
-class StopOnSignal(Callback):
-    """Ctrl-C or SIGTERM on any rank ends the run on all ranks after the same optimiser step.
-
-    `received` is the signal's number, on every rank, or 0.
+    Args:
+        max_steps: of the run.
     """
 
-    def __init__(self) -> None:
-        self.received = 0
-        # Apart from `received`: a signal that comes while the ranks agree must not be overwritten.
-        self._noted = 0
-        self._previous: dict[int, Any] = {}
+    def __init__(self, max_steps: int) -> None:
+        self._max_steps = max_steps
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Lets Lightning start a run that has made its last step."""
+        trainer.fit_loop.epoch_loop.max_steps = self._max_steps + 1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Takes the signals over; a second one of a kind acts as it did before."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._note)
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Lets the ranks agree, at an optimiser step's end only."""
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
-        mine = torch.tensor(self._noted, device=pl_module.device)
-        self.received = int(trainer.strategy.reduce(mine, reduce_op="max"))
-        trainer.should_stop = trainer.should_stop or self.received > 0
-        assert trainer.val_check_batch is not None
-        if trainer.should_stop and (batch_idx + 1) % int(trainer.val_check_batch):
-            # Lightning validates whenever a run stops; only a validation that is due is wanted.
-            trainer.limit_val_batches = 0
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Gives the signals back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted = number
-        handler: Callable[..., Any] | int | None = self._previous[number]
-        signal.signal(number, handler)
+        """Validates as Lightning does between two steps."""
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+        trainer.fit_loop.epoch_loop.max_steps = self._max_steps

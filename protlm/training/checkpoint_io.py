@@ -3,25 +3,34 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 
-from protlm.model.checkpoint import load_training, set_latest, sum_path, write_sum
-from protlm.paths import complete_file
+from protlm.errors import OutputError
+from protlm.model.checkpoint import load_training, remove, save_training
+from protlm.paths import explain_os_error
 
 
 class VerifiedCheckpointIO(CheckpointIO):
-    """Writes beside the target, syncs, writes the SHA-256, renames, and advances `latest` last."""
+    """Writes beside the target, syncs, writes the SHA-256, renames, and advances `latest` last.
+
+    A checkpoint that cannot be written raises nothing here, where only the first rank writes and
+    the others wait for it: `failure` says why the last one was not, or is None.
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         """Saves a checkpoint under its final name when it is durable, and makes it the latest."""
-        target = Path(path)
-        with complete_file(target, overwrite=True) as temporary:
-            torch.save(checkpoint, temporary)
-            write_sum(target, contents=temporary)
-        set_latest(target)
+        self.failure = None
+        try:
+            save_training(checkpoint, Path(path))
+        except OutputError as error:
+            self.failure = str(error)
+        except OSError as error:
+            self.failure = str(explain_os_error(error, Path(path)))
 
     def load_checkpoint(
         self,
@@ -34,6 +43,4 @@ class VerifiedCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a checkpoint and its SHA-256."""
-        target = Path(path)
-        target.unlink(missing_ok=True)
-        sum_path(target).unlink(missing_ok=True)
+        remove(Path(path))

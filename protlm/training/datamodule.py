@@ -1,7 +1,8 @@
 """The LightningDataModule: shards to batches, and the place in the data to continue from."""
 
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,6 +16,7 @@ from protlm.data.masking import MaskingRule
 from protlm.data.mixture import Mixture, SampleOrder
 from protlm.data.shards import SplitReader
 from protlm.errors import UserError
+from protlm.training.preemption import SIGNALS
 
 # Lightning must never see the end of an epoch: ours are counted by `Progress`, and a run is as
 # long as its optimiser steps. Lightning's own epochs end early or repeat data after a restart.
@@ -26,9 +28,18 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _ignore_interrupts(worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the run itself ends at the next step's end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_forkserver() -> None:
+    """Starts the process that loader workers are forked from, deaf to the signals of the run.
+
+    Ctrl-C and SLURM's signals reach all processes of a run. The run itself ends at the next step's
+    end and needs its workers until then: they inherit that the signals are held back.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    resource_tracker.ensure_running()
+    # Starting the tracker lets some of them through again.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SequenceData(pl.LightningDataModule):
@@ -37,6 +48,8 @@ class SequenceData(pl.LightningDataModule):
     Its state is the place {epoch, samples, tokens}, what of the epoch was trained on, and the
     fingerprint of the data it is a place in. Validation has one sequence to a row, cropped to its
     start, whatever training does.
+
+    `share` says in how many parts a rank computes what it has of a training batch.
     """
 
     def __init__(
@@ -48,10 +61,12 @@ class SequenceData(pl.LightningDataModule):
         config: DataConfig,
         objective: ObjectiveConfig,
         seed: int,
+        share: Share,
     ) -> None:
         super().__init__()
         self.train, self.valid, self.rule = train, valid, rule
         self.config, self.objective, self.seed = config, objective, seed
+        self.share = share
         self.progress = Progress()
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,7 +96,7 @@ class SequenceData(pl.LightningDataModule):
             self.rule,
             start=self.progress,
             num_batches=_ENDLESS,
-            share=self._share(),
+            share=self._of_rank(self.share),
         )
         return self._loader(self.train, stream)
 
@@ -91,13 +106,15 @@ class SequenceData(pl.LightningDataModule):
             self.valid.lengths_of,
             SampleOrder([len(self.valid)], seed=self.seed, shuffle=False),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
-            share=self._share(),
+            share=self._of_rank(Share()),
         )
         return self._loader(self.valid, stream)
 
-    def _share(self) -> Share:
+    def _of_rank(self, share: Share) -> Share:
         trainer = self.trainer
-        return Share(trainer.global_rank, trainer.world_size) if trainer else Share()
+        if trainer is None:
+            return share
+        return replace(share, rank=trainer.global_rank, world_size=trainer.world_size)
 
     def _loader(self, sequences: Sequences, stream: BatchStream) -> DataLoader[Batch]:
         dataset = SequenceDataset(
@@ -110,6 +127,8 @@ class SequenceData(pl.LightningDataModule):
             ),
             seed=self.seed,
         )
+        if self.config.num_workers:
+            _start_forkserver()
         return DataLoader(
             dataset,
             sampler=stream,
@@ -118,5 +137,4 @@ class SequenceData(pl.LightningDataModule):
             num_workers=self.config.num_workers,
             multiprocessing_context="forkserver" if self.config.num_workers else None,
             persistent_workers=self.config.num_workers > 0,
-            worker_init_fn=_ignore_interrupts,
         )

@@ -4,9 +4,11 @@ A logger that fails is switched off with one warning and never stops the trainin
 """
 
 import csv
+import os
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from protlm.config import LoggerConfig, WandbMode
 from protlm.errors import OutputError
 from protlm.paths import complete_file
+from protlm.training.metrics import METRICS, whole_rows
 
-METRICS = "metrics.csv"
 COLUMNS: tuple[str, ...] = (
     "step",
     "epoch",
@@ -31,6 +33,10 @@ COLUMNS: tuple[str, ...] = (
     "gradient_norm",
     "samples_per_second",
     "residues_per_second",
+    "residues_per_second_per_device",
+    "model_flops_utilisation",
+    "data_wait_share",
+    "memory_gib",
     "padding_share",
 )
 
@@ -76,11 +82,14 @@ class CsvFile(Logger):
                 warnings.warn(f"{self.path} cannot be written: {error}", stacklevel=2)
             self._failed = True
 
+    @rank_zero_only
+    def save(self) -> None:
+        """Makes the rows durable: the log of a machine that fails is as long as its checkpoint."""
+        with suppress(OSError), self.path.open("rb") as file:
+            os.fsync(file.fileno())
+
     def _start(self) -> None:
-        rows: list[dict[str, str]] = []
-        if self.path.is_file():
-            with self.path.open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if self._is_kept(row)]
+        rows = [row for row in whole_rows(self.path) if int(row["step"]) <= self._from_step]
         with (
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
@@ -89,21 +98,6 @@ class CsvFile(Logger):
             writer.writeheader()
             writer.writerows(rows)
         self._started = True
-
-    def _is_kept(self, row: dict[str, str]) -> bool:
-        # A process that was killed may leave half a row, always the last: its step comes again.
-        return row["step"].isdecimal() and int(row["step"]) <= self._from_step
-
-
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a `metrics.csv`, each with the columns that have a value."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return [
-            {key: float(value) for key, value in row.items() if value}
-            for row in csv.DictReader(file)
-        ]
 
 
 class Guarded(Logger):

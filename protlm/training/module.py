@@ -7,14 +7,16 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from protlm.config import OptimizerConfig, ScheduleConfig
 from protlm.data.dataset import Batch
-from protlm.errors import TrainingDivergedError
 from protlm.model.checkpoint import DESCRIPTION
 from protlm.model.objective import target_sums
 from protlm.model.transformer import ProteinLM
-from protlm.training.optimization import adamw, rate_factor
+from protlm.training.optimization import build_optimizer
+from protlm.training.schedule import rate_factor
+from protlm.training.sharding import shard
 
 
 class LanguageModeling(pl.LightningModule):
@@ -24,7 +26,7 @@ class LanguageModeling(pl.LightningModule):
         network: the model.
         description: plain values that rebuild the model; they stand in every checkpoint.
         causal: whether positions see only those before them.
-        optimizer: AdamW's settings.
+        optimizer: its settings.
         schedule: warm-up and decay.
         max_steps: optimiser steps of the whole run.
         seed: what dropout is drawn from, with the batch and the rank.
@@ -49,47 +51,73 @@ class LanguageModeling(pl.LightningModule):
         self._schedule = schedule
         self._max_steps = max_steps
         self._seed = seed
-        self._targets = torch.zeros((), dtype=torch.int64)
-        self._samples: list[int] = []
+        # A step with a larger gradient norm is left out.
+        self.largest_norm = math.inf
         self.gradient_norm = torch.tensor(math.nan)
+        self.num_bad_losses = 0
+        self.is_left_out = False
+
+    def configure_model(self) -> None:
+        """Shards the network where the strategy has devices to shard it over."""
+        if self.device_mesh is not None:
+            shard(self.network, self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Batch, batch_index: int) -> dict[str, Tensor]:
         """Returns the total loss of the targets, and this rank's sums (nats, correct, count)."""
-        # Dropout is a pure function of (seed, position in the data, rank), so that a continued
-        # run draws what the uninterrupted one drew; no generator state has to be saved.
-        place = np.random.SeedSequence([self._seed, *batch.after, self.global_rank])
+        # Dropout is a pure function of (seed, position in the data, slice of the batch), so that a
+        # continued run draws what the uninterrupted one drew; no generator state has to be saved.
+        place = np.random.SeedSequence([self._seed, *batch.after, batch.slice])
         torch.manual_seed(int(place.generate_state(1)[0]))
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
         sums = target_sums(logits_BLV, batch.targets_BL)
-        self._targets = self._targets + sums.count
-        self._samples += batch.samples_B.tolist()
+        is_finite = sums.nats.detach().isfinite()
+        self._counts += torch.stack([sums.count, ~is_finite])
         # A total: DDP averages over ranks and Lightning over accumulated batches, which this
         # undoes; `on_before_optimizer_step` divides by the targets of all of them, once.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
-        return {"loss": sums.nats * parts, "sums": sums.stacked().detach()}
+        # What is left out of the training is left out of its mean loss.
+        logged = torch.where(is_finite, sums.stacked().detach(), 0)
+        return {"loss": sums.nats * parts, "sums": logged, "is_finite": is_finite}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradient by the targets of all ranks and accumulated batches.
 
-        Raises:
-            TrainingDivergedError: the gradient is not finite, on all ranks; nothing is stepped.
+        A step is left out, on all ranks alike, if the loss of any rank or the gradient is not
+        finite or the gradient's norm is more than `largest_norm`: no parameter then has a gradient,
+        and optimisers leave such parameters, and what they know of them, as they are.
         """
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        num_targets = self.all_ranks(self._targets).clamp(min=1)
+        num_targets, num_bad_losses = self.all_ranks(self._counts)
+        self._counts.zero_()
         for gradient in gradients:
-            gradient.div_(num_targets)
-        self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(self.gradient_norm):
-            raise TrainingDivergedError(
-                f"the gradient of step {self.trainer.global_step + 1} is not finite (samples "
-                f"{self._samples[:20]}); the step was not made and the last checkpoint is good: "
-                "continue with a lower optimizer.learning_rate in another run_dir="
-            )
-        self._targets, self._samples = torch.zeros_like(self._targets), []
+            gradient.div_(num_targets.clamp(min=1))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm, num_bad_losses = torch.stack([self.gradient_norm, num_bad_losses]).tolist()
+        self.num_bad_losses = int(num_bad_losses)
+        self.is_left_out = self.num_bad_losses > 0 or not norm < self.largest_norm
+        if self.is_left_out:
+            optimizer.zero_grad(set_to_none=True)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Scales a gradient down to the norm that is allowed; its own is known already."""
+        if gradient_clip_val:
+            parameters = [p for p in self.parameters() if p.grad is not None]
+            torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, self.gradient_norm)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """The rate is a function of the steps that were made."""
+        if not self.is_left_out:
+            super().lr_scheduler_step(scheduler, metric)
 
     def on_train_start(self) -> None:
-        """Starts the count of targets."""
-        self._targets = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Starts the counts of targets and of losses that are not finite."""
+        self._counts = torch.zeros(2, dtype=torch.int64, device=self.device)
 
     def on_validation_epoch_start(self) -> None:
         """Starts the sums over the validation split."""
@@ -110,8 +138,8 @@ class LanguageModeling(pl.LightningModule):
         return self.trainer.strategy.reduce(value.detach().clone(), reduce_op="sum")
 
     def configure_optimizers(self) -> Any:
-        """AdamW, and a rate that is a function of the optimiser step."""
-        optimizer = adamw(self.network, self._optimizer)
+        """The optimiser, and a rate that is a function of the optimiser step."""
+        optimizer = build_optimizer(self.network, self._optimizer)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
             lambda step: rate_factor(step, self._schedule, max_steps=self._max_steps),

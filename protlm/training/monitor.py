@@ -1,28 +1,58 @@
 """Measures a run and tells it, to the loggers and to whoever watches."""
 
+import math
+import resource
+import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
-from protlm.data.dataset import Batch
+from protlm.data.dataset import FILLER, Batch
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import perplexity
 from protlm.progress import JobProgress
+from protlm.training.data_wait import DataWait
+from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling
 
 
+class _Sums(NamedTuple):
+    """What is added up between two logs, over batches and ranks."""
+
+    nats: float
+    correct: float
+    targets: float
+    samples: float
+    residues: float
+    useful: float
+    padded: float
+    flops: float
+    seconds_waited: float
+
+
 class Monitor(Callback):
-    """Logs loss, accuracy, learning rate, gradient norm, throughput and the share of padding.
+    """Logs loss, accuracy, learning rate, gradient norm, throughput, utilisation and memory.
 
     Sums are kept over the steps since the last log, added up over ranks, and divided once.
+
+    Args:
+        every: optimiser steps between two logs.
+        max_steps: of the run.
+        data_wait: the profiler that Lightning tells of the fetches.
+        peak: TFLOP/s of a device, where it is not one that the program knows.
     """
 
-    def __init__(self, *, every: int, max_steps: int) -> None:
+    def __init__(
+        self, *, every: int, max_steps: int, data_wait: DataWait, peak: float | None = None
+    ) -> None:
         self.every, self.max_steps = every, max_steps
+        self._data_wait, self._peak = data_wait, peak
+        self._flops: ModelFlops | None = None
+        self._row_flops = 0
         self._note = ""
         self._trainer: pl.Trainer | None = None
         self._restored: dict[str, Any] = {}
@@ -31,7 +61,7 @@ class Monitor(Callback):
         """The sums since the last log, so that a continued run logs the same."""
         if self._trainer is None:
             return {}
-        sums = self._trainer.strategy.reduce(self._sums.clone(), reduce_op="sum")
+        sums = self._trainer.strategy.reduce(self._total(), reduce_op="sum")
         assert isinstance(sums, Tensor)
         return {"sums": sums.tolist(), "seconds": time.perf_counter() - self._since}
 
@@ -41,7 +71,11 @@ class Monitor(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Starts the clock and the progress report."""
+        assert isinstance(pl_module, LanguageModeling)
         self._trainer = trainer
+        self._peak = self._peak or peak_tflops(pl_module.device)
+        if self._peak is not None:
+            self._flops = ModelFlops(pl_module.network, causal=pl_module.causal)
         self._restart(pl_module.device)
         if self._restored and trainer.is_global_zero:
             self._sums += self._sums.new_tensor(self._restored["sums"])
@@ -54,6 +88,13 @@ class Monitor(Callback):
         )
         self._progress.__enter__()
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Counts the FLOPs of a row of the batch, where they can be compared."""
+        if self._flops is not None:
+            self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
+
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -63,7 +104,7 @@ class Monitor(Callback):
         batch_idx: int,
     ) -> None:
         """Adds the batch to the sums, and logs them when it is time."""
-        self._sums += torch.cat([outputs["sums"], _sizes(batch)])
+        self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         if trainer.global_step % self.every == 0:
@@ -79,7 +120,8 @@ class Monitor(Callback):
         """Logs the validation, and leaves its time out of the throughput."""
         assert isinstance(pl_module, LanguageModeling)
         nats, correct, count = pl_module.validation_sums()
-        if count and not trainer.sanity_checking:
+        # A validation that a signal cut short is done again by the continued run.
+        if count and not trainer.should_stop:
             self._write(
                 trainer,
                 {
@@ -102,47 +144,83 @@ class Monitor(Callback):
             self._progress.__exit__(type(exception), exception, None)
 
     def _restart(self, device: torch.device) -> None:
-        self._sums = torch.zeros(7, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(len(_Sums._fields), dtype=torch.float64, device=device)
+        self._data_wait.seconds = 0.0
         self._since = time.perf_counter()
 
+    def _total(self) -> Tensor:
+        """This rank's sums, with the seconds that the clock of the fetches has."""
+        total = self._sums.clone()
+        total[-1] += self._data_wait.seconds
+        return total
+
     def _log(self, trainer: pl.Trainer, module: LanguageModeling, batch: Batch) -> None:
-        nats, correct, targets, samples, residues, useful, padded = module.all_ranks(
-            self._sums
-        ).tolist()
+        sums = _Sums(*module.all_ranks(self._total()).tolist())
         seconds = time.perf_counter() - self._since
-        loss = nats / max(targets, 1)
-        self._write(
-            trainer,
-            {
-                "epoch": batch.after[0],
-                "samples": batch.after[1],
-                "train_loss": loss,
-                "train_accuracy": correct / max(targets, 1),
-                "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-                "gradient_norm": float(module.gradient_norm),
-                "samples_per_second": samples / seconds,
-                "residues_per_second": residues / seconds,
-                "padding_share": 1 - useful / max(padded, 1),
-            },
-        )
-        self._note = f"loss {loss:.3f}  {residues / seconds:,.0f} residues/s"
+        device_seconds = seconds * trainer.world_size
+        metrics = {
+            "epoch": batch.after[0],
+            "samples": batch.after[1],
+            "train_loss": sums.nats / sums.targets if sums.targets else math.nan,
+            "train_accuracy": sums.correct / sums.targets if sums.targets else math.nan,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "gradient_norm": float(module.gradient_norm),
+            "samples_per_second": sums.samples / seconds,
+            "residues_per_second": sums.residues / seconds,
+            "residues_per_second_per_device": sums.residues / device_seconds,
+            "padding_share": 1 - sums.useful / max(sums.padded, 1),
+            "data_wait_share": sums.seconds_waited / device_seconds,
+            "memory_gib": _peak_memory(module.device) / 2**30,
+        }
+        if self._peak is not None:
+            metrics["model_flops_utilisation"] = sums.flops / device_seconds / self._peak / 1e12
+        self._write(trainer, metrics)
+        self._note = _in_short(metrics)
         self._restart(module.device)
 
     def _write(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
+    def _sizes(self, batch: Batch) -> Tensor:
+        """Samples, residues, useful and all positions, FLOPs and 0 seconds of a batch, float64."""
+        tokens_BL, mask_BL = batch.tokens_BL, batch.mask_BL
+        is_special_BL = (tokens_BL == VOCABULARY.cls) | (tokens_BL == VOCABULARY.eos)
+        is_filler_B = batch.samples_B == FILLER
+        useful_BL = mask_BL & ~is_filler_B[:, None]
+        num_samples = (~is_filler_B).sum()
+        sizes = [
+            num_samples,
+            (useful_BL & ~is_special_BL).sum(),
+            useful_BL.sum(),
+            torch.tensor(mask_BL.numel(), device=mask_BL.device),
+            num_samples.double() * self._row_flops,
+            torch.zeros_like(num_samples),
+        ]
+        return torch.stack([size.double() for size in sizes])
 
-def _sizes(batch: Batch) -> Tensor:
-    """Samples, residues, useful positions and all positions of a batch, float64."""
-    tokens_BL, mask_BL = batch.tokens_BL, batch.mask_BL
-    is_special_BL = (tokens_BL == VOCABULARY.cls) | (tokens_BL == VOCABULARY.eos)
-    is_filler_B = batch.samples_B < 0
-    useful_BL = mask_BL & ~is_filler_B[:, None]
-    sizes = [
-        (~is_filler_B).sum(),
-        (useful_BL & ~is_special_BL).sum(),
-        useful_BL.sum(),
-        torch.tensor(mask_BL.numel(), device=mask_BL.device),
+
+def _in_short(metrics: dict[str, float]) -> str:
+    """What a line of progress has room for."""
+    parts = [
+        f"loss {metrics['train_loss']:.3f}",
+        f"lr {metrics['learning_rate']:.2g}",
+        f"gradient {metrics['gradient_norm']:.2g}",
+        f"{metrics['residues_per_second']:,.0f} residues/s",
+        f"{metrics['residues_per_second_per_device']:,.0f} a device",
+        f"waiting {metrics['data_wait_share']:.0%}",
+        f"{metrics['memory_gib']:.1f} GiB",
     ]
-    return torch.stack(sizes).double()
+    if (utilisation := metrics.get("model_flops_utilisation")) is not None:
+        parts.insert(5, f"MFU {utilisation:.1%}")
+    return "  ".join(parts)
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors of a GPU took, or that the process has been resident with."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

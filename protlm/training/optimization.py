@@ -1,52 +1,90 @@
-"""The optimiser and the learning rate as a function of the optimiser step."""
+"""The optimiser of a network: which parameters decay, and which are Muon's."""
 
-import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from protlm.config import OptimizerConfig, Schedule, ScheduleConfig
-from protlm.errors import UserError
+from protlm.attention import Attention
+from protlm.config import Optimizer, OptimizerConfig
+from protlm.training.muon import Muon, MuonWithAdamW
+
+# Where torch updates all parameters in one kernel.
+_FUSED = ("cpu", "cuda")
 
 
-def adamw(network: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) with decay on matrices only, not on biases, norms and scales."""
-    trained = [p for p in network.parameters() if p.requires_grad]
+@dataclass(frozen=True)
+class ParameterKinds:
+    """The trained parameters of a network, by name, as optimisers tell them apart.
+
+    Attributes:
+        hidden: matrices from hidden state to hidden state, inside the blocks.
+        matrices: other matrices that multiply activations: the output layer, stacks of matrices.
+        rest: embeddings, learned positions, norms, biases, gates, scales and other tables. They
+            are no matrices of a product: weight decay would pull them to a value that means
+            something, and rows that a batch does not use with the others.
+    """
+
+    hidden: dict[str, nn.Parameter]
+    matrices: dict[str, nn.Parameter]
+    rest: dict[str, nn.Parameter]
+
+    @classmethod
+    def of(cls, network: nn.Module) -> "ParameterKinds":
+        """Sorts a network's parameters."""
+        kinds = cls({}, {}, {})
+        products = _products(network)
+        for name, parameter in network.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if name not in products:
+                kinds.rest[name] = parameter
+            elif name.startswith("blocks.") and parameter.ndim == 2:
+                kinds.hidden[name] = parameter
+            else:
+                kinds.matrices[name] = parameter
+        return kinds
+
+
+def _products(network: nn.Module) -> set[str]:
+    """Names of the parameters that activations are multiplied with, as matrices."""
+    names = set()
+    for prefix, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            names.add(f"{prefix}.weight")
+        elif isinstance(module, Attention):
+            names |= {f"{prefix}.{name}" for name in module.matrices}
+    return names
+
+
+def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimiser of a network; weight decay acts on matrices alone."""
+    kinds = ParameterKinds.of(network)
+    if config.name is Optimizer.adamw:
+        decayed = kinds.hidden | kinds.matrices
+        return adamw(decayed, kinds.rest, config)
+    muon = Muon(
+        kinds.hidden.values(),
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    return MuonWithAdamW(muon, adamw(kinds.matrices, kinds.rest, config))
+
+
+def adamw(
+    decayed: dict[str, nn.Parameter], rest: dict[str, nn.Parameter], config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101), in one kernel where torch has it."""
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": list(decayed.values()), "weight_decay": config.weight_decay},
+        {"params": list(rest.values()), "weight_decay": 0.0},
     ]
+    devices = {p.device.type for group in groups for p in group["params"]}
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
+        fused=devices <= set(_FUSED),
     )
-
-
-def rate_factor(step: int, config: ScheduleConfig, *, max_steps: int) -> float:
-    """The share of the peak learning rate used for optimiser step `step`, from 0.
-
-    >>> rate_factor(4, ScheduleConfig(warmup_steps=10), max_steps=100)
-    0.5
-    """
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    if config.name is Schedule.constant:
-        return 1.0
-    length = max(max_steps - config.warmup_steps, 1)
-    done = min((step - config.warmup_steps) / length, 1.0)
-    return config.final_share + (1 - config.final_share) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
-    """Refuses a warm-up that would never end.
-
-    Raises:
-        UserError: the warm-up is as long as the run.
-    """
-    if not 0 <= config.warmup_steps < max_steps:
-        raise UserError(
-            f"schedule.warmup_steps={config.warmup_steps} must be at least 0 and below "
-            f"trainer.max_steps={max_steps}; type schedule.warmup_steps={max_steps // 10}"
-        )

@@ -17,19 +17,6 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFIN
 """
 
 
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[bool]:
-    """Mounts a small tmpfs where that is allowed; tells whether it is."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
-    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    try:
-        yield is_mounted
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", folder], check=True)
-
-
 def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> None:
     """Exit 4 and a sentence: no traceback, and no signal such as a segmentation fault."""
     assert done.returncode == 4, done.stderr
@@ -39,7 +26,9 @@ def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> 
     assert "no space left" in told
 
 
-def test_finished_segments_stay_and_the_build_goes_on(run_builder, proteins, tmp_path, contents):
+def test_finished_segments_stay_and_the_build_goes_on(
+    run_builder, proteins, tmp_path, contents, small_disk
+):
     """On a disk of 600 KiB; where none can be mounted, on one that only takes small files."""
     run_builder(BUILD, proteins, tmp_path / "whole")
     with small_disk(tmp_path / "disk", "600k") as is_mounted:
@@ -122,7 +111,7 @@ def test_a_table_of_digests_that_does_not_fit_is_an_error_and_no_crash(run_build
     assert done.stdout.split()[0] in {"27", "28"}
 
 
-def test_a_large_shard_fills_a_disk_of_16_mib(run_builder, tmp_path):
+def test_a_large_shard_fills_a_disk_of_16_mib(run_builder, tmp_path, small_disk):
     source = tmp_path / "large.fasta"
     with source.open("w") as file:
         for i in range(400):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from data_prep.lock import LOCK
+from protlm.lock import LOCK
 
 
 @pytest.fixture

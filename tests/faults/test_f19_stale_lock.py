@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.lock import LOCK, Builder, BuildLock
+from data_prep.lock import BuildLock
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.split import HashSplit
 from protlm.errors import OutputError
+from protlm.lock import LOCK, Holder
 
 RULE = HashSplit(0, 0)
 SINCE = "2026-01-01T00:00:00+00:00"
@@ -51,7 +52,7 @@ def test_another_process_with_the_same_number_is_not_taken_for_the_dead_one(lock
 
 
 def test_a_living_process_is_never_taken_over(locked, proteins):
-    me = Builder.this_process()
+    me = Holder.this_process()
     fields = {"host": me.host, "pid": me.pid, "since": SINCE, "start": me.start}
     out = locked(**fields)
     for break_lock in (False, True):
@@ -123,21 +124,21 @@ def test_a_job_that_a_cluster_ends_gives_its_lock_back(run_builder, proteins, tm
 
 
 @pytest.mark.parametrize(
-    ("job", "restarts", "is_taken"),
+    ("job", "restart", "is_taken"),
     [("main/12", 0, True), ("main/12", 1, False), ("other/12", 0, False), (None, 0, False)],
 )
 def test_a_job_that_slurm_began_again_takes_over_from_itself(
-    locked, monkeypatch, job, restarts, is_taken
+    locked, monkeypatch, job, restart, is_taken
 ):
     """On whatever machine it began again; the run before is dead, unless it is a step beside it."""
     for name, value in {"JOB_ID": "12", "CLUSTER_NAME": "main", "RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     lost = {"host": "elsewhere", "pid": 1, "since": SINCE, "start": "0"}
-    folder = locked(**lost, job=job, restarts=restarts).with_name("data.partial")
+    folder = locked(**lost, job=job, restart=restart).with_name("data.partial")
     if is_taken:
         BuildLock(folder)
         fields = json.loads((folder / LOCK).read_text())
-        assert (fields["pid"], fields["job"], fields["restarts"]) == (os.getpid(), "main/12", 1)
+        assert (fields["pid"], fields["job"], fields["restart"]) == (os.getpid(), "main/12", 1)
     else:
         with pytest.raises(OutputError, match="--break-lock"):
             BuildLock(folder)

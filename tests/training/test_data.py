@@ -13,7 +13,7 @@ from protlm.data.buckets import LengthBuckets
 from protlm.data.concatenation import Concatenation
 from protlm.errors import UserError
 from protlm.model.checkpoint import load_training
-from protlm.training.loggers import read_metrics
+from protlm.training.metrics import read_metrics
 
 Train = Callable[..., Path]
 STEPS = 8

@@ -15,7 +15,7 @@ from protlm.data.dataset import Batch
 from protlm.model.transformer import ProteinLM
 from protlm.training import estimate
 from protlm.training.estimate import WatchEstimates
-from protlm.training.loggers import read_metrics
+from protlm.training.metrics import read_metrics
 
 Train = Callable[..., Path]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pytorch_lightning.loggers.logger import DummyLogger
 
-from protlm.training.loggers import CsvFile, Guarded, read_metrics
+from protlm.training.loggers import CsvFile, Guarded
+from protlm.training.metrics import read_metrics
 
 
 def test_a_continued_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:

@@ -1,40 +1,96 @@
-"""Learning rates, decay groups, and the loss as a total over targets."""
+"""Which parameters decay and which are Muon's, the fused optimiser, the loss as a total."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from protlm.config import OptimizerConfig, Schedule, ScheduleConfig
+from protlm.attention import names
+from protlm.build import build_network, compose
+from protlm.config import Optimizer, OptimizerConfig, TrainConfig
 from protlm.data.masking import IGNORE
-from protlm.errors import UserError
 from protlm.model.objective import target_sums
-from protlm.training.optimization import adamw, check_schedule, rate_factor
+from protlm.training.optimization import ParameterKinds, adamw, build_optimizer
+
+# What activations are not multiplied with as with a matrix.
+NEVER_DECAYED = (
+    "embedding.weight",
+    "positions.table",
+    "norm.weight",
+    "norm.bias",
+    ".bias",
+    ".scale",
+    # The gates, tables of positions and kernels of mechanisms.
+    "mechanism.weight",
+    "mechanism.kernel",
+    "mechanism.gain",
+    "mechanism.shift",
+    "mechanism.scales",
+    "mechanism.conv_weight",
+    ".u",
+    ".v",
+)
+IN_EVERY_BLOCK = {"query", "key", "value", "output", "up", "down", "gate"}
 
 
-def test_decay_acts_on_matrices_only() -> None:
-    network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    groups = adamw(network, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1)).param_groups
-    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
-    assert decayed == {id(network[0].weight)}
-    assert sum(len(group["params"]) for group in groups) == 4
+def network(*settings: str) -> nn.Module:
+    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
+    return build_network(config.model, config.attention, seed=0)
 
 
-def test_warm_up_rises_to_the_peak_and_cosine_ends_at_its_share() -> None:
-    config = ScheduleConfig(name=Schedule.cosine, warmup_steps=10, final_share=0.1)
-    factors = [rate_factor(step, config, max_steps=110) for step in range(111)]
-    assert factors[9] == 1.0
-    assert factors[:10] == sorted(factors[:10])
-    assert factors[10:] == sorted(factors[10:], reverse=True)
-    assert factors[60] == pytest.approx(0.55)
-    assert factors[110] == pytest.approx(0.1)
-    assert all(rate_factor(s, ScheduleConfig(), max_steps=9) == 1.0 for s in range(9))
+@pytest.mark.parametrize("name", names())
+def test_matrices_decay_and_nothing_else(name: str) -> None:
+    made = network(f"attention={name}", "model.positions=learned", "model.qk_norm=true")
+    kinds = ParameterKinds.of(made)
+    listed = {**kinds.hidden, **kinds.matrices, **kinds.rest}
+    assert listed.keys() == dict(made.named_parameters()).keys()
+    assert len(listed) == len(kinds.hidden) + len(kinds.matrices) + len(kinds.rest)
+    assert [rest for rest in kinds.rest if not rest.endswith(NEVER_DECAYED)] == []
+    assert not [name for name in (*kinds.hidden, *kinds.matrices) if name.endswith(NEVER_DECAYED)]
+    assert "head.weight" in kinds.matrices
+    for number in range(2):
+        block = {key.split(".")[3] for key in kinds.hidden if key.startswith(f"blocks.{number}.")}
+        missing = {"key"} if name == "reformer" else set()
+        assert block >= IN_EVERY_BLOCK - missing
 
 
-def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(UserError, match="warmup_steps=10"):
-        check_schedule(ScheduleConfig(warmup_steps=10), max_steps=10)
+@pytest.mark.parametrize("name", Optimizer)
+def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
+    made = network()
+    optimizer = build_optimizer(made, OptimizerConfig(1e-3, name=name, weight_decay=0.1))
+    kinds = ParameterKinds.of(made)
+    decayed = {
+        id(p) for g in optimizer.param_groups if g["weight_decay"] == 0.1 for p in g["params"]
+    }
+    others = {id(p) for g in optimizer.param_groups if g["weight_decay"] == 0 for p in g["params"]}
+    assert decayed == {id(p) for p in (*kinds.hidden.values(), *kinds.matrices.values())}
+    assert others == {id(p) for p in kinds.rest.values()}
+
+
+def test_the_fused_optimiser_is_adamw() -> None:
+    fused, plain = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
+    plain.load_state_dict(copy.deepcopy(fused.state_dict()))
+    config = OptimizerConfig(1e-2, weight_decay=0.1)
+    ours = adamw({"weight": fused.weight}, {"bias": fused.bias}, config)
+    assert ours.defaults["fused"] is True
+    theirs = torch.optim.AdamW(
+        [{"params": [plain.weight]}, {"params": [plain.bias], "weight_decay": 0.0}],
+        lr=1e-2,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=0.1,
+        foreach=False,
+    )
+    for _ in range(5):
+        x = torch.randn(4, 8, dtype=torch.float64)
+        for layer, optimizer in ((fused, ours), (plain, theirs)):
+            optimizer.zero_grad()
+            layer(x).square().sum().backward()
+            optimizer.step()
+    assert torch.allclose(fused.weight, plain.weight, rtol=1e-9, atol=0)
+    assert torch.allclose(fused.bias, plain.bias, rtol=1e-9, atol=0)
 
 
 def test_loss_is_a_total_over_targets() -> None:

@@ -1,5 +1,6 @@
 """What the Performers do alike: linear attention over the features of their kernel, and its map."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from protlm.attention.masking import visible_keys, zero_padding
 from protlm.attention.performer.bidirectional import BidirectionalAttention
 from protlm.attention.performer.causal import CausalAttention
 from protlm.attention.performer.features import FeatureMapFactory
-from protlm.attention.performer.normalization import Normalizer
+from protlm.attention.performer.normalization import Denominator, Normalizer, Unnormalized
 from protlm.attention.performer.operands import Kernel
 from protlm.attention.performer.projection import Projection
 from protlm.attention.precision import full_precision, wide, wide_dtype
@@ -117,6 +118,31 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             phi_k_BHLR = self.key_features(k_BHLK.to(wide_dtype(q_BHLK)))
             weights_BHML = self.query_features(q_BHMK) @ phi_k_BHLR.mT
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
+
+    @property
+    def has_denominators(self) -> bool:
+        """Whether outputs are divided by the sums of their weights."""
+        return isinstance(self._normalizer, Denominator)
+
+    @torch.no_grad()
+    def denominators(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, *, mask_BL: Tensor, causal: bool
+    ) -> Tensor:
+        """What each output is divided by, before any floor: the sum of its weights, BHL1.
+
+        In the units of the products φ(q)·φ(k), in which a query's features have a factor of their
+        own; 0 at padding. Time and memory are those of `forward` with values of width 1.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        _refuse_float16(q_BHLK, k_BHLK)
+        attend = CausalAttention.apply if causal else BidirectionalAttention.apply
+        ones_BHL1 = wide(k_BHLK).new_ones(*k_BHLK.shape[:-1], 1)
+        kernel = replace(self._kernel(q_BHLK), normalizer=Unnormalized())
+        sums_BHL1 = attend(q_BHLK, k_BHLK, ones_BHL1, mask_BL, kernel)
+        assert isinstance(sums_BHL1, Tensor)
+        return sums_BHL1
 
     @torch.no_grad()
     def query_features(self, q_BHLK: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.performer.operands import Kernel, Operands
+from protlm.attention.performer.operands import Kernel, Operands, empty_output
 from protlm.attention.performer.products import product
 from protlm.attention.performer.tiles import Tile, tiles
 from protlm.attention.precision import full_precision
@@ -31,7 +31,7 @@ class BidirectionalAttention(torch.autograd.Function):
     ) -> Tensor:
         """Sums [v | 1]ᵀφ(k) over each sequence, then lets every query read the sum."""
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
-        out_BHLC = torch.empty_like(v_BHLC)
+        out_BHLC = empty_output(v_BHLC)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
         states = []
         groups = list(tiles(q_BHLK, num_features=kernel.num_features))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from protlm.attention.performer.features import Pullback
-from protlm.attention.performer.operands import Kernel, Operands
+from protlm.attention.performer.operands import Kernel, Operands, empty_output
 from protlm.attention.performer.states import States
 from protlm.attention.performer.tiles import CHUNK, Tile, tiles
 from protlm.attention.precision import full_precision
@@ -40,7 +40,7 @@ class CausalAttention(torch.autograd.Function):
     ) -> Tensor:
         """Walks the tiles from left to right, carrying the state."""
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
-        out_BHLC = torch.empty_like(v_BHLC)
+        out_BHLC = empty_output(v_BHLC)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
         states = []
         groups = list(tiles(q_BHLK, num_features=kernel.num_features, share=_SHARE))

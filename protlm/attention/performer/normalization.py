@@ -134,6 +134,26 @@ class RootMeanSquare(Normalizer):
         return weights_BHML * inverse_of_weight(weights_BHML.abs().sum(dim=-1, keepdim=True))
 
 
+@final
+@dataclass(frozen=True)
+class Unnormalized(Normalizer):
+    """O = N, for looking at the sums themselves; no setting names it."""
+
+    def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Normalizer`."""
+        return sums[..., :-1], torch.ones_like(sums[..., -1:])
+
+    def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
+        """The gradient of N; none for D."""
+        dsums = _sums_like(out_BHLC)
+        dsums[..., :-1], dsums[..., -1] = dout_BHLC, 0
+        return dsums
+
+    def weights(self, weights_BHML: Tensor) -> Tensor:
+        """See `Normalizer`."""
+        return weights_BHML
+
+
 def _sums_like(out_BHLC: Tensor) -> Tensor:
     return out_BHLC.new_empty(*out_BHLC.shape[:-1], out_BHLC.shape[-1] + 1)
 

@@ -68,7 +68,8 @@ class Operands:
         shape = (width + 1, rows) if transposed else (rows, width + 1)
         values = v_BHMC.new_empty(*leading, *shape, dtype=self.dtype)
         by_rows = values.mT if transposed else values
-        by_rows[..., :-1] = v_BHMC
+        # To cast and to transpose at once takes a CPU several times as long.
+        by_rows[..., :-1] = v_BHMC.to(self.dtype) if transposed else v_BHMC
         by_rows[..., -1] = 1
         return values
 
@@ -90,3 +91,13 @@ class Operands:
             # Padding is a small part: this touches only that part. A GPU would have to wait.
             return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], 0)
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], 0)
+
+
+def empty_output(v_BHLC: Tensor) -> Tensor:
+    """Where outputs are written tile by tile: of the shape, dtype and strides of the values.
+
+    torch.compile makes new tensors of what is written in place, and then loses their strides.
+    """
+    is_plain = not torch.compiler.is_compiling()
+    kept = torch.preserve_format if is_plain else torch.contiguous_format
+    return torch.empty_like(v_BHLC, memory_format=kept)

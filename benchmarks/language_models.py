@@ -1,0 +1,163 @@
+"""The models whose training is measured, all of one size: ours, Hugging Face's ESM, PerformerLM.
+
+Each is a module that takes a batch to the mean cross-entropy of its targets. None has dropout: with
+it the exact attention of Hugging Face falls back to an implementation with L×L weights.
+"""
+
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any, final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.peers import UnavailableError
+from protlm.build import build_network
+from protlm.config import Activation, ModelConfig, Positions
+from protlm.data.dataset import Batch
+from protlm.data.masking import IGNORE
+from protlm.data.vocabulary import VOCABULARY
+from protlm.model.objective import target_sums
+
+ESM = "ESM (Hugging Face)"
+PERFORMER_LM = "PerformerLM (performer-pytorch)"
+# As released for proteins: the head's own coordinates are the features.
+OURS = ("performer_relu", "performer_softmax", "softmax")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that all models share; heads of 64 in the measured ones."""
+
+    num_layers: int = 6
+    model_dim: int = 512
+    num_heads: int = 8
+    feedforward_dim: int = 1024
+    max_length: int = 16_384
+
+
+@final
+class Ours(nn.Module):
+    """protlm's model with rotary positions, LayerNorm and GELU, as the others have."""
+
+    def __init__(self, attention: str, sizes: Sizes) -> None:
+        super().__init__()
+        config = ModelConfig(
+            num_layers=sizes.num_layers,
+            num_heads=sizes.num_heads,
+            model_dim=sizes.model_dim,
+            feedforward_dim=sizes.feedforward_dim,
+            max_length=sizes.max_length,
+            positions=Positions.rotary,
+            activation=Activation.gelu,
+        )
+        self.network = build_network(config, {"name": attention}, seed=0)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss of the targets."""
+        out = self.network(batch.tokens_BL, batch.mask_BL, causal=False)
+        sums = target_sums(out.logits_BLV, batch.targets_BL)
+        return sums.nats / sums.count
+
+
+@final
+class Esm(nn.Module):
+    """`EsmForMaskedLM` of Hugging Face with rotary positions and fused exact attention (SDPA)."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        package = _installed("transformers")
+        config = package.EsmConfig(
+            vocab_size=len(VOCABULARY),
+            pad_token_id=VOCABULARY.pad,
+            mask_token_id=VOCABULARY.mask,
+            hidden_size=sizes.model_dim,
+            num_hidden_layers=sizes.num_layers,
+            num_attention_heads=sizes.num_heads,
+            intermediate_size=sizes.feedforward_dim,
+            max_position_embeddings=sizes.max_length,
+            position_embedding_type="rotary",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+        self.model = package.EsmForMaskedLM(config)
+        # What only predicts contacts has no part in training.
+        self.model.esm.contact_head = nn.Identity()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss of the targets."""
+        return self.model(
+            input_ids=batch.tokens_BL,
+            attention_mask=batch.mask_BL.long(),
+            labels=batch.targets_BL,
+        ).loss
+
+
+@final
+class PerformerPytorch(nn.Module):
+    """`PerformerLM` of performer-pytorch with its ReLU features, and the rotary positions it has.
+
+    Args:
+        sizes: the sizes.
+        num_features: random features of a position.
+    """
+
+    def __init__(self, sizes: Sizes, num_features: int) -> None:
+        super().__init__()
+        package = _installed("performer_pytorch")
+        self.model = package.PerformerLM(
+            num_tokens=len(VOCABULARY),
+            max_seq_len=sizes.max_length,
+            dim=sizes.model_dim,
+            depth=sizes.num_layers,
+            heads=sizes.num_heads,
+            dim_head=sizes.model_dim // sizes.num_heads,
+            ff_mult=sizes.feedforward_dim // sizes.model_dim,
+            nb_features=num_features,
+            generalized_attention=True,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss of the targets."""
+        # Without padding it needs no mask, and is faster.
+        mask_BL = None if bool(batch.mask_BL.all()) else batch.mask_BL
+        logits_BLV = self.model(batch.tokens_BL, mask=mask_BL)
+        return F.cross_entropy(
+            logits_BLV.flatten(0, 1), batch.targets_BL.flatten(), ignore_index=IGNORE
+        )
+
+
+def models(sizes: Sizes) -> dict[str, Callable[[], nn.Module]]:
+    """Who takes part, by name: functions that build a model.
+
+    They raise `UnavailableError` where a peer is not installed.
+    """
+    ours: dict[str, Callable[[], nn.Module]] = {
+        attention: partial(Ours, attention, sizes) for attention in OURS
+    }
+    return ours | {
+        ESM: partial(Esm, sizes),
+        performer_lm(256): partial(PerformerPytorch, sizes, 256),
+        performer_lm(64): partial(PerformerPytorch, sizes, 64),
+    }
+
+
+def performer_lm(num_features: int) -> str:
+    """The name of performer-pytorch's model with so many features."""
+    return f"{PERFORMER_LM} m={num_features}"
+
+
+def _installed(name: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            # performer-pytorch imports what Python and torch have long replaced.
+            warnings.simplefilter("ignore")
+            package: ModuleType = importlib.import_module(name)
+            return package
+    except ImportError as error:
+        raise UnavailableError(f"{error}; `make bench-training` installs the peers") from error

@@ -1,0 +1,105 @@
+"""Model FLOPs utilisation: what a step computes, against what the device could have computed."""
+
+import math
+import re
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from protlm.model.transformer import ProteinLM
+
+# Dense bfloat16 TFLOP/s of the makers' data sheets, by a part of the name that torch gives a
+# device; the first that fits counts.
+_PEAK_TFLOPS = {
+    "GB200": 2500.0,
+    "B200": 2250.0,
+    "GH200": 989.4,
+    "H200": 989.4,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.4,
+    "A100": 311.9,
+    "A40": 149.7,
+    "A30": 165.0,
+    "A10G": 70.0,
+    "A10": 125.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+    "MI300X": 1307.4,
+    "MI250X": 191.5,
+}
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    """The dense bfloat16 TFLOP/s of a device, or None when nobody told this program.
+
+    A device of AMD's MI250X is one of its two dies.
+    """
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    # A part is a word or two: an RTX A4000 is no A40.
+    fits = (peak for part, peak in _PEAK_TFLOPS.items() if re.search(rf"\b{part}\b", name))
+    return next(fits, None)
+
+
+class ModelFlops:
+    """Floating-point operations of a network's training, by the length of a row.
+
+    Counted are the products of matrices, scaled dot products and convolutions of the forward pass,
+    as torch's flop counter knows them, at every position of a row, padding too. Training takes
+    three times that (arXiv 2204.02311, appendix B): activations that are computed again in the
+    backward pass are no more work done.
+
+    Args:
+        network: whose forward pass is counted.
+        causal: the mode it is trained in.
+    """
+
+    def __init__(self, network: ProteinLM, *, causal: bool) -> None:
+        self._network, self._causal = network, causal
+        self._counted: dict[int, int] = {}
+
+    def training(self, length: int, device: torch.device) -> int:
+        """Of a row of so many tokens, forward and backward.
+
+        The first time a length is asked for, one row goes through the network, on all ranks.
+        """
+        if length not in self._counted:
+            tokens_1L = torch.zeros(1, length, dtype=torch.int64, device=device)
+            mask_1L = torch.ones(1, length, dtype=torch.bool, device=device)
+            counter = FlopCounterMode(display=False, custom_mapping=_on_cpu())
+            # Kernels that a compiler made would not be counted.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
+                self._network(tokens_1L, mask_1L, causal=self._causal)
+            self._counted[length] = 3 * counter.get_total_flops()
+        return self._counted[length]
+
+
+def _on_cpu() -> dict[Any, Any]:
+    """What torch's counter does not know of: products by oneDNN, and dot products on a CPU."""
+
+    def linear(x: Any, weight: Any, *_: Any, out_shape: Any) -> int:
+        return 2 * math.prod(x) * weight[0]
+
+    def dot_products(
+        query: Any,
+        key: Any,
+        value: Any,
+        *_: Any,
+        out_shape: Any,
+        attn_mask: Any = None,
+        scale: Any = None,
+    ) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    known: dict[Any, Any] = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: dot_products
+    }
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        known[torch.ops.mkldnn._linear_pointwise] = linear
+    return known

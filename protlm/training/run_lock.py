@@ -1,0 +1,42 @@
+"""One process to a run: the first rank of a second start is told who trains."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import final
+
+from protlm.lock import FolderLock
+from protlm.paths import explain_os_error
+from protlm.training.launch import is_first_rank
+
+
+@final
+class RunLock(FolderLock):
+    """The lock of a run directory; the first rank holds it for all ranks of a run."""
+
+    doing = "being trained"
+    if_running = "wait for it, or choose another run_dir="
+    if_gone = "remove {lock} and type the same command again"
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Makes the run directory and holds its lock; does nothing on ranks other than the first.
+
+    Raises:
+        OutputError: another process trains there, or the folder cannot be written to.
+    """
+    if not is_first_rank():
+        yield
+        return
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(run_dir)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+    try:
+        yield
+    finally:
+        # Where nothing can be written any more the lock stays, and the next start takes it over.
+        with suppress(OSError):
+            lock.release()

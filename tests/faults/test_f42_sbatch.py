@@ -1,0 +1,100 @@
+"""F42: slurm/train.sbatch under a scheduler of thirty lines: preempted, requeued, complete."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPT = ROOT / "slurm" / "train.sbatch"
+
+# Two nodes with a task each, on this machine. The exit code is the largest of the tasks'.
+SRUN = """#!/usr/bin/env bash
+[[ $1 == --kill-on-bad-exit=1 ]] && shift
+pids=()
+for task in 0 1; do
+  SLURM_STEP_ID=0 SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" &
+  pids+=($!)
+done
+code=0
+for pid in "${pids[@]}"; do
+  wait "$pid"
+  this=$?
+  (( this > code )) && code=$this
+done
+exit "$code"
+"""
+SCONTROL = '#!/usr/bin/env bash\necho "$@" >> scontrol.log\n'
+
+
+def test_it_is_bash_and_asks_for_what_resuming_needs() -> None:
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    asked = re.findall(r"^#SBATCH (\S+)", SCRIPT.read_text(), re.MULTILINE)
+    assert {"--signal=USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
+    assert any(option.startswith("--ntasks-per-node=") for option in asked)
+    assert os.access(SCRIPT, os.X_OK)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, one_process: dict[str, str]) -> dict[str, str]:
+    """The environment of a job on two nodes, with srun, scontrol and protlm on its PATH."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    protlm = f'#!/usr/bin/env bash\nexec {sys.executable} -m protlm "$@"\n'
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("protlm", protlm)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    with_job = {"JOB_ID": str(os.getpid()), "JOB_NAME": "protlm", "NODELIST": "127.0.0.1"}
+    with_job |= {"NTASKS": "2", "NTASKS_PER_NODE": "1", "NNODES": "2"}
+    job = {f"SLURM_{name}": value for name, value in with_job.items()}
+    return {**one_process, **job, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+def test_preempted_and_requeued_until_it_is_done(
+    cluster: dict[str, str],
+    pair_settings: list[str],
+    tmp_path: Path,
+    wait_for_step: Callable,
+    ranks_below: Callable,
+    assert_same_as_pair: Callable,
+) -> None:
+    """USR1 to all tasks, as `--signal` sends it; then to one rank alone; then to nobody."""
+    command = [SCRIPT, *pair_settings, "run_dir=run"]
+    for restart, whom in enumerate(([0, 1], [1])):
+        with (tmp_path / "log").open("a") as log:
+            job = subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env={**cluster, "SLURM_RESTART_COUNT": str(restart)},
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        try:
+            wait_for_step(tmp_path / "run", 20 + 40 * restart, job)
+            ranks = ranks_below(job.pid)
+            assert set(ranks) == {0, 1}
+            for rank in whom:
+                os.kill(ranks[rank], signal.SIGUSR1)
+            assert job.wait(timeout=100) == 75, (tmp_path / "log").read_text()
+        finally:
+            job.kill()
+        requeued = (tmp_path / "scontrol.log").read_text().splitlines()
+        assert requeued == [f"requeue {os.getpid()}"] * (restart + 1)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**cluster, "SLURM_RESTART_COUNT": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "scontrol.log").read_text().splitlines()) == 2
+    assert_same_as_pair(tmp_path / "run")

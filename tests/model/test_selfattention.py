@@ -1,0 +1,36 @@
+"""The attention sublayer: one product for queries, keys and values, as three would give them."""
+
+import pytest
+import torch
+
+from protlm.attention import create
+from protlm.model.selfattention import SelfAttention
+
+
+@pytest.mark.parametrize("name", ["softmax", "reformer"])
+def test_queries_keys_and_values_are_those_of_their_projections(name: str) -> None:
+    mechanism = create(name, {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
+    torch.manual_seed(0)
+    layer = SelfAttention(model_dim=8, num_heads=2, mechanism=mechanism, qk_norm=False).double()
+    hidden_BLD = torch.randn(3, 5, 8, dtype=torch.float64)
+    inputs = layer.inputs(hidden_BLD, None)
+    # A mechanism whose keys are its queries has no projection for keys.
+    assert (layer.key is None) == mechanism.shares_query_key == (name == "reformer")
+    key = layer.query if layer.key is None else layer.key
+    found = (inputs.q_BHLK, inputs.k_BHLK, inputs.v_BHLC)
+    expected = [
+        projection(hidden_BLD).unflatten(-1, (2, 4)).transpose(1, 2)
+        for projection in (layer.query, key, layer.value)
+    ]
+    # The mechanism has no part in it.
+    weights = [
+        p
+        for name, p in layer.named_parameters()
+        if name in ("query.weight", "key.weight", "value.weight")
+    ]
+    gradients = []
+    for three in (found, expected):
+        total = sum((factor * x.sin()).sum() for factor, x in enumerate(three, start=1))
+        gradients.append(torch.autograd.grad(total, weights))
+    for one, other in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,136 @@
+"""Compiled blocks: few graphs, the same results, the same names."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from protlm.build import build_network, compose
+from protlm.config import TrainConfig
+from protlm.data.batching import BatchStream, Share
+from protlm.data.buckets import LengthBuckets
+from protlm.data.mixture import SampleOrder
+from protlm.model.checkpoint import load_training
+from protlm.training import run
+from protlm.training.compilation import RunEagerly, compile_blocks
+from protlm.training.metrics import read_metrics
+
+# What torch's compiler does to the tensors and functions that it traces.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> Iterator[None]:
+    """Graphs and the limit of their number are the process's."""
+    limits = {
+        name: getattr(torch._dynamo.config, name)
+        for name in ("recompile_limit", "accumulated_recompile_limit")
+    }
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(limits):
+        yield
+    torch._dynamo.reset()
+
+
+def network(*settings: str) -> torch.nn.Module:
+    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
+    made = build_network(config.model, config.attention, seed=0)
+    made.activation_checkpointing = config.trainer.activation_checkpointing
+    return made
+
+
+def gradients(made: torch.nn.Module, rows: int, length: int) -> list[torch.Tensor]:
+    tokens_BL = torch.arange(rows * length).reshape(rows, length) % 20 + 4
+    mask_BL = torch.ones(rows, length, dtype=torch.bool)
+    mask_BL[0, length // 2 :] = False
+    made.zero_grad()
+    made(tokens_BL, mask_BL, causal=False).logits_BLV[mask_BL].logsumexp(-1).sum().backward()
+    return [p.grad for p in made.parameters() if p.grad is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings, pieces",
+    [
+        (["attention=performer_relu"], 1),
+        (["attention=softmax", "trainer.activation_checkpointing=true"], 1),
+        (["attention=performer_softmax", "model.reversible=true"], 2),
+    ],
+)
+def test_a_length_is_one_graph_for_all_blocks(settings: list[str], pieces: int) -> None:
+    plain, compiled = network(*settings), network(*settings)
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_blocks(compiled, backend=counter)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    for number, length in enumerate((16, 24, 16), start=1):
+        expected = gradients(plain, 2, length)
+        for one, other in zip(gradients(compiled, 2, length), expected, strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+        # The third batch has the length of the first.
+        assert counter.frame_count == pieces * min(number, 2)
+
+
+@pytest.mark.slow
+def test_more_lengths_than_torch_allows_by_itself_are_compiled() -> None:
+    made = network("model.num_layers=1", "attention=aft_simple")
+    counter = CompileCounterWithBackend("eager")
+    compile_blocks(made, backend=counter)
+    with torch.no_grad():
+        for length in range(8, 8 + 10):
+            made(torch.full((1, length), 5), torch.ones(1, length, dtype=torch.bool), causal=False)
+    assert counter.frame_count == 10
+
+
+def test_slices_of_one_length_have_one_shape() -> None:
+    lengths = np.random.default_rng(0).lognormal(5.5, 0.5, 3_000).astype(np.int64)
+    rule = LengthBuckets(8_192, 1_024, window=100)
+
+    def shapes(share: Share) -> set[tuple[int, int]]:
+        stream = BatchStream(lengths.take, SampleOrder([len(lengths)]), rule, share=share)
+        return {(len(plan.rows), plan.length) for plan in stream}
+
+    filled = shapes(Share(1, 2, parts=3, fill=True))
+    num_lengths = len({length for _, length in filled})
+    assert len(filled) == num_lengths > 20
+    assert len(shapes(Share(1, 2, parts=3))) > num_lengths
+
+
+def test_a_compiled_run_learns_the_same(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(
+        run, "compile_blocks", lambda network: compile_blocks(network, backend=counter)
+    )
+    settings = (
+        "attention=performer_softmax",
+        "attention.num_features=32",
+        "model.qk_norm=true",
+        "model.num_layers=1",
+        # One length for all batches.
+        "data.mode=concatenated",
+        "trainer.log_every=2",
+        "trainer.valid_every=2",
+    )
+    plain = train_tiny(tmp_path / "plain", *settings)
+    compiled = train_tiny(tmp_path / "compiled", *settings, "trainer.compile=true")
+    # Neither the validation nor the steps that are looked into by hooks made another.
+    assert counter.frame_count == 1
+    one, other = (
+        load_training(folder / "checkpoints" / "step-00000004.ckpt")["state_dict"]
+        for folder in (plain, compiled)
+    )
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], rtol=0, atol=1e-5), name
+    rows = read_metrics(compiled / "metrics.csv")
+    assert [row["step"] for row in rows if "square_norm_layer_1" in row] == [2, 4]
+    assert (
+        RunEagerly.__name__
+        not in load_training(plain / "checkpoints" / "step-00000004.ckpt")["callbacks"]
+    )

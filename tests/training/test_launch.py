@@ -1,0 +1,85 @@
+"""What torchrun and srun have started, and what Lightning is told of it."""
+
+import pytest
+from pytorch_lightning.plugins.environments import SLURMEnvironment
+
+from protlm.config import TrainerConfig
+from protlm.errors import UserError
+from protlm.training.launch import check_launch, cluster_environment, is_first_rank
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NAME": "protlm",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2",
+    "SLURM_PROCID": "0",
+}
+SRUN = {**SLURM, "SLURM_STEP_ID": "0"}
+
+
+def config(devices: int, num_nodes: int) -> TrainerConfig:
+    return TrainerConfig(max_steps=1, devices=devices, num_nodes=num_nodes)
+
+
+def put(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+def test_settings_have_to_fit_the_processes(
+    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process would else be a run of its own, all of them in one directory."""
+    check_launch(config(1, 1))
+    put(launcher, monkeypatch)
+    check_launch(config(4, 2))
+    for devices, num_nodes in ((1, 1), (8, 1), (2, 4)):
+        with pytest.raises(UserError, match=r"started 8 processes on 2 nodes") as raised:
+            check_launch(config(devices, num_nodes))
+        assert str(raised.value).endswith("type trainer.devices=4 trainer.num_nodes=2")
+
+
+def test_a_batch_script_has_to_call_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(SLURM, monkeypatch)
+    with pytest.raises(UserError, match=r"type: srun protlm train"):
+        check_launch(config(4, 2))
+    put({"SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, monkeypatch)
+    check_launch(config(1, 1))
+
+
+def test_tasks_have_to_be_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(SRUN, monkeypatch)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    with pytest.raises(UserError, match="--ntasks-per-node=4"):
+        check_launch(config(4, 2))
+
+
+def test_lightning_does_not_requeue(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster_environment() == []
+    put(SRUN, monkeypatch)
+    (environment,) = cluster_environment()
+    assert isinstance(environment, SLURMEnvironment) and not environment.auto_requeue
+    put(TORCHRUN, monkeypatch)
+    assert cluster_environment() == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "4", "LOCAL_RANK": "0"}, False),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"NODE_RANK": "1"}, False),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "7", "SLURM_LOCALID": "0"}, False),
+    ],
+)
+def test_one_process_is_the_first(
+    variables: dict[str, str], is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(variables, monkeypatch)
+    assert is_first_rank() is is_first

@@ -1,0 +1,94 @@
+"""What a run says of itself: utilisation, waiting, memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from protlm.build import build_network, compose
+from protlm.config import TrainConfig
+from protlm.model.transformer import ProteinLM
+from protlm.training import data_wait
+from protlm.training.data_wait import DataWait
+from protlm.training.flops import ModelFlops, peak_tflops
+from protlm.training.metrics import read_metrics
+
+CPU = torch.device("cpu")
+
+
+def tiny_network(*settings: str) -> ProteinLM:
+    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
+    return build_network(config.model, config.attention, seed=0)
+
+
+def test_flops_are_those_of_the_formula() -> None:
+    network, length, depth, width = tiny_network("attention=softmax"), 48, 2, 64
+    matrices = sum(p.numel() for p in network.parameters() if p.ndim == 2)
+    matrices -= network.embedding.weight.numel()
+    # Two for each weight and token, and q·k and the sum over values for each pair of positions.
+    forward = 2 * matrices * length + depth * 2 * 2 * length**2 * width
+    assert ModelFlops(network, causal=False).training(length, CPU) == 3 * forward
+
+
+def test_flops_of_linear_attention_are_linear() -> None:
+    flops = ModelFlops(tiny_network("attention=performer_softmax"), causal=False)
+    assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
+
+
+def test_utilisation_is_logged_where_the_peak_is_known(
+    train_tiny: Callable[..., Path], tiny_run: Path, tmp_path: Path
+) -> None:
+    settings = ("data.mode=concatenated", "trainer.accumulate=2", "trainer.log_every=1")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.peak_tflops=0.25")
+    of_a_row = ModelFlops(tiny_network(), causal=False).training(128, CPU)
+    rows = [row for row in read_metrics(run / "metrics.csv") if "train_loss" in row]
+    assert len(rows) == 4
+    for row in rows:
+        expected = row["samples_per_second"] * of_a_row / 0.25e12
+        assert row["model_flops_utilisation"] == pytest.approx(expected, rel=1e-6)
+    assert peak_tflops(CPU) is None
+    assert not any("model_flops_utilisation" in r for r in read_metrics(tiny_run / "metrics.csv"))
+
+
+@pytest.mark.parametrize(
+    "name, peak",
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 311.9),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA RTX A4000", None),
+    ],
+)
+def test_the_peak_is_known_by_name(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_tflops(torch.device("cuda")) == peak
+
+
+def test_a_run_logs_its_pace_and_its_memory(
+    train_tiny: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train_tiny(tmp_path / "run", "trainer.peak_tflops=0.25")
+    for row in read_metrics(run / "metrics.csv"):
+        if "train_loss" in row:
+            assert row["residues_per_second_per_device"] == row["residues_per_second"]
+            assert 0 <= row["data_wait_share"] < 1
+            assert 0.1 < row["memory_gib"] < 64
+            assert row["learning_rate"] > 0 and row["gradient_norm"] > 0
+    line = capfd.readouterr().err.splitlines()[-2]
+    for said in ("loss ", "lr ", "gradient ", "residues/s", "a device", "MFU ", "waiting", "GiB"):
+        assert said in line
+
+
+def test_only_the_fetch_of_a_batch_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 3.5, 10.0, 11.0])
+    monkeypatch.setattr(data_wait.time, "perf_counter", lambda: next(times))
+    wait = DataWait()
+    for action in ("fetch.train_dataloader_next", "run_training_batch") * 2:
+        with wait.profile(action):
+            pass
+    assert wait.seconds == 3.5

@@ -1,0 +1,158 @@
+"""A step has one size and one gradient, on any number of ranks and of parts."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from protlm.errors import UserError
+from protlm.model.checkpoint import load_training
+from protlm.training.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STEP = (
+    "trainer.tokens_per_step=2048",
+    "trainer.log_every=1",
+    "trainer.valid_every=3",
+    "trainer.max_steps=6",
+    "attention=performer_softmax",
+    "attention.num_features=32",
+    "attention.redraw_every=2",
+    "model.qk_norm=true",
+)
+
+
+def final(run: Path) -> dict[str, torch.Tensor]:
+    return load_training(run / "checkpoints" / "step-00000006.ckpt")["state_dict"]
+
+
+def places(run: Path) -> list[tuple[float, float]]:
+    return [(r["step"], r["samples"]) for r in read_metrics(run / "metrics.csv") if "samples" in r]
+
+
+@pytest.fixture(scope="module")
+def at_once(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(
+        tmp_path_factory.mktemp("runs") / "at_once", *STEP, "data.tokens_per_batch=2048"
+    )
+
+
+def test_parts_make_the_same_steps(
+    at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    # 700 does not divide a step: there are three parts, and rows that only fill up.
+    parts = train_tiny(tmp_path / "parts", *STEP, "data.tokens_per_batch=700")
+    assert places(parts) == places(at_once)
+    for name, value in final(parts).items():
+        assert torch.allclose(value, final(at_once)[name], rtol=0, atol=2e-6), name
+    for one, other in zip(
+        read_metrics(parts / "metrics.csv"), read_metrics(at_once / "metrics.csv"), strict=True
+    ):
+        for column in one.keys() & {"train_loss", "valid_loss", "gradient_norm"}:
+            assert one[column] == pytest.approx(other[column], rel=1e-5), column
+
+
+def test_a_run_is_continued_with_other_parts(
+    at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train_tiny(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
+    # Five parts: Lightning's count of batches is no multiple of both.
+    train_tiny(run, *STEP, "data.tokens_per_batch=410", "trainer.max_steps=4")
+    train_tiny(run, *STEP, "data.tokens_per_batch=2048")
+    assert places(run) == places(at_once)
+    steps = [r["step"] for r in read_metrics(run / "metrics.csv") if "valid_loss" in r]
+    # Runs of two and of four steps also validate at their ends.
+    assert {3, 6} <= set(steps)
+    for name, value in final(run).items():
+        assert torch.allclose(value, final(at_once)[name], rtol=0, atol=2e-6), name
+
+
+def test_the_size_of_a_step_is_the_recipe(
+    at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"trainer\.tokens_per_step=2048, not 4096"):
+        train_tiny(at_once, *STEP, "trainer.tokens_per_step=4096", "data.tokens_per_batch=2048")
+    with pytest.raises(UserError, match=r"leave trainer\.accumulate=2 out"):
+        train_tiny(tmp_path / "run", *STEP, "trainer.accumulate=2")
+
+
+# Ranks are forks of one process that has imported everything and computed nothing.
+PROGRAM = """
+import os, socket, sys
+import torch
+import protlm.train as command
+from protlm.build import compose
+from protlm.config import TrainConfig
+from protlm.training.module import LanguageModeling
+import pytorch_lightning, protlm.model.pretrained
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+def rank_of(world, parts, rank, port):
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    launched |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "test"}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in launched.items()})
+    divide = LanguageModeling.on_before_optimizer_step
+    def divide_and_note(self, optimizer):
+        divide(self, optimizer)
+        if rank == 0:
+            gradients = [p.grad.detach().flatten() for p in self.parameters()]
+            torch.save(torch.cat(gradients), f"{world}-{parts}.pt")
+    LanguageModeling.on_before_optimizer_step = divide_and_note
+    build = command.build_network
+    command.build_network = lambda *args, **named: build(*args, **named).to(DTYPE)
+    settings = [f"run_dir=run-{world}-{parts}", f"trainer.devices={world}"]
+    settings += [f"data.tokens_per_batch={-(-2048 // parts)}"]
+    command.train(compose(TrainConfig, [*sys.argv[2:], *settings]))
+
+DTYPE = getattr(torch, sys.argv[1])
+for world, parts in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (2, 2)):
+    port, children = free_port(), []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            try:
+                rank_of(world, parts, rank, port)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * world
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float64", 1e-7)])
+def test_ranks_and_parts_have_the_same_gradient(
+    dtype: str, tolerance: float, tiny_data: Path, tmp_path: Path
+) -> None:
+    settings = ["model=tiny", "attention=softmax", f"data.dir={tiny_data}", "data.max_length=256"]
+    settings += ["trainer.accelerator=cpu", "trainer.tokens_per_step=2048", "trainer.max_steps=1"]
+    # Few targets, and very different numbers of them in the rows.
+    settings += ["schedule.warmup_steps=0", "objective.fraction=0.03"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, dtype, *settings],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    gradients = {path.stem: torch.load(path).double() for path in tmp_path.glob("*.pt")}
+    assert len(gradients) == 6
+    whole = gradients.pop("1-1")
+    assert whole.norm() > 0
+    for name, gradient in gradients.items():
+        assert (gradient - whole).norm() <= tolerance * whole.norm(), name
