@@ -2,8 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
