@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -97,34 +98,14 @@ def train(
         return Finished(step, ExitCode.OK)
     # Lightning's notices on devices and products are not this program's to give.
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    stop = StopOnSignal()
-    estimates = WatchEstimates(module.network, every=config.log_every)
-    denominators = WatchDenominators(module.network, every=config.log_every)
-    columns = (*estimates.columns, *denominators.columns)
-    loggers = make_loggers(logger, run_dir, from_step=step, more_columns=columns)
-    data_wait = DataWait()
-    callbacks = [
-        TrackProgress(),
-        RedrawFeatures(),
-        *([] if config.ema_decay is None else [AverageWeights(config.ema_decay)]),
-        Monitor(
-            every=config.log_every,
-            max_steps=config.max_steps,
-            data_wait=data_wait,
-            peak=config.peak_tflops,
-        ),
-        estimates,
-        denominators,
-        WatchBadSteps(
-            run_dir,
-            data.train.identifier,
-            max_in_a_row=config.max_bad_steps,
-            spike_guard=config.spike_guard,
-        ),
-        ReportStall(timeout_minutes=config.timeout_minutes),
-        stop,
-        SaveCheckpoints(run_dir, config, from_step=step),
-    ]
+    stop, data_wait = StopOnSignal(), DataWait()
+    watches = (
+        WatchEstimates(module.network, every=config.log_every),
+        WatchDenominators(module.network, every=config.log_every),
+    )
+    columns = [column for watch in watches for column in watch.columns]
+    callbacks = _callbacks(config, run_dir, data, data_wait=data_wait, watches=watches)
+    callbacks += [stop, SaveCheckpoints(run_dir, config, from_step=step)]
     if config.compile:
         compile_blocks(module.network)
         callbacks.append(RunEagerly(config.log_every if columns else None))
@@ -133,7 +114,7 @@ def train(
     trainer = _trainer(
         config,
         run_dir,
-        loggers=loggers,
+        loggers=make_loggers(logger, run_dir, from_step=step, more_columns=columns),
         callbacks=callbacks,
         profiler=data_wait,
         batches_per_step=config.accumulate * data.share.parts,
@@ -150,6 +131,37 @@ def train(
     is_cut_off = stop.received and _lacks_validation(run_dir, step, config)
     is_complete = step >= config.max_steps and not is_cut_off
     return Finished(step, ExitCode.OK if is_complete else stop.exit_code)
+
+
+def _callbacks(
+    config: TrainerConfig,
+    run_dir: Path,
+    data: SequenceData,
+    *,
+    data_wait: DataWait,
+    watches: Sequence[Callback],
+) -> list[Callback]:
+    """What happens in a run before it is asked whether to stop and to save, in this order."""
+    average = [] if config.ema_decay is None else [AverageWeights(config.ema_decay)]
+    return [
+        TrackProgress(),
+        RedrawFeatures(),
+        *average,
+        Monitor(
+            every=config.log_every,
+            max_steps=config.max_steps,
+            data_wait=data_wait,
+            peak=config.peak_tflops,
+        ),
+        *watches,
+        WatchBadSteps(
+            run_dir,
+            data.train.identifier,
+            max_in_a_row=config.max_bad_steps,
+            spike_guard=config.spike_guard,
+        ),
+        ReportStall(timeout_minutes=config.timeout_minutes),
+    ]
 
 
 def _lacks_validation(run_dir: Path, step: int, config: TrainerConfig) -> bool:
