@@ -1,5 +1,6 @@
 """The LightningDataModule: shards to batches, and the place in the data to continue from."""
 
+import os
 import signal
 from dataclasses import asdict, replace
 from multiprocessing import forkserver, resource_tracker
@@ -127,14 +128,16 @@ class SequenceData(pl.LightningDataModule):
             ),
             seed=self.seed,
         )
-        if self.config.num_workers:
+        # More processes than processors only take them from each other; the batches are the same.
+        num_workers = min(self.config.num_workers, os.cpu_count() or 1)
+        if num_workers:
             _start_forkserver()
         return DataLoader(
             dataset,
             sampler=stream,
             batch_size=None,
             collate_fn=_identity,
-            num_workers=self.config.num_workers,
-            multiprocessing_context="forkserver" if self.config.num_workers else None,
-            persistent_workers=self.config.num_workers > 0,
+            num_workers=num_workers,
+            multiprocessing_context="forkserver" if num_workers else None,
+            persistent_workers=num_workers > 0,
         )

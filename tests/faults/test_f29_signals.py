@@ -47,7 +47,7 @@ print(json.dumps([ended, whole]))
 """
 
 
-@pytest.mark.parametrize("turns", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_both_ranks_stop_after_the_same_step_and_go_on(
     turns: int, run_ranks: Callable, tmp_path: Path, state_of: Read, log_of: Read
 ) -> None:
