@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import compress
 
 import numpy as np
 
@@ -59,8 +59,9 @@ class Encoder:
             InputDataError: the block cannot be of its format, or is DNA.
         """
         tally, rule = Tally(), self.split_rule
-        groups: dict[str, _Group] = {}
-        members: list[int] = []
+        splits: list[str] = []
+        identifiers: list[str] = []
+        sequences: list[bytes] = []
         digests: list[bytes] = []
         for record in self.selection.select(block.records(tally), tally):
             letters = record.sequence.encode()
@@ -71,25 +72,18 @@ class Encoder:
                 continue
             for note in rule.notes_of(record, split):
                 tally.note(note)
-            if split not in groups:
-                groups[split] = _Group(len(groups), [], [])
-            number, identifiers, sequences = groups[split]
+            splits.append(split)
             identifiers.append(record.identifier)
             sequences.append(letters)
-            members.append(number)
             digests.append(digest)
-        return EncodedBlock(
-            {s: PackedSequences.pack(g.identifiers, g.sequences) for s, g in groups.items()},
-            np.array(members, np.uint16),
-            # Big-endian, as the splits read them.
-            np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2),
-            tally,
-        )
-
-
-class _Group(NamedTuple):
-    """The sequences of one split, before they are packed."""
-
-    number: int
-    identifiers: list[str]
-    sequences: list[bytes]
+        numbers = {split: number for number, split in enumerate(dict.fromkeys(splits))}
+        members = np.array([numbers[split] for split in splits], np.uint16)
+        packed: dict[str, PackedSequences] = {}
+        for split, number in numbers.items():
+            is_in = (members == number).tolist()
+            packed[split] = PackedSequences.pack(
+                list(compress(identifiers, is_in)), list(compress(sequences, is_in))
+            )
+        # Big-endian, as the splits read them.
+        halves = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)
+        return EncodedBlock(packed, members, halves, tally)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -69,10 +70,17 @@ class HashSplit:
 
     def side_of(self, digest: bytes) -> str:
         """`train`, `valid` or `test`, by the first 8 bytes of a hash."""
-        place = int.from_bytes(digest[:8], "big") / 2**64
-        if place < self.valid_fraction:
-            return VALID
-        return TEST if place < self.valid_fraction + self.test_fraction else TRAIN
+        if digest >= self._end_of_test:
+            return TRAIN
+        return VALID if digest < self._end_of_valid else TEST
+
+    @cached_property
+    def _end_of_valid(self) -> bytes:
+        return _first_place(self.valid_fraction)
+
+    @cached_property
+    def _end_of_test(self) -> bytes:
+        return _first_place(self.valid_fraction + self.test_fraction)
 
     def split_of(self, record: Record, digest: bytes) -> str:
         """See `SplitRule.split_of`."""
@@ -89,6 +97,23 @@ class HashSplit:
             "valid_fraction": self.valid_fraction,
             "test_fraction": self.test_fraction,
         }
+
+
+def _first_place(fraction: float) -> bytes:
+    """The first 8 bytes, big-endian, that are `fraction` of 2^64 or more as numbers.
+
+    >>> _first_place(0.5).hex()
+    '8000000000000000'
+    """
+    # Found by the very division that says which side a number is on, which rounds.
+    low, high = 0, 2**64 - 1
+    while low < high:
+        middle = (low + high) // 2
+        if middle / 2**64 < fraction:
+            low = middle + 1
+        else:
+            high = middle
+    return low.to_bytes(8, "big")
 
 
 @final

@@ -2,14 +2,17 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
-import threading
+import tempfile
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
 
 from protlm.errors import ExitCode, UserError
 
@@ -19,6 +22,8 @@ Result = TypeVar("Result")
 
 # Items that wait beyond those in work: enough that no worker waits, few enough for the memory.
 _AHEAD = 4
+# The number of a slot, as the pipes carry it.
+_NUMBER_BYTES = 4
 
 
 class WorkerDiedError(UserError):
@@ -32,7 +37,7 @@ def in_order(
 ) -> Iterator[tuple[Tag, Result]]:
     """Yields the function of every item, each with its tag, in the order of the items.
 
-    One worker is this process itself; more are forked from it when the first item is there, so
+    One worker is this process itself; more are forked from it before the first item is drawn, so
     that whatever the function holds is shared and never copied.
 
     Raises:
@@ -42,62 +47,137 @@ def in_order(
     if num_workers == 1:
         yield from ((tag, function(item)) for tag, item in items)
         return
-    pool = ProcessPoolExecutor(
-        num_workers,
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=_begin,
-        initargs=(function,),
-    )
-    waiting: deque[tuple[Tag, Future[Result]]] = deque()
+    crew = _Crew(function, num_workers)
+    free = deque(range(len(crew.slots)))
+    waiting: deque[tuple[Tag, int]] = deque()
     try:
+        crew.start()
         for tag, item in items:
-            waiting.append((tag, _submit(pool, item)))
-            if len(waiting) > num_workers + _AHEAD:
-                yield _first(waiting)
+            crew.begin(free[0], item)
+            waiting.append((tag, free.popleft()))
+            if not free:
+                free.append(waiting[0][1])
+                yield waiting.popleft()[0], crew.finish(free[0])
         while waiting:
-            yield _first(waiting)
-    except BrokenProcessPool:
-        raise WorkerDiedError(
-            "a worker process was killed, perhaps because the memory ran out; type the same "
-            "command again to go on from where it was, with fewer --workers if it was the memory"
-        ) from None
+            tag, slot = waiting.popleft()
+            yield tag, crew.finish(slot)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        crew.end()
 
 
-def _first(waiting: "deque[tuple[Tag, Future[Result]]]") -> tuple[Tag, Result]:
-    tag, future = waiting.popleft()
-    return tag, future.result()
+@dataclass(frozen=True)
+class _Failure:
+    """What the function raised."""
+
+    error: Exception
 
 
-def _submit(pool: ProcessPoolExecutor, item: Any) -> "Future[Any]":
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forks where there are threads, as those of numpy's linear algebra,
-        # which no worker uses.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return pool.submit(_work, item)
+class _Crew(Generic[Item, Result]):
+    """Workers, and the slots through which they are given items and give back results.
+
+    Whoever is free takes the next number of a slot from one pipe, and puts it into another when
+    the result is there. The slots are made before the workers are forked, which so share them.
+    """
+
+    def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
+        self.slots = [_Slot() for _ in range(num_workers + _AHEAD)]
+        self._function = function
+        self._finished: set[int] = set()
+        self._to_do, self._begun = os.pipe()
+        self._done, self._ended = os.pipe()
+        context = multiprocessing.get_context("fork")
+        self._workers = [
+            context.Process(target=self._work, daemon=True) for _ in range(num_workers)
+        ]
+        self._started: list[BaseProcess] = []
+
+    def start(self) -> None:
+        """Forks the workers."""
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks where there are threads, as those of numpy's linear
+            # algebra, which no worker uses.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for worker in self._workers:
+                worker.start()
+                self._started.append(worker)
+
+    def begin(self, slot: int, item: Item) -> None:
+        """Has a worker apply the function to the item; its result will be in the slot."""
+        self.slots[slot].put(item)
+        os.write(self._begun, slot.to_bytes(_NUMBER_BYTES))
+
+    def finish(self, slot: int) -> Result:
+        """Waits for the result in a slot, and takes it out.
+
+        Raises:
+            WorkerDiedError: a worker has died.
+            Exception: what the function raised.
+        """
+        while slot not in self._finished:
+            ready = wait([self._done, *(worker.sentinel for worker in self._started)])
+            if self._done not in ready:
+                raise WorkerDiedError(
+                    "a worker process was killed, perhaps because the memory ran out; type the "
+                    "same command again to go on from where it was, with fewer --workers if it "
+                    "was the memory"
+                )
+            self._finished.add(int.from_bytes(os.read(self._done, _NUMBER_BYTES)))
+        self._finished.remove(slot)
+        result = self.slots[slot].take()
+        if isinstance(result, _Failure):
+            raise result.error
+        return result
+
+    def end(self) -> None:
+        """Ends the workers, whatever they are at: nobody waits for it."""
+        for worker in self._started:
+            worker.kill()
+        for worker in self._started:
+            worker.join()
+        for pipe in (self._to_do, self._begun, self._done, self._ended):
+            os.close(pipe)
+        for slot in self.slots:
+            slot.close()
+
+    def _work(self) -> None:
+        """What a worker does: it leaves Ctrl-C to its parent, and ends with that."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A pipe ends when nobody is left who could write into it.
+        os.close(self._begun)
+        while number := os.read(self._to_do, _NUMBER_BYTES):
+            slot = self.slots[int.from_bytes(number)]
+            try:
+                slot.put(self._function(slot.take()))
+            except Exception as error:
+                error.add_note(f"In a worker process:\n{traceback.format_exc()}")
+                slot.put(_Failure(error))
+            os.write(self._ended, number)
 
 
-_function: Callable[[Any], Any] | None = None
+class _Slot:
+    """Room in memory for an item or a result, which one process puts in and another takes out.
 
+    A pipe holds 64 KiB: for a block of 4 MiB both its ends would have to wake up a hundred times.
+    """
 
-def _begin(function: Callable[[Any], Any]) -> None:
-    """Makes this process a worker: it leaves Ctrl-C to its parent, and ends with that."""
-    global _function
-    _function = function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A broken pool ends its other workers so.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("protlm")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
 
+    def put(self, content: object) -> None:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        with os.fdopen(self._file, "wb", closefd=False) as file:
+            pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    def take(self) -> Any:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        with os.fdopen(self._file, "rb", closefd=False) as file:
+            # Nobody but this process and those it forked can write there.
+            return pickle.load(file)  # noqa: S301
 
-
-def _work(item: Any) -> Any:
-    assert _function is not None
-    return _function(item)
+    def close(self) -> None:
+        os.close(self._file)

@@ -8,7 +8,8 @@ from protlm.data.records.tally import Tally
 # The longest header that is kept.
 MAX_HEADER = 1 << 16
 
-_UNIPROT = re.compile(r"(?:sp|tr)\|([^|\s]+)\|")
+# A header of UniProt, whose group 1 is the accession.
+UNIPROT = re.compile(r"(?:sp|tr)\|([^|\s]+)\|")
 _TAXON = re.compile(r" OX=(\d{1,18})(?!\S)")
 _NEXT_KEY = re.compile(r" [A-Z]{2}=")
 _FRAGMENT = re.compile(r"\(Fragments?\)")
@@ -16,7 +17,7 @@ _FRAGMENT = re.compile(r"\(Fragments?\)")
 
 def identifier_of(header: str, line: int, tally: Tally) -> str:
     """The accession of a UniProt header, or the first word of another."""
-    if match := _UNIPROT.match(header):
+    if match := UNIPROT.match(header):
         return match[1]
     words = header.split(maxsplit=1)
     if words:
