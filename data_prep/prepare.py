@@ -1,7 +1,7 @@
 """Sequence files to a data set: read, select, split, encode, write; killed at any moment, go on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,8 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
     end = Place(len(plan.sources))
     if start == end:
         return
-    reader = SourceReader(plan.sources, options.reading, start, entries)
+    reading = replace(options.reading, origins=options.selection.needs_origins)
+    reader = SourceReader(plan.sources, reading, start, entries)
     known, num_before = known_before(work), _totals(work).records
     segment = OpenSegment(known, deduplicate=options.deduplicate)
     with JobProgress("records", None, done=num_before) as progress:

@@ -43,6 +43,11 @@ class Selection:
         if not all(organism.strip() for organism in self.organisms):
             raise UserError("--organism '' is no organism; give a name or a number: 9606")
 
+    @property
+    def needs_origins(self) -> bool:
+        """Whether it matters what organism a record is of, or whether it is a fragment."""
+        return self.no_fragments or bool(self.organisms)
+
     def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
         """Passes on the records that are wanted, and counts the others as filtered."""
         return records if self == Selection() else self._select(records, tally)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -88,13 +89,21 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
     }
     path = directory / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    digest, size = hashlib.sha256(), 0
-    with complete_file(path) as temporary, temporary.open("xb") as out:
-        for content in _contents(arrays):
-            out.write(content)
-            digest.update(content)
-            size += len(content)
-    return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, digest.hexdigest())
+    contents = list(_contents(arrays))
+    # The disk is waited for while another thread hashes.
+    with ThreadPoolExecutor(1) as thread:
+        sha256 = thread.submit(_sha256, contents)
+        with complete_file(path) as temporary, temporary.open("xb") as out:
+            out.writelines(contents)
+    size = sum(map(len, contents))
+    return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256.result())
+
+
+def _sha256(contents: list[_Content]) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _offsets(lengths: list[np.ndarray]) -> np.ndarray:

@@ -31,12 +31,15 @@ class ReadOptions:
         allow_comments: lines of a FASTA file that begin with `;`, `#` or `!`; they are skipped.
         allow_gaps: the gaps `-`, `.` and `~` of alignments (A2M, A3M); they are removed.
         ignore_trailing_garbage: gzip files with something else behind the compressed data.
+        origins: taxon, organism and fragments are looked for in the headers of FASTA files, which
+            takes as long as the rest of reading them.
     """
 
     allow_nucleotides: bool = False
     allow_comments: bool = False
     allow_gaps: bool = False
     ignore_trailing_garbage: bool = False
+    origins: bool = True
 
 
 STRICT = ReadOptions()

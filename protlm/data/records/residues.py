@@ -1,5 +1,7 @@
 """The letters of a record as residues: mended where that is safe, refused by name elsewhere."""
 
+from collections.abc import Sequence
+
 from protlm.data.records.record import ReadOptions
 from protlm.data.records.tally import Tally
 from protlm.data.vocabulary import RESIDUES, STANDARD
@@ -9,6 +11,7 @@ NUL = "NUL byte"
 TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
 
 NUCLEOTIDES = b"ACGTUN"
+_NUCLEOTIDES = NUCLEOTIDES.decode()
 _STANDARD = STANDARD.encode()
 _RESIDUES = RESIDUES.encode()
 _WHITESPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
@@ -43,6 +46,22 @@ def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str
     if not sequence.lstrip(NUCLEOTIDES):
         tally.note("record of the letters ACGTUN alone")
     return letters, ""
+
+
+def are_standard(sequences: Sequence[str]) -> bool:
+    """Whether `residues` takes all of them as they are, and has nothing to count.
+
+    >>> are_standard(["MKV", "W"]), are_standard(["MKV", "X"]), are_standard(["MKV", "ACGT"])
+    (True, False, False)
+    """
+    letters, lengths = "".join(sequences), list(map(len, sequences))
+    return (
+        letters.isascii()
+        and not letters.encode().translate(None, _STANDARD)
+        and min(lengths) > 0
+        and max(lengths) <= MAX_RESIDUES
+        and all(sequence.lstrip(_NUCLEOTIDES) for sequence in sequences)
+    )
 
 
 def _mended(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[bytes, str]:
