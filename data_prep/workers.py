@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
@@ -48,21 +49,26 @@ def in_order(
         yield from ((tag, function(item)) for tag, item in items)
         return
     crew = _Crew(function, num_workers)
-    free = deque(range(len(crew.slots)))
+    # Results are taken in order, so the slot that comes next is the one that is free.
+    slots = cycle(range(crew.num_slots))
     waiting: deque[tuple[Tag, int]] = deque()
     try:
         crew.start()
         for tag, item in items:
-            crew.begin(free[0], item)
-            waiting.append((tag, free.popleft()))
-            if not free:
-                free.append(waiting[0][1])
-                yield waiting.popleft()[0], crew.finish(free[0])
+            slot = next(slots)
+            crew.begin(slot, item)
+            waiting.append((tag, slot))
+            if len(waiting) == crew.num_slots:
+                yield _first(crew, waiting)
         while waiting:
-            tag, slot = waiting.popleft()
-            yield tag, crew.finish(slot)
+            yield _first(crew, waiting)
     finally:
         crew.end()
+
+
+def _first(crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]) -> tuple[Tag, Result]:
+    tag, slot = waiting.popleft()
+    return tag, crew.finish(slot)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class _Crew(Generic[Item, Result]):
     """
 
     def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
-        self.slots = [_Slot() for _ in range(num_workers + _AHEAD)]
+        self.num_slots = num_workers + _AHEAD
+        self._slots = [_Slot() for _ in range(self.num_slots)]
         self._function = function
         self._finished: set[int] = set()
         self._to_do, self._begun = os.pipe()
@@ -103,7 +110,7 @@ class _Crew(Generic[Item, Result]):
 
     def begin(self, slot: int, item: Item) -> None:
         """Has a worker apply the function to the item; its result will be in the slot."""
-        self.slots[slot].put(item)
+        self._slots[slot].put(item)
         os.write(self._begun, slot.to_bytes(_NUMBER_BYTES))
 
     def finish(self, slot: int) -> Result:
@@ -123,7 +130,7 @@ class _Crew(Generic[Item, Result]):
                 )
             self._finished.add(int.from_bytes(os.read(self._done, _NUMBER_BYTES)))
         self._finished.remove(slot)
-        result = self.slots[slot].take()
+        result = self._slots[slot].take()
         if isinstance(result, _Failure):
             raise result.error
         return result
@@ -136,7 +143,7 @@ class _Crew(Generic[Item, Result]):
             worker.join()
         for pipe in (self._to_do, self._begun, self._done, self._ended):
             os.close(pipe)
-        for slot in self.slots:
+        for slot in self._slots:
             slot.close()
 
     def _work(self) -> None:
@@ -146,7 +153,7 @@ class _Crew(Generic[Item, Result]):
         # A pipe ends when nobody is left who could write into it.
         os.close(self._begun)
         while number := os.read(self._to_do, _NUMBER_BYTES):
-            slot = self.slots[int.from_bytes(number)]
+            slot = self._slots[int.from_bytes(number)]
             try:
                 slot.put(self._function(slot.take()))
             except Exception as error:

@@ -269,6 +269,28 @@ def test_what_is_not_wanted_is_filtered(out):
     }
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("selection", "filtered"),
+    [
+        (Selection(no_fragments=True), {"fragment": 1}),
+        (Selection(organisms=("9606",)), {"other organism": 1}),
+        (Selection(organisms=("Mus musculus",)), {"other organism": 2}),
+    ],
+)
+def test_headers_are_asked_for_the_origin_where_it_matters(
+    fasta, out, selection, filtered, workers
+):
+    source = fasta(
+        b">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
+        b">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
+        b">sp|P3|C Actin OS=Mus musculus OX=10090\nMKI\n"
+    )
+    options = PrepareOptions(workers=workers, selection=selection)
+    report = prepare([source], out, split_rule=ALL_TRAIN, options=options)
+    assert report.counts.filtered == filtered
+
+
 def test_folders_are_read_by_name_and_hold_sequences_alone(tmp_path, out):
     folder = tmp_path / "release"
     folder.mkdir()

@@ -49,6 +49,19 @@ def test_the_side_is_a_place_between_0_and_1():
             assert rule.split_of(record(), bytes([first]) + last * 15) == split
 
 
+@pytest.mark.parametrize("fraction", [0, 2**-60, 0.01, 0.1, 1 / 3, 0.5, 0.999, 1 - 2**-53])
+def test_a_side_begins_where_the_place_as_a_number_does(fraction):
+    """As numbers places are rounded: those of some thousand hashes may be one number."""
+    rules = {"valid": HashSplit(fraction, 0), "test": HashSplit(0, fraction)}
+    middle = int(fraction * 2**64)
+    for place in {0, 1, 2**64 - 1, *range(middle - 3_000, middle + 3_000, 7)}:
+        if 0 <= place < 2**64:
+            for name, rule in rules.items():
+                expected = name if place / 2**64 < fraction else "train"
+                for rest in (b"", b"\0" * 8, b"\xff" * 8):
+                    assert rule.side_of(place.to_bytes(8, "big") + rest) == expected
+
+
 def test_a_sequence_keeps_its_side_in_any_order_beside_any_others():
     rule, rng = HashSplit(valid_fraction=0.2, test_fraction=0.2), random.Random(0)
     sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=50)) for _ in range(300)]

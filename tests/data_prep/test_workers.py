@@ -1,6 +1,8 @@
 """Workers: results in the order of the items, and an end for whatever becomes of a worker."""
 
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -63,6 +65,40 @@ def test_the_function_is_shared_and_not_copied():
     """A rule may hold a table of gigabytes, and what cannot be pickled."""
     held = {"unpicklable": lambda number: number + 1}
     assert results(held["unpicklable"], 5, 2)[-1] == ("tag 4", 5)
+
+
+def test_items_and_results_of_any_size_come_whole():
+    """A slot that held much is used again for little."""
+    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
+    items = ((size, bytes([size % 251]) * size) for size in sizes)
+    stream = in_order(lambda item: (item[::-1], len(item)), items, 3)
+    assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
+
+
+def test_an_error_tells_where_in_the_worker_it_was():
+    def stumble(number):
+        raise KeyError(number)
+
+    with pytest.raises(KeyError) as caught:
+        results(stumble, 3, 2)
+    assert "in stumble" in "".join(caught.value.__notes__)
+
+
+def test_a_result_that_cannot_be_handed_over_is_an_error():
+    with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
+        results(lambda number: lambda: number, 5, 2)
+
+
+def test_nothing_is_left_of_a_stream_that_is_given_up():
+    def state():
+        return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
+
+    before = state()
+    stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
+    next(stream)
+    assert len(multiprocessing.active_children()) == 2
+    stream.close()
+    assert state() == before
 
 
 def test_a_killed_worker_ends_the_stream_with_a_sentence():

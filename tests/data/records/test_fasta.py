@@ -5,7 +5,8 @@ import gzip
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from protlm.data.records import MAX_LISTED, Tally, read_records
+from protlm.data.records import MAX_LISTED, Record, Tally, read_records
+from protlm.data.records.fasta import FastaBlock
 from protlm.data.records.residues import MAX_RESIDUES
 from protlm.errors import InputDataError
 from protlm.paths import sample_dir
@@ -258,3 +259,53 @@ def test_gaps_are_removed_by_option(read):
 def test_the_origin_stands_in_uniprot_headers(read, header, taxon, is_fragment, organism):
     (record,), _ = read(f">{header}\nMKV\n".encode())
     assert (record.taxon, record.is_fragment, record.organism) == (taxon, is_fragment, organism)
+
+
+ODD = [
+    b">mine\nMKV",
+    b">\nMKV",
+    b">sp|P1|caf\xe9\nMKV",
+    ">sp|P1|å\nMKV".encode(),
+    b">sp|P1|" + b"h" * (1 << 17) + b"\nMKV",
+    b">sp|P1|X OS=Homo sapiens OX=9606\nMKV",
+    b">sp|P1|X\n",
+    b">sp|P1|X\nMXV",
+    b">sp|P1|X\nMJV",
+    b">sp|P1|X\nmkv*",
+    b">sp|P1|X\nM1V",
+    b">sp|P1|X\nM\xffV",
+    ">sp|P1|X\nMÅV".encode(),
+    b">sp|P1|X\nACGT",
+    b">sp|P1|X\n" + b"M" * (MAX_RESIDUES + 1),
+]
+
+
+@pytest.mark.parametrize("place", [0, 20, 70])
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd[:20]))
+def test_a_record_is_the_same_whatever_its_neighbours_are(read, monkeypatch, odd, place):
+    """Records are looked at together where all of them are usual, and else one by one."""
+    others = [b">tr|Q%d|Q%d_X\nMKVLW\nDEYRQ" % (n, n) for n in range(80)]
+    content = b"\n\n".join([*others[:place], odd, *others[place:]])
+    together = read(content)
+    assert together[1].records >= 81
+    monkeypatch.setattr(FastaBlock, "_usual", lambda block, some: [])
+    assert together == read(content)
+
+
+def test_usual_records_are_looked_at_together(read, monkeypatch):
+    monkeypatch.setattr(FastaBlock, "_one_by_one", None)
+    records, tally = read(b"".join(b">sp|P%d|N\nMKV\n" % n for n in range(100)))
+    assert [(r.identifier, r.header, r.sequence, r.line) for r in records] == [
+        (f"P{n}", f"sp|P{n}|N", "MKV", 2 * n + 1) for n in range(100)
+    ]
+    assert {type(record) for record in records} == {Record}
+    assert tally == Tally(records=100)
+
+
+def test_origins_are_looked_for_where_they_are_asked_for(read):
+    content = b">sp|P1|P1_X Actin (Fragment) OS=Homo sapiens OX=9606\nMKV\n>sp|P2|X\nM1V\n"
+    (record,), tally = read(content)
+    (without,), same = read(content, origins=False)
+    assert without == record._replace(taxon=None, is_fragment=None, organism=None)
+    assert record.taxon == 9606
+    assert tally == same
