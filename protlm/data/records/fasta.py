@@ -1,7 +1,7 @@
 """FASTA records: Biopython's parser inside, strict and counting where that parser is silent."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from typing import ClassVar, NoReturn, TypeAlias, final
 
@@ -40,30 +40,33 @@ class FastaBlock(Block):
         numbered = zip(begins, SimpleFastaParser(lines), strict=True)
         while some := list(islice(numbered, _BATCH)):
             tally.records += len(some)
-            yield from self._usual(some) or self._one_by_one(some, tally)
+            yield from self._usual(some, tally) or self._one_by_one(some, tally)
 
-    def _usual(self, some: list[_Numbered]) -> list[Record]:
-        """All of them at once, if they are as UniProt writes them; else none."""
+    def _usual(self, some: Sequence[_Numbered], tally: Tally) -> list[Record]:
+        """All of them at once, if nothing but a name is to be looked for in any; else none."""
         numbers, pairs = zip(*some, strict=True)
         titles, letters = zip(*pairs, strict=True)
-        found = list(map(UNIPROT.match, titles))
         text = "".join(titles)
         is_usual = (
-            all(found)
-            and text.isascii()
+            text.isascii()
             and max(map(len, titles)) <= MAX_HEADER
             and not (self.options.origins and _ORGANISM in text)
             and are_standard(letters)
         )
         if not is_usual:
             return []
-        identifiers = [match[1] for match in found]
+        identifiers = [
+            found[1] if found else identifier_of(title, number, tally)
+            for title, number, found in zip(
+                titles, numbers, map(UNIPROT.match, titles), strict=True
+            )
+        ]
         unknown = repeat(None)
         fields = zip(identifiers, titles, letters, numbers, unknown, unknown, unknown, strict=False)
         # As `Record(...)`, in a third of the time.
         return [tuple.__new__(Record, values) for values in fields]
 
-    def _one_by_one(self, some: list[_Numbered], tally: Tally) -> Iterator[Record]:
+    def _one_by_one(self, some: Sequence[_Numbered], tally: Tally) -> Iterator[Record]:
         for line, (title, letters) in some:
             is_usual = title.isascii() and len(title) <= MAX_HEADER
             header = title if is_usual else storable(title, tally)

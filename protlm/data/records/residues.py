@@ -54,12 +54,12 @@ def are_standard(sequences: Sequence[str]) -> bool:
     >>> are_standard(["MKV", "W"]), are_standard(["MKV", "X"]), are_standard(["MKV", "ACGT"])
     (True, False, False)
     """
-    letters, lengths = "".join(sequences), list(map(len, sequences))
+    letters = "".join(sequences)
     return (
         letters.isascii()
         and not letters.encode().translate(None, _STANDARD)
-        and min(lengths) > 0
-        and max(lengths) <= MAX_RESIDUES
+        and max(map(len, sequences)) <= MAX_RESIDUES
+        # Nothing is left of a blank one either.
         and all(sequence.lstrip(_NUCLEOTIDES) for sequence in sequences)
     )
 

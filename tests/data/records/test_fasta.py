@@ -288,7 +288,7 @@ def test_a_record_is_the_same_whatever_its_neighbours_are(read, monkeypatch, odd
     content = b"\n\n".join([*others[:place], odd, *others[place:]])
     together = read(content)
     assert together[1].records >= 81
-    monkeypatch.setattr(FastaBlock, "_usual", lambda block, some: [])
+    monkeypatch.setattr(FastaBlock, "_usual", lambda block, some, tally: [])
     assert together == read(content)
 
 
