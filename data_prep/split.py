@@ -100,11 +100,7 @@ class HashSplit:
 
 
 def _first_place(fraction: float) -> bytes:
-    """The first 8 bytes, big-endian, that are `fraction` of 2^64 or more as numbers.
-
-    >>> _first_place(0.5).hex()
-    '8000000000000000'
-    """
+    """The first 8 bytes, big-endian, that are `fraction` of 2^64 or more as numbers."""
     # Found by the very division that says which side a number is on, which rounds.
     low, high = 0, 2**64 - 1
     while low < high:
