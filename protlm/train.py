@@ -37,13 +37,20 @@ from protlm.build import (
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.forecast import forecast
 from protlm.data.mixture import Mixture
-from protlm.errors import InputDataError, OutputError, UserError, exit_with_message, one_of
+from protlm.errors import (
+    ExitCode,
+    InputDataError,
+    OutputError,
+    UserError,
+    exit_with_message,
+    one_of,
+)
 from protlm.lock import LOCK
 from protlm.model.checkpoint import CHECKPOINTS
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import check_output, complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure
-from protlm.training.launch import is_first_rank
+from protlm.training.launch import is_first_rank, leave_other_ranks
 from protlm.training.metrics import METRICS, read_metrics
 from protlm.training.run import Finished, check_trainer
 from protlm.training.run import train as run
@@ -56,6 +63,10 @@ _MAY_CHANGE = {"logger", "run_dir"}
 # The checkpoint knows the data themselves, and the weights of a mixture.
 _DATA_MAY_CHANGE = {"dir", "mixture", "num_workers", "verify", "valid_dir", "valid_split"}
 _TRAINER_DECIDES = {"accumulate", "ema_decay", "gradient_clip", "precision", "tokens_per_step"}
+
+
+# Codes of runs that have surely ended on all ranks alike.
+_IN_ORDER = (ExitCode.OK, ExitCode.PREEMPTED)
 
 
 def main() -> None:
@@ -78,7 +89,12 @@ def main() -> None:
         else:
             train(compose(TrainConfig, arguments))
 
-    exit_with_message(run, debug=debug)
+    try:
+        exit_with_message(run, debug=debug)
+    except SystemExit as end:
+        if end.code in _IN_ORDER:
+            leave_other_ranks()
+        raise
 
 
 def _train_one_of_many(config: TrainConfig) -> None:

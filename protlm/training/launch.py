@@ -74,6 +74,15 @@ def cluster_environment() -> list[ClusterEnvironment]:
     return []
 
 
+def leave_other_ranks() -> None:
+    """Leaves the process group, when a run has ended in order.
+
+    Its threads would else be met by the end of the interpreter, which may abort the process.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 class ReportStall(Callback):
     """Writes the stacks of all threads where a rank makes no step for most of the time-out.
 

@@ -192,15 +192,17 @@ def log_of() -> Callable[[Path], list[dict[str, float]]]:
 # What the program of `run_ranks` begins with: `train("run", "trainer.max_steps=4")` trains and
 # returns the step and the exit code it ended with.
 RANK = """
-import json, os, random, signal, sys, threading, time
+import atexit, json, os, random, signal, sys, threading, time
 from pathlib import Path
 import protlm.train as command
 from protlm.build import compose
 from protlm.config import TrainConfig
 from protlm.errors import exit_with_message
+from protlm.training.launch import leave_other_ranks
 from protlm.training.module import LanguageModeling
 
 number = int(os.environ["RANK"])
+atexit.register(leave_other_ranks)
 
 def train(run_dir, *settings):
     ended = []
