@@ -19,8 +19,8 @@ from protlm.config import TrainerConfig
 from protlm.data.dataset import Batch
 from protlm.errors import LostRankError, UserError
 
-# The ranks write where they stand shortly before those that wait give up.
-_STACKS_AT = 0.8
+# The ranks write where they stand well before those that wait give up.
+_STACKS_AT = 0.5
 
 
 def check_launch(config: TrainerConfig) -> None:
@@ -84,7 +84,7 @@ def leave_other_ranks() -> None:
 
 
 class ReportStall(Callback):
-    """Writes the stacks of all threads where a rank makes no step for most of the time-out.
+    """Writes the stacks of all threads where a rank makes no step for half of the time-out.
 
     All ranks do, so the log shows which one is stuck and where, and in what the others wait for
     it. Crashes in native code, as when NCCL gives up, are reported likewise.
