@@ -281,12 +281,13 @@ def _introduce(network: ProteinLM, train_split: Mixture, config: TrainConfig) ->
         f"{len(train_split):,} sequences",
         epoch.describe(),
         rule.curriculum.describe(),
-        _cannot_generate(network, config),
+        cannot_generate(network, config),
     ]
     _say("; ".join(fact for fact in facts if fact))
 
 
-def _cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
+def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
+    """Says so of a causal model whose mechanism cannot take one position after the other."""
     is_causal = config.objective.name is Objective.causal
     if not is_causal or isinstance(network.mechanism(1), Recurrent):
         return ""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import protlm
 from protlm.attention import Attention
-from protlm.config import ModelConfig
+from protlm.build import build_network, compose
+from protlm.config import ModelConfig, TrainConfig
 from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
@@ -21,6 +22,7 @@ from protlm.generate import GenerateOptions, generate
 from protlm.model.decoding import Sampling
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.train import cannot_generate
 
 HEADER = re.compile(
     r"generated_(?P<number>\d+) length=(?P<length>\d+) sampled=(?P<sampled>\d+) "
@@ -211,3 +213,17 @@ def test_the_command_takes_every_flag(
     options = GenerateOptions("MKT", 5, 30, sampling, seed=3)
     generate(causal_run, tmp_path / "again.fasta", options)
     assert (tmp_path / "again.fasta").read_bytes() == (tmp_path / "g.fasta").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["attention=longformer", "objective=causal"], "longformer cannot generate"),
+        (["attention=longformer"], ""),
+        (["attention=performer_relu", "objective=causal"], ""),
+    ],
+)
+def test_training_says_what_will_never_generate(settings: list[str], told: str) -> None:
+    config = compose(TrainConfig, ["model=tiny", *settings])
+    network = build_network(config.model, config.attention, seed=0)
+    assert cannot_generate(network, config).partition(":")[0] == told

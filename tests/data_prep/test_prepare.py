@@ -177,8 +177,10 @@ def test_what_became_of_the_records_is_reported(fasta, out):
 
 def test_too_many_rejects_stop_and_leave_nothing(fasta, out):
     source = fasta(b">a\nMKV\n" * 49 + b">bad\nMK-V\n")
-    with pytest.raises(InputDataError, match=r"1 of 50.*1 gap.*--max-reject-rate 0\.02$"):
+    with pytest.raises(InputDataError, match=r"1 of 50.*1 gap.*--max-reject-rate 0\.02$") as told:
         prepare([source], out, split_rule=ALL_TRAIN)
+    # Nothing is left that would name it otherwise.
+    assert f"bad ({source.name}, line 99: gap)" in str(told.value)
     assert_nothing_left(out)
     prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=0.02))
     assert len(open_split(out, "train")) == 49

@@ -186,3 +186,13 @@ def test_data_that_cannot_be_are_refused(
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_there_are_no_more_workers_than_processors(
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(TrainConfig, [f"data.dir={tiny_data}", "data.num_workers=4"])
+    for processors, workers in ((2, 2), (None, 1)):
+        monkeypatch.setattr("os.cpu_count", lambda found=processors: found)
+        data = build_data(*open_data(config.data), config)
+        assert data.train_dataloader().num_workers == workers

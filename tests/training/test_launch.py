@@ -1,11 +1,17 @@
 """What torchrun and srun have started, and what Lightning is told of it."""
 
 import pytest
+import torch.distributed as dist
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
 from protlm.errors import UserError
-from protlm.training.launch import check_launch, cluster_environment, is_first_rank
+from protlm.training.launch import (
+    check_launch,
+    cluster_environment,
+    is_first_rank,
+    leave_other_ranks,
+)
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
 SLURM = {
@@ -83,3 +89,10 @@ def test_one_process_is_the_first(
 ) -> None:
     put(variables, monkeypatch)
     assert is_first_rank() is is_first
+
+
+def test_a_run_that_ended_in_order_leaves_the_process_group() -> None:
+    leave_other_ranks()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    leave_other_ranks()
+    assert not dist.is_initialized()
