@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from protlm.attention.performer.products import product
 from protlm.attention.precision import full_precision, wide, wide_dtype
 
-# Weights of a tile stay in cache: a MiB of float32 for each thread.
-_NUMBERS = 1 << 18
+# Weights of a tile: two MiB of float32 for each thread, which the last cache holds.
+_NUMBERS = 1 << 19
 # Where torch's kernel is no slower: short rows are all overhead here, and every product is cut
 # among the threads, while torch gives each thread heads of its own.
 _LEAST_LENGTH, _MOST_THREADS = 256, 4

@@ -13,6 +13,8 @@ from protlm.config import Positions
 from protlm.errors import UserError
 
 _PERIOD = 10_000.0
+# A CPU turns so many numbers at a time, a MiB in float32, whose copies then stay in its cache.
+_PIECE = 1 << 18
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -90,6 +92,18 @@ class _Rotation(torch.autograd.Function):
 
 
 def _turned(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    length = x_BHLK.shape[2]
+    size = max(_PIECE * length // x_BHLK.numel(), 1)
+    if size >= length or x_BHLK.device.type != "cpu" or torch.compiler.is_compiling():
+        return _turned_at_once(x_BHLK, cos_LK, sin_LK)
+    turned_BHLK = torch.empty_like(x_BHLK)
+    for start in range(0, length, size):
+        rows = slice(start, start + size)
+        turned_BHLK[:, :, rows] = _turned_at_once(x_BHLK[:, :, rows], cos_LK[rows], sin_LK[rows])
+    return turned_BHLK
+
+
+def _turned_at_once(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     half = x_BHLK.shape[-1] // 2
     wide_BHLK = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
     turned_BHLK = wide_BHLK * cos_LK

@@ -14,14 +14,17 @@ from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
 
 COLUMN = "smallest_denominator"
+# So many positions of a batch are looked at, or one sequence if it is longer: to look at all takes
+# as long as the forward pass of the layer, a percent of a run.
+_POSITIONS = 1024
 
 
 class WatchDenominators(Callback):
     """Logs the smallest denominator of all Performers, whatever their kernel.
 
-    The last batch before a log is looked at, by hooks that exist for its forward pass only, on all
-    ranks; other batches cost nothing. A denominator that falls by orders of magnitude from log to
-    log tells of a feature map that has lost the keys, before gradients do.
+    The first sequences of the last batch before a log are looked at, by hooks that exist for its
+    forward pass only, on all ranks; other batches cost nothing. A denominator that falls by orders
+    of magnitude from log to log tells of a feature map that has lost the keys, before gradients do.
 
     Args:
         network: the model.
@@ -50,6 +53,7 @@ class WatchDenominators(Callback):
         steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if steps and (trainer.global_step + 1) % self._every == 0:
             mask_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
+            mask_BL = mask_BL[: max(_POSITIONS // mask_BL.shape[1], 1)]
             self._hooks = [self._look_once(performer, mask_BL) for performer in self._performers]
 
     def on_train_batch_end(
@@ -75,9 +79,10 @@ class WatchDenominators(Callback):
         def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
             # Activation checkpointing runs the layer again in the backward pass: once is enough.
             hook.remove()
-            q_BHLK, k_BHLK = inputs[:2]
+            first = slice(len(mask_BL))
+            q_BHLK, k_BHLK = (x_BHLK[first] for x_BHLK in inputs[:2])
             sums_BHL1 = performer.denominators(
-                q_BHLK, k_BHLK, mask_BL=named["mask_BL"], causal=named["causal"]
+                q_BHLK, k_BHLK, mask_BL=named["mask_BL"][first], causal=named["causal"]
             )
             is_hidden_B1L1 = ~mask_BL[:, None, :, None]
             self._smallest.append(sums_BHL1.masked_fill(is_hidden_B1L1, math.inf).amin())

@@ -45,7 +45,7 @@ def test_memory_grows_with_the_length_only(is_causal: bool, largest_tensor: Any)
         out = softmax(q, k, v, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=is_causal)
         out.square().sum().backward()
     # A tile of weights, or vectors with the coordinate of the mask.
-    tile = torch.get_num_threads() << 18
+    tile = torch.get_num_threads() << 19
     assert largest_tensor.numel <= max(tile, heads * length * 16) < length * length
 
 

@@ -5,6 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+# A call of oneDNN costs some 17 µs, in which a thread of MKL's makes so many multiplications.
+_SMALL = 1 << 20
+
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns x wᵀ, (..., M, N), plus a bias.
@@ -14,7 +17,7 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         w: (N, K), the same for every leading index of x, or (..., N, K).
         bias: (N), or (..., N) as w.
     """
-    if _takes_onednn(x):
+    if _takes_onednn(x) and not _are_small(x, w):
         return _onednn_product(x, w, bias)
     out = torch.matmul(x, w.mT)
     return out if bias is None else out.add_(bias[..., None, :])
@@ -24,6 +27,15 @@ def _takes_onednn(x: Tensor) -> bool:
     # torch's compiler has its own choice of libraries, and no lowering for the bare operator.
     is_plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
     return is_plain and x.dtype == torch.float32 and _has_onednn()
+
+
+def _are_small(x: Tensor, w: Tensor) -> bool:
+    """Whether these are products of their own for each leading index, of short sequences.
+
+    MKL takes all of them in one call.
+    """
+    multiplications = x.shape[-2] * w.shape[-2] * w.shape[-1]
+    return w.dim() > 2 and multiplications < _SMALL * torch.get_num_threads()
 
 
 def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
