@@ -42,6 +42,7 @@ class StopOnSignal(Callback):
         # Apart from `received`: a signal that comes while the ranks agree must not be overwritten.
         self._noted = 0
         self._signals_pipe: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
     @property
     def exit_code(self) -> ExitCode:
@@ -49,22 +50,19 @@ class StopOnSignal(Callback):
         return ExitCode.INTERRUPTED if self.received == signal.SIGINT else ExitCode.PREEMPTED
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Holds SIGTERM back until `on_train_start`.
+        """Takes the signals over, and keeps Lightning, which would do so next, from it.
 
-        Between the two Lightning's handler is in place, which broadcasts from within the handler
-        and so waits for ever for ranks that are elsewhere (Lightning#20806).
+        Its handler of SIGTERM broadcasts from within the handler, and so waits for ever for ranks
+        that are elsewhere (Lightning#20806). To block the signal until ours are in place is not
+        enough: any other thread takes it, and Python runs the handler in the main thread.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Takes the signals over; Lightning gives them back when it ends."""
+        connector = trainer._signal_connector  # pyright: ignore[reportPrivateUsage]
+        connector.register_signal_handlers = lambda: None
         arrivals, self._signals_pipe = os.pipe()
         os.set_blocking(self._signals_pipe, False)
         threading.Thread(target=_abort_at_the_second, args=(arrivals,), daemon=True).start()
         signal.set_wakeup_fd(self._signals_pipe, warn_on_full_buffer=False)
-        for number in SIGNALS:
-            signal.signal(number, self._note)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def on_train_batch_end(
         self,
@@ -95,13 +93,13 @@ class StopOnSignal(Callback):
                 raise StopIteration
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stops watching, when the last checkpoint is saved."""
+        """Gives the signals back, when the last checkpoint is saved."""
         self._let_go()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Stops watching."""
+        """Gives the signals back."""
         self._let_go()
 
     def _agree(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -116,8 +114,10 @@ class StopOnSignal(Callback):
         self._noted = self._noted or number
 
     def _let_go(self) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if self._signals_pipe is not None:
+            for number, handler in self._before.items():
+                # None is one that was not set from Python, and cannot be set from there.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
             signal.set_wakeup_fd(-1)
             os.close(self._signals_pipe)
             self._signals_pipe = None

@@ -125,18 +125,17 @@ def test_inside_a_slurm_job_lightning_has_no_handler(
     variables |= {"NTASKS_PER_NODE": "1", "NODELIST": "127.0.0.1"}
     for name, value in variables.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    handlers, start = [], StopOnSignal.on_train_start
+    handlers = []
 
     def on_train_start(self: StopOnSignal, *rest: Any) -> None:
-        handlers.append(signal.getsignal(signal.SIGUSR1))
-        start(self, *rest)
+        handlers.extend(signal.getsignal(number) for number in SIGNALS)
 
     monkeypatch.setattr(StopOnSignal, "on_train_start", on_train_start)
     signal_in_step(monkeypatch, 3, signal.SIGUSR1)
     with pytest.raises(SystemExit) as ended:
         train_tiny(tmp_path / "run")
     assert ended.value.code == ExitCode.PREEMPTED
-    assert handlers == [signal.SIG_DFL]
+    assert {getattr(handler, "__func__", handler) for handler in handlers} == {StopOnSignal._note}
     newest, _ = newest_whole(tmp_path / "run")
     assert newest is not None and step_of(newest) == 3
 
@@ -173,6 +172,26 @@ def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
     assert_gone(second)
     newest, faults = newest_whole(tmp_path / "run")
     assert newest is not None and faults == []
+
+
+STARTING = """
+from protlm.training.datamodule import SequenceData
+make = SequenceData.train_dataloader
+
+def train_dataloader(self):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return make(self)
+
+SequenceData.train_dataloader = train_dataloader
+print(json.dumps(train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")))
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_before_the_first_step(run_ranks: Callable, tmp_path: Path) -> None:
+    """While the loaders start, where Lightning's handler would wait for the other rank."""
+    assert [json.loads(told) for told in run_ranks(tmp_path, STARTING)] == [[1, 75]] * 2
 
 
 def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
