@@ -5,6 +5,7 @@ A logger that fails is switched off with one warning and never stops the trainin
 
 import csv
 import os
+import secrets
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from protlm.config import LoggerConfig, WandbMode
 from protlm.errors import OutputError
 from protlm.paths import complete_file
 from protlm.training.metrics import METRICS, whole_rows
+
+WANDB_ID = "wandb_id"
 
 COLUMNS: tuple[str, ...] = (
     "step",
@@ -75,8 +78,7 @@ class CsvFile(Logger):
         try:
             if not self._started:
                 self._start()
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow({"step": step, **metrics})
+            self._append({"step": step, **metrics})
         except (OSError, OutputError) as error:
             if not self._failed:
                 warnings.warn(f"{self.path} cannot be written: {error}", stacklevel=2)
@@ -88,13 +90,25 @@ class CsvFile(Logger):
         with suppress(OSError), self.path.open("rb") as file:
             os.fsync(file.fileno())
 
+    def _append(self, row: dict[str, Any]) -> None:
+        """Appends a row, or nothing: the next one must not stand behind half of this one."""
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        except OSError:
+            with suppress(OSError):
+                os.truncate(self.path, size)
+            raise
+
     def _start(self) -> None:
         rows = [row for row in whole_rows(self.path) if int(row["step"]) <= self._from_step]
         with (
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
         ):
-            writer = csv.DictWriter(file, self._columns)
+            # Another version of the program may have had other columns.
+            writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         self._started = True
@@ -154,16 +168,19 @@ def make_loggers(
     """The loggers a run asks for; the CSV file is always first."""
     loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step, more_columns=more_columns)]
     if config.tensorboard:
-        loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir)))
+        loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir, from_step)))
     if config.wandb is not WandbMode.off:
         loggers.append(Guarded("wandb", lambda: _wandb(config, run_dir)))
     return loggers
 
 
-def _tensorboard(run_dir: Path) -> Logger:
+def _tensorboard(run_dir: Path, from_step: int) -> Logger:
     from pytorch_lightning.loggers import TensorBoardLogger
 
-    return TensorBoardLogger(save_dir=run_dir, name="tensorboard", version="")
+    # What an earlier start wrote of the steps that come again is hidden.
+    return TensorBoardLogger(
+        save_dir=run_dir, name="tensorboard", version="", purge_step=from_step + 1
+    )
 
 
 def _wandb(config: LoggerConfig, run_dir: Path) -> Logger:
@@ -173,6 +190,16 @@ def _wandb(config: LoggerConfig, run_dir: Path) -> Logger:
         project=config.wandb_project,
         name=run_dir.name,
         save_dir=run_dir,
+        id=_wandb_id(run_dir),
         offline=config.wandb is WandbMode.offline,
         resume="allow",
     )
+
+
+def _wandb_id(run_dir: Path) -> str:
+    """By which wandb knows the run: however often it is continued, it is one run there."""
+    path = run_dir / WANDB_ID
+    if not path.is_file():
+        with complete_file(path) as temporary:
+            temporary.write_text(secrets.token_hex(8) + "\n")
+    return path.read_text().strip()

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from pytorch_lightning.loggers.logger import DummyLogger
 
-from protlm.training.loggers import CsvFile, Guarded
+from protlm.config import LoggerConfig, WandbMode
+from protlm.training.loggers import CsvFile, Guarded, make_loggers
 from protlm.training.metrics import read_metrics
 
 
@@ -21,6 +23,48 @@ def test_a_continued_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:
         {"step": 2, "train_loss": 0.2},
         {"step": 3, "valid_loss": 0.5},
     ]
+
+
+def test_a_row_that_was_cut_off_spoils_neither_the_next_nor_a_continued_run(tmp_path: Path) -> None:
+    """A disk that was full in the middle of a row, and had room again when the next one came."""
+    log = CsvFile(tmp_path, from_step=0)
+    log.log_metrics({"train_loss": 0.1}, 1)
+    # As versions left it that did not cut the half row off, and as a flipped bit may leave it.
+    with log.path.open("a") as file:
+        file.write("2,0,8,2.5")
+    log.log_metrics({"train_loss": 0.3}, 3)
+    with log.path.open("a") as file:
+        file.write("4,0\n5" + "," * 16 + "x\n")
+    assert read_metrics(tmp_path / "metrics.csv") == [{"step": 1, "train_loss": 0.1}]
+    CsvFile(tmp_path, from_step=5).log_metrics({"train_loss": 0.6}, 6)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 6]
+
+
+def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CsvFile(tmp_path, from_step=0)
+    log.log_metrics({"train_loss": 0.1}, 1)
+
+    class Full:
+        def __init__(self, file: TextIO, columns: object) -> None:
+            self.file = file
+
+        def writerow(self, row: object) -> None:
+            self.file.write("2,0,8,2.5")
+            self.file.flush()
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No space left"):
+        patch.setattr("csv.DictWriter", Full)
+        log.log_metrics({"train_loss": 0.2}, 2)
+    log.log_metrics({"train_loss": 0.3}, 3)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 3]
+
+
+def test_a_log_with_other_columns_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,train_loss,of_an_older_version\n1,0.1,7\n")
+    CsvFile(tmp_path, from_step=1).log_metrics({"train_loss": 0.2}, 2)
+    rows = read_metrics(tmp_path / "metrics.csv")
+    assert rows == [{"step": 1, "train_loss": 0.1}, {"step": 2, "train_loss": 0.2}]
 
 
 def test_a_logger_that_fails_warns_once_and_is_off() -> None:
@@ -41,6 +85,36 @@ def test_a_logger_that_fails_warns_once_and_is_off() -> None:
 def test_tensorboard_is_written(train_tiny: Callable[..., Path], tmp_path: Path) -> None:
     run = train_tiny(tmp_path / "run", "logger=tensorboard")
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_continued_run_hides_the_steps_that_come_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = LoggerConfig(tensorboard=True)
+    for from_step, steps in ((0, (1, 2, 3)), (1, (2, 3))):
+        _, tensorboard = make_loggers(config, tmp_path, from_step=from_step)
+        for step in steps:
+            tensorboard.log_metrics({"train_loss": from_step + step / 10}, step)
+        tensorboard.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = [(event.step, round(event.value, 3)) for event in events.Scalars("train_loss")]
+    assert found == [(1, 0.1), (2, 1.2), (3, 1.3)]
+
+
+def test_wandb_knows_a_continued_run_for_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(
+        "pytorch_lightning.loggers.WandbLogger", lambda **named: told.append(named) or DummyLogger()
+    )
+    for folder in ("run", "run", "another"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        loggers = make_loggers(LoggerConfig(wandb=WandbMode.online), tmp_path / folder, from_step=0)
+        loggers[1].log_metrics({"train_loss": 0.1}, 1)
+    first, second, other = (named["id"] for named in told)
+    assert first == second != other
+    assert all(named["resume"] == "allow" for named in told)
 
 
 def test_wandb_runs_offline(protlm_command: Callable, tiny_data: Path, tmp_path: Path) -> None:
