@@ -20,8 +20,9 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
 from protlm.data.dataset import FILLER, Batch
-from protlm.errors import TrainingDivergedError
+from protlm.errors import OutputError, TrainingDivergedError
 from protlm.model.checkpoint import latest
+from protlm.paths import complete_file
 from protlm.training.module import LanguageModeling
 
 BAD_BATCHES = "bad_batches.jsonl"
@@ -72,8 +73,7 @@ class WatchBadSteps(Callback):
         pl_module.largest_norm = self._largest_norm()
         path = self._run_dir / BAD_BATCHES
         if trainer.is_global_zero and path.is_file():
-            lines = path.read_text().splitlines(keepends=True)
-            path.write_text("".join(x for x in lines if _step_of(x) <= trainer.global_step))
+            self._drop_after(trainer.global_step, path)
 
     def on_train_batch_end(
         self,
@@ -101,6 +101,16 @@ class WatchBadSteps(Callback):
                 self._norms.append(float(pl_module.gradient_norm))
                 pl_module.largest_norm = self._largest_norm()
         self._batches = []
+
+    def _drop_after(self, step: int, path: Path) -> None:
+        try:
+            lines = path.read_text(errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= step]
+            if kept != lines:
+                with complete_file(path, overwrite=True) as temporary:
+                    temporary.write_text("".join(kept))
+        except (OSError, OutputError) as error:
+            warnings.warn(f"{path} has lines of steps that come again: {error}", stacklevel=2)
 
     def _largest_norm(self) -> float:
         if self._spike_guard is None or len(self._norms) < WINDOW:
@@ -178,5 +188,5 @@ def _step_of(line: str) -> float:
     """The step that a line is about; none, if the process was killed while it wrote the line."""
     try:
         return int(json.loads(line)["step"])
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         return math.inf

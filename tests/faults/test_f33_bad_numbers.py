@@ -194,6 +194,29 @@ def test_where_nothing_can_be_written_the_run_goes_on(
     assert any("bad_batches.jsonl cannot be written: Permission denied" in text for text in said)
 
 
+def test_a_list_of_bad_batches_that_cannot_be_shortened_stops_no_continued_run(
+    spoil_logits: Callable, train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full must not cost the list either."""
+    spoil_logits(2)
+    with pytest.warns(UserWarning, match="left out"):
+        run = train_tiny(tmp_path / "run")
+    with (run / BAD_BATCHES).open("a") as file:
+        file.write('{"step": 99}\n')
+    before, write = lines(run), Path.write_text
+
+    def refuse(self: Path, text: str, *rest: Any, **named: Any) -> int:
+        if BAD_BATCHES in self.name:
+            write(self, text[:5])
+            raise OSError(28, "No space left on device")
+        return write(self, text, *rest, **named)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.warns(UserWarning, match="bad_batches.jsonl.*no space left"):
+        train_tiny(run, "trainer.max_steps=5")
+    assert lines(run) == before
+
+
 PROGRAM = """
 work = LanguageModeling.training_step
 
