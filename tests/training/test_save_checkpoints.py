@@ -98,6 +98,16 @@ def test_the_last_validation_may_be_the_best(
     assert steps_of(run) == [8, 10]
 
 
+def test_a_validation_that_gave_no_number_is_not_the_best(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    rows = ["step,valid_loss", "1,3", "2,nan", "3,1", "4,nan", "5,2"]
+    (tmp_path / "metrics.csv").write_text("\n".join([*rows, ""]))
+    for step in range(1, 6):
+        (tmp_path / "checkpoints" / checkpoint_name(step)).touch()
+    best = best_checkpoints(tmp_path, BestMetric.valid_loss, 9)
+    assert [step_of(path) for path in best] == [3, 5, 1]
+
+
 def test_no_best_is_kept_unasked(
     validations: dict[int, float], train_tiny: Train, tmp_path: Path
 ) -> None:
