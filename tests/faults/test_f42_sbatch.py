@@ -15,7 +15,7 @@ SCRIPT = ROOT / "slurm" / "train.sbatch"
 
 # Two nodes with a task each, on this machine. The exit code is the largest of the tasks'.
 SRUN = """#!/usr/bin/env bash
-[[ $1 == --kill-on-bad-exit=1 ]] && shift
+while [[ $1 == --* ]]; do shift; done
 pids=()
 for task in 0 1; do
   SLURM_STEP_ID=0 SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" &
@@ -38,6 +38,9 @@ def test_it_is_bash_and_asks_for_what_resuming_needs() -> None:
     assert {"--signal=USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
     assert any(option.startswith("--ntasks-per-node=") for option in asked)
     assert os.access(SCRIPT, os.X_OK)
+    # Else the first task that ends with 75 has SIGTERM sent to the others, and 143 is larger.
+    (srun,) = re.findall(r"^srun (.*) protlm train", SCRIPT.read_text(), re.MULTILINE)
+    assert srun.split() == ["--kill-on-bad-exit=0", "--wait=60"]
 
 
 @pytest.fixture
