@@ -175,6 +175,21 @@ def test_too_many_in_a_row_end_the_run(
     assert [line["step"] for line in lines(tmp_path / "run")] == [2, 4, 5, 6]
 
 
+def test_bad_steps_before_and_after_a_stop_are_in_a_row(
+    spoil_logits: Callable, train_tiny: Train, tmp_path: Path
+) -> None:
+    """A run that diverged ends however often it is requeued."""
+    spoil_logits(1, 2, 3)
+    settings = ("trainer.max_bad_steps=3",)
+    with pytest.warns(UserWarning, match="left out"):
+        train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+    with (
+        pytest.warns(UserWarning, match="step 4 was left out"),
+        pytest.raises(TrainingDivergedError, match="3 steps in a row"),
+    ):
+        train_tiny(tmp_path / "run", *settings, "trainer.max_steps=9")
+
+
 def test_where_nothing_can_be_written_the_run_goes_on(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:
