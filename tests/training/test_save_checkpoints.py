@@ -35,6 +35,16 @@ def test_the_newest_are_kept_and_never_fewer_than_two(
     assert steps_of(run) == kept
 
 
+def test_what_a_killed_process_left_goes_at_the_next_start(
+    train_tiny: Train, tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    (run / "checkpoints" / ".step-00000002.ckpt.99.part").write_bytes(b"half of it")
+    (run / "checkpoints" / ".step-00000003.ckpt.99.part").mkdir()
+    train_tiny(run, "trainer.max_steps=3")
+    assert not list(run.rglob("*.part"))
+
+
 @pytest.fixture
 def validations(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """What the validation after each step is said to have been; loss and accuracy are opposites."""
