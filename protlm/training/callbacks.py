@@ -1,17 +1,39 @@
-"""What happens between the steps: place in the data, redraw, checkpoints."""
+"""What happens at the start and between the steps: place in the data, redraw, validation."""
 
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 
 from protlm.attention.base import RandomFeatures
 from protlm.data.batching import Progress
 from protlm.data.dataset import Batch
+from protlm.errors import UserError
 from protlm.training.datamodule import SequenceData
 
 # Under which a checkpoint has the batches, or parts of a batch, of an optimiser step.
 _PARTS = "batches_per_step"
+
+
+class AgreeOnStart(Callback):
+    """Refuses ranks that go on from different steps: each has chosen a checkpoint by itself."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compares the steps.
+
+        Raises:
+            UserError: the ranks do not see the same checkpoints.
+        """
+        mine = torch.tensor(trainer.global_step, device=pl_module.device)
+        steps = trainer.strategy.all_gather(mine).flatten().tolist()
+        other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
+        if other is not None:
+            raise UserError(
+                f"rank 0 goes on from step {steps[0]}, rank {other} from step {steps[other]}: "
+                f"run_dir={trainer.default_root_dir} is not the same directory for both; type a "
+                "run_dir= on a file system that all nodes see"
+            )
 
 
 class TrackProgress(Callback):

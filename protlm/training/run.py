@@ -19,7 +19,12 @@ from protlm.config import Strategy as StrategyName
 from protlm.errors import ExitCode, UserError
 from protlm.model.checkpoint import newest_whole, step_of
 from protlm.training.bad_numbers import WatchBadSteps
-from protlm.training.callbacks import FinishValidation, RedrawFeatures, TrackProgress
+from protlm.training.callbacks import (
+    AgreeOnStart,
+    FinishValidation,
+    RedrawFeatures,
+    TrackProgress,
+)
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.compilation import RunEagerly, compile_blocks
 from protlm.training.data_wait import DataWait
@@ -144,6 +149,7 @@ def _callbacks(
     """What happens in a run before it is asked whether to stop and to save, in this order."""
     average = [] if config.ema_decay is None else [AverageWeights(config.ema_decay)]
     return [
+        AgreeOnStart(),
         TrackProgress(),
         RedrawFeatures(),
         *average,
