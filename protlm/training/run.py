@@ -48,7 +48,8 @@ from protlm.training.save_checkpoints import SaveCheckpoints
 from protlm.training.sharding import ShardedStrategy, check_sharding
 
 PRECISIONS = ("32-true", "bf16-mixed")
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
+# Sums are float64, which Apple's GPUs do not have.
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def _trainer(
 ) -> pl.Trainer:
     return pl.Trainer(
         default_root_dir=run_dir,
-        accelerator=config.accelerator,
+        accelerator=_accelerator(config.accelerator),
         devices=config.devices,
         num_nodes=config.num_nodes,
         strategy=_strategy(config),
@@ -226,6 +227,11 @@ def _trainer(
         callbacks=callbacks,
         profiler=profiler,
     )
+
+
+def _accelerator(name: str) -> str:
+    """What `auto` is; Lightning's would take any kind of device."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def _strategy(config: TrainerConfig) -> Strategy | str:

@@ -1,7 +1,11 @@
 """What torchrun and srun have started, and what Lightning is told of it."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
+from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
@@ -96,3 +100,14 @@ def test_a_run_that_ended_in_order_leaves_the_process_group() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     leave_other_ranks()
     assert not dist.is_initialized()
+
+
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
+def test_apples_gpus_are_left_alone(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+    run = train_tiny(tmp_path / "run", "trainer.accelerator=auto", "trainer.max_steps=2")
+    assert (run / "checkpoints" / "step-00000002.ckpt").exists()
+    with pytest.raises(UserError, match=r"trainer\.accelerator=mps is not one of auto, cpu"):
+        train_tiny(tmp_path / "other", "trainer.accelerator=mps")
