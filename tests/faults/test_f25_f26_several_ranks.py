@@ -166,7 +166,11 @@ def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> Non
             assert found[name] == expected[name]
         for name in expected.keys() & {"train_loss", "valid_loss"}:
             assert found[name] == pytest.approx(expected[name], abs=1e-5)
-        for name in expected.keys() & {"gradient_norm", "square_norm_layer_1"}:
+        for name in expected.keys() & {
+            "gradient_norm",
+            "square_norm_layer_1",
+            "smallest_denominator",
+        }:
             assert found[name] == pytest.approx(expected[name], rel=1e-3)
 
 

@@ -53,7 +53,23 @@ def test_weights_are_trained_as_without_it(
     assert AVERAGE not in load_training(plain / "checkpoints" / "step-00000004.ckpt")
 
 
-def test_it_is_what_is_validated_used_and_exported(run: Path, tmp_path: Path) -> None:
+def test_it_is_what_is_validated(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate, seen = LanguageModeling.validation_step, []
+
+    def look(self: LanguageModeling, *given: object) -> None:
+        seen.append({name: p.clone() for name, p in self.network.named_parameters()})
+        validate(self, *given)
+
+    monkeypatch.setattr(LanguageModeling, "validation_step", look)
+    run = train_tiny(tmp_path / "run", *SETTINGS, "trainer.valid_batches=1")
+    for step, found in zip((2, 4), seen, strict=True):
+        for name, value in average(run, step).items():
+            assert torch.equal(found[name], value), (step, name)
+
+
+def test_it_is_what_is_used_and_exported(run: Path, tmp_path: Path) -> None:
     averaged = average(run, 4)
     loaded = load_model(run).network.state_dict()
     export(run, tmp_path / "exported")

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from protlm.build import build_network, compose
 from protlm.config import TrainConfig
+from protlm.data.dataset import SequenceDataset
 from protlm.model.transformer import ProteinLM
-from protlm.training import data_wait
+from protlm.training import data_wait, monitor
 from protlm.training.data_wait import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.metrics import read_metrics
+from protlm.training.module import LanguageModeling
 
 CPU = torch.device("cpu")
 
@@ -55,6 +58,7 @@ def test_utilisation_is_logged_where_the_peak_is_known(
     "name, peak",
     [
         ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.0),
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756.0),
         ("NVIDIA A100-SXM4-80GB", 311.9),
@@ -92,3 +96,35 @@ def test_only_the_fetch_of_a_batch_is_waiting(monkeypatch: pytest.MonkeyPatch) -
         with wait.profile(action):
             pass
     assert wait.seconds == 3.5
+
+
+def test_rates_are_of_the_time_of_training(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch is waited for 3 seconds, trained on for one, validated for 100.
+    now = [0.0]
+    for module in (monitor, data_wait):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def taking(seconds: float, work: Callable) -> Callable:
+        def takes(*given: object) -> object:
+            now[0] += seconds
+            return work(*given)
+
+        return takes
+
+    for of, name, seconds in (
+        (SequenceDataset, "__getitem__", 3.0),
+        (LanguageModeling, "training_step", 1.0),
+        (LanguageModeling, "validation_step", 100.0),
+    ):
+        monkeypatch.setattr(of, name, taking(seconds, getattr(of, name)))
+    settings = ("trainer.valid_every=1", "trainer.valid_batches=1", "data.num_workers=0")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+    # The log after step 4 is of two steps, one of which was made before the stop.
+    train_tiny(run, *settings, "trainer.max_steps=6")
+    rows = {row["step"]: row for row in read_metrics(run / "metrics.csv") if "samples" in row}
+    for step in (4, 6):
+        samples = rows[step]["samples"] - rows[step - 2]["samples"]
+        assert samples / rows[step]["samples_per_second"] == pytest.approx(2 * 4), step
+        assert rows[step]["data_wait_share"] == pytest.approx(0.75), step

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from protlm.build import build_network, compose
 from protlm.config import Optimizer, OptimizerConfig, TrainConfig
 from protlm.data.masking import IGNORE
 from protlm.model.objective import target_sums
+from protlm.training.metrics import read_metrics
+from protlm.training.module import LanguageModeling
 from protlm.training.optimization import ParameterKinds, adamw, build_optimizer
 
 # What activations are not multiplied with as with a matrix.
@@ -91,6 +95,23 @@ def test_the_fused_optimiser_is_adamw() -> None:
             optimizer.step()
     assert torch.allclose(fused.weight, plain.weight, rtol=1e-9, atol=0)
     assert torch.allclose(fused.bias, plain.bias, rtol=1e-9, atol=0)
+
+
+def test_gradients_are_clipped_and_logged_as_they_were(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped, norms = LanguageModeling.lr_scheduler_step, []
+
+    def look(self: LanguageModeling, *given: object) -> None:
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        stepped(self, *given)
+
+    monkeypatch.setattr(LanguageModeling, "lr_scheduler_step", look)
+    run = train_tiny(tmp_path / "run", "trainer.gradient_clip=0.01", "trainer.log_every=1")
+    assert norms == pytest.approx([0.01] * 4, rel=1e-3)
+    rows = [row for row in read_metrics(run / "metrics.csv") if "gradient_norm" in row]
+    assert len(rows) == 4 and min(row["gradient_norm"] for row in rows) > 0.02
 
 
 def test_loss_is_a_total_over_targets() -> None:
