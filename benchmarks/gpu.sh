@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures all that needs a GPU, in one command, in under nine minutes, without a network, and
-# writes docs/results-gpu.md. PYTHON names the interpreter; peers are looked for in build/peers too.
+# writes docs/results-gpu.md. PYTHON names the interpreter; what it lacks, and the peers, are looked
+# for in build/peers too.
 #
 #   benchmarks/gpu.sh                          on a machine with torch 2.10 or newer and CUDA
 #   benchmarks/gpu.sh --device cpu --quick     whether the script works, within a minute
@@ -8,6 +9,7 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
+export PYTHONPATH="$PWD:$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}"
 
 "$python" - <<'PYTHON'
 import importlib.util
@@ -18,20 +20,29 @@ needed = {
     "numpy": "numpy",
     "pytorch_lightning": "pytorch-lightning",
     "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
     "h5py": "h5py",
-    "isal": "isal",
     "rich": "rich",
     "safetensors": "safetensors",
     "matplotlib": "matplotlib",
-    "sklearn": "scikit-learn",
 }
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        sys.exit(
+            f"gpu.sh: {sys.executable} has torch {torch.__version__}, and 2.10 or newer is needed; "
+            "type PYTHON=another/bin/python benchmarks/gpu.sh"
+        )
 missing = [name for module, name in needed.items() if importlib.util.find_spec(module) is None]
 if missing:
     sys.exit(
-        f"gpu.sh: {sys.executable} has no {', '.join(missing)}; install what is missing, or type "
-        "PYTHON=another/bin/python benchmarks/gpu.sh"
+        f"gpu.sh: {sys.executable} has no {', '.join(missing)}; install what is missing (into "
+        "build/peers by pip install --no-deps --target), or type PYTHON=another/bin/python "
+        "benchmarks/gpu.sh"
     )
 PYTHON
 
-export PYTHONPATH="$PWD:$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}"
 exec "$python" -m benchmarks.gpu "$@"

@@ -51,13 +51,16 @@ class Page:
             self._resume = f"The resume check {failure}."
             return
         (found,) = results
-        weights = found["weights_differ_by"]
+        weights, losses = found["weights_differ_by"], found["losses_differ_by"]
+        of_losses = (
+            f"differ by up to {losses:.1e} of themselves, the first after the stop by "
+            f"{found['first_loss_differs_by']:.1e}, from"
+        )
         self._resume = (
             f"A run of {found['steps']} steps, stopped by SIGTERM (exit code "
-            f"{found['stopped_with']}) and continued: weights "
+            f"{found['stopped_with']}) after step {found['stopped_after']} and continued: weights "
             f"{'equal bit for bit' if weights == 0 else f'differ by up to {weights:.1e}'}, losses "
-            f"{'equal' if found['losses_are_equal'] else 'not equal'} to those of the run that was "
-            "not stopped."
+            f"{'equal to' if losses == 0 else of_losses} those of the run that was not stopped."
         )
 
     def training(self, model: str, length: int, compiled: bool, found: dict[str, Any]) -> None:
@@ -108,8 +111,8 @@ class Page:
             f"# Results on {self._device}",
             "",
             "Written by `benchmarks/gpu.sh`. One device, random residues in rows without padding, "
-            "bf16 autocast, forward, backward, clipping and the optimiser's step; activations are "
-            "kept.",
+            "`attention=performer_relu`, bf16 autocast, forward, backward, clipping and the "
+            "optimiser's step; activations are kept.",
             *self._facts,
             "",
             "## Training",

@@ -96,6 +96,15 @@ def test_failures_are_rows_of_the_page() -> None:
     assert "paper_36 at L=1,024 was not measured." in text
 
 
+def test_losses_that_differ_are_told_with_their_size() -> None:
+    page = Page()
+    found = {"stopped_with": 75, "stopped_after": 4, "steps": 40, "weights_differ_by": 2e-4}
+    page.resume([found | {"first_loss_differs_by": 0.0, "losses_differ_by": 3e-3}], "")
+    text = page.text()
+    assert "weights differ by up to 2.0e-04" in text
+    assert "losses differ by up to 3.0e-03 of themselves, the first after the stop by 0.0e" in text
+
+
 def test_the_target_is_judged_by_the_fastest() -> None:
     page = Page()
     page.machine(
@@ -125,6 +134,13 @@ def test_a_missing_package_is_named_at_once(tmp_path: Path) -> None:
     assert re.search(r"gpu\.sh: .* has no torch, numpy, .*; install what is missing", done.stderr)
 
 
+def test_an_old_torch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.9.1+cu128'")
+    done = script("--device", "cpu", python=Path(sys.executable), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "has torch 2.9.1+cu128, and 2.10 or newer is needed" in done.stderr
+
+
 @pytest.mark.slow
 def test_without_a_gpu_one_is_told_what_to_type(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
@@ -142,8 +158,11 @@ def test_on_a_cpu_the_script_runs_through(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert text in done.stdout
-    assert "stopped by SIGTERM (exit code 75) and continued: weights equal bit for bit" in text
-    assert "losses equal" in text
+    assert re.search(
+        r"stopped by SIGTERM \(exit code 75\) after step \d+ and continued: weights equal bit for "
+        "bit, losses equal to those",
+        text,
+    )
     rows = [line for line in text.splitlines() if line.startswith("| tiny |")]
     assert [row.split(" | ")[2] for row in rows] == ["64", "128"]
     assert all(re.search(r"\| 0\.1 M \|.* \| no \| 512 \| [\d,]+ \|", row) for row in rows)
