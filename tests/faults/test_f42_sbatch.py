@@ -13,21 +13,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "slurm" / "train.sbatch"
 
-# Two nodes with a task each, on this machine. The exit code is the largest of the tasks'.
-SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-pids=()
-for task in 0 1; do
-  SLURM_STEP_ID=0 SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" &
-  pids+=($!)
-done
-code=0
-for pid in "${pids[@]}"; do
-  wait "$pid"
-  this=$?
-  (( this > code )) && code=$this
-done
-exit "$code"
+# Two nodes with a task each, on this machine. The exit code is the largest of the tasks'. As sites
+# may set it, the first task that fails has the others killed, unless the option says otherwise.
+SRUN = """#!{python}
+import os, subprocess, sys, time
+arguments = sys.argv[1:]
+options = [argument for argument in arguments[: arguments.index("protlm")]]
+kill_others = "--kill-on-bad-exit=0" not in options
+tasks = []
+for task in "01":
+    place = {{"SLURM_PROCID": task, "SLURM_NODEID": task}}
+    place |= {{"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}}
+    tasks.append(subprocess.Popen(arguments[len(options) :], env={{**os.environ, **place}}))
+while any(task.poll() is None for task in tasks):
+    time.sleep(0.001)
+    if kill_others and any(task.poll() for task in tasks):
+        [task.terminate() for task in tasks]
+sys.exit(max(128 - code if code < 0 else code for code in (task.wait() for task in tasks)))
 """
 SCONTROL = '#!/usr/bin/env bash\necho "$@" >> scontrol.log\n'
 
@@ -40,7 +42,9 @@ def test_it_is_bash_and_asks_for_what_resuming_needs() -> None:
     assert os.access(SCRIPT, os.X_OK)
     # Else the first task that ends with 75 has SIGTERM sent to the others, and 143 is larger.
     (srun,) = re.findall(r"^srun (.*) protlm train", SCRIPT.read_text(), re.MULTILINE)
-    assert srun.split() == ["--kill-on-bad-exit=0", "--wait=60"]
+    assert srun.split()[:2] == ["--kill-on-bad-exit=0", "--wait=60"]
+    # sbatch's own --cpus-per-task is not passed on.
+    assert srun.endswith('--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"')
 
 
 @pytest.fixture
@@ -49,7 +53,8 @@ def cluster(tmp_path: Path, one_process: dict[str, str]) -> dict[str, str]:
     programs = tmp_path / "bin"
     programs.mkdir()
     protlm = f'#!/usr/bin/env bash\nexec {sys.executable} -m protlm "$@"\n'
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("protlm", protlm)):
+    srun = SRUN.format(python=sys.executable)
+    for name, text in (("srun", srun), ("scontrol", SCONTROL), ("protlm", protlm)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     with_job = {"JOB_ID": str(os.getpid()), "JOB_NAME": "protlm", "NODELIST": "127.0.0.1"}
