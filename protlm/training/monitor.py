@@ -56,6 +56,7 @@ class Monitor(Callback):
         self._note = ""
         self._trainer: pl.Trainer | None = None
         self._restored: dict[str, Any] = {}
+        self._rate = math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """The sums since the last log, so that a continued run logs the same."""
@@ -94,6 +95,12 @@ class Monitor(Callback):
         """Counts the FLOPs of a row of the batch, where they can be compared."""
         if self._flops is not None:
             self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Takes the rate of this step down: at the end of its batch there is the next one's."""
+        self._rate = float(optimizer.param_groups[0]["lr"])
 
     def on_train_batch_end(
         self,
@@ -163,7 +170,7 @@ class Monitor(Callback):
             "samples": batch.after[1],
             "train_loss": sums.nats / sums.targets if sums.targets else math.nan,
             "train_accuracy": sums.correct / sums.targets if sums.targets else math.nan,
-            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "learning_rate": self._rate,
             "gradient_norm": float(module.gradient_norm),
             "samples_per_second": sums.samples / seconds,
             "residues_per_second": sums.residues / seconds,
