@@ -156,10 +156,10 @@ def _not_there(key: str, group: Any) -> str:
     choice = ".".join(where)
     if group and "name" in group:
         choice = f"{choice}={group['name']}"
-    known = f"{choice} has: {one_of(there)}" if there else f"{choice} has no settings"
+    known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
     if key.startswith("attention.options."):
         hint += f"; +{key}=VALUE adds one to those of the inner mechanism"
-    return f"{key} is not a setting; {known}{hint}"
+    return f"{key} is not a setting{hint}{known}"
 
 
 def _full_key(error: BaseException) -> str:
@@ -181,7 +181,7 @@ def _unknown_key(key: str, schema: type) -> str | None:
             close = difflib.get_close_matches(part, fields, n=1)
             hint = f"; did you mean {'.'.join([*walked, close[0]])}?" if close else ""
             where = ".".join(walked) or "the config"
-            return f"{key} is not a setting; {where} has: {one_of(list(fields))}{hint}"
+            return f"{key} is not a setting{hint}; {where} has: {one_of(list(fields))}"
         here = fields.get(part)
         walked.append(part)
     return None

@@ -79,6 +79,8 @@ def consolidate(path: Path, output: Path) -> None:
     """
     if output.suffix != ".ckpt":
         raise UserError(f"--output {output} must end in .ckpt; type: -o {output}.ckpt")
+    if not path.exists():
+        raise InputDataError(f"{path} does not exist; give a run or one of its checkpoints")
     newest = checkpoints.latest(path) if (path / checkpoints.CHECKPOINTS).is_dir() else path
     if newest is None:
         raise InputDataError(f"{path} holds no checkpoint yet")

@@ -222,13 +222,16 @@ def _refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
         ) from None
     assert isinstance(before, dict)
     now = to_plain(config)
-    for key in sorted(_decisive(before) | _decisive(now), key=str):
-        old, new = _value(before, key), _value(now, key)
-        if old != new:
-            raise UserError(
-                f"{run_dir} holds a run with {key}={old}, not {new}; "
-                f"continue it with {key}={old}, or choose another run_dir="
-            )
+    keys = sorted(_decisive(before) | _decisive(now), key=str)
+    if others := [key for key in keys if _value(before, key) != _value(now, key)]:
+        first, more = others[0], len(others) - 1
+        old, new = (_value(config, first) for config in (before, now))
+        what = f"the settings in {written}" if more else f"{first}={old}"
+        raise UserError(
+            f"{run_dir} holds a run with {first}={old}, not {new}"
+            + (f", and {more} more settings differ" if more else "")
+            + f"; continue it with {what}, or choose another run_dir="
+        )
 
 
 def _is_empty(folder: Path) -> bool:

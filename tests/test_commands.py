@@ -154,6 +154,11 @@ WRONG = {
         3,
         ["none"],
     ),
+    "more processes than they are of use": (
+        ["train", "trainer.accelerator=cpu", "trainer.devices=9999", "run_dir=o"],
+        2,
+        ["trainer.devices=9999", "processors"],
+    ),
     "no gpu": (["train", "trainer.accelerator=gpu", "trainer.devices=99"], 2, ["GPUs"]),
     "no layers": (["train", "model.num_layers=0", "run_dir=o"], 2, ["model.num_layers=0"]),
     "no split at all": (["evaluate", "checkpoint=run", "data.dir=data", "split=[]"], 2, ["split"]),

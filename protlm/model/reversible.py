@@ -50,9 +50,7 @@ class Streams:
     """
 
     def __init__(self, x_BLD: Tensor, *, recompute: bool) -> None:
-        # Apple's GPUs have no float64.
-        wide = torch.float32 if x_BLD.device.type == "mps" else torch.float64
-        self._first_BLD = self._second_BLD = x_BLD.to(wide)
+        self._first_BLD = self._second_BLD = x_BLD.double()
         self._dtype = x_BLD.dtype
         self._recompute = recompute
         self._handover: _Handover | None = None

@@ -1,6 +1,7 @@
 """One training run in one directory: continue what is there, train, leave checkpoints and logs."""
 
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ from protlm.training.sharding import ShardedStrategy, check_sharding
 PRECISIONS = ("32-true", "bf16-mixed")
 # Sums are float64, which Apple's GPUs do not have.
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+# More processes than processors are of use to nobody but who tries out a launch.
+_MOST_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,12 @@ def check_trainer(config: TrainerConfig) -> None:
             f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}: this "
             f"machine has {torch.cuda.device_count()} GPUs that torch can use; type "
             "trainer.accelerator=cpu, or fewer devices"
+        )
+    processors = os.cpu_count() or 1
+    if _accelerator(config.accelerator) == "cpu" and config.devices > _MOST_RANKS * processors:
+        raise UserError(
+            f"trainer.devices={config.devices} on the CPU is a process each, and this machine has "
+            f"{processors} processors; type trainer.devices={processors} or fewer"
         )
     check_launch(config)
 

@@ -152,7 +152,10 @@ def test_validation_has_one_sequence_to_a_row_whatever_training_does(tiny_data: 
         assert all(torch.equal(a, b) for a, b in zip(losses[0], other, strict=True))
 
 
-def test_devices_without_a_row_are_warned_of(train_tiny: Train, tmp_path: Path) -> None:
+def test_devices_without_a_row_are_warned_of(
+    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
     settings = ["trainer.devices=9", "data.max_length=128", "data.dir=null"]
     with (
         pytest.warns(UserWarning, match=r"8 of the longest rows.*tokens_per_batch=1152"),

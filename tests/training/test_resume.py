@@ -20,5 +20,9 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(
     config.write_text("".join(older))
     newest = latest(train_tiny(run, "trainer.max_steps=3"))
     assert newest is not None and newest.name == "step-00000003.ckpt"
-    with pytest.raises(UserError, match=r"model\.reversible=False, not True"):
+    told = r"model\.reversible=False, not True; continue it with model\.reversible=False,"
+    with pytest.raises(UserError, match=told):
         train_tiny(run, "model.reversible=true", "trainer.max_steps=4")
+    told = r"model\.dropout=0\.0, not 0\.1, and 2 more settings differ; .* in .*config\.yaml"
+    with pytest.raises(UserError, match=told):
+        train_tiny(run, "seed=7", "model.reversible=true", "model.dropout=0.1")
