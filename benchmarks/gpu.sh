@@ -22,6 +22,7 @@ needed = {
     "hydra": "hydra-core",
     "omegaconf": "omegaconf",
     "h5py": "h5py",
+    "Bio": "biopython",
     "rich": "rich",
     "safetensors": "safetensors",
     "matplotlib": "matplotlib",
