@@ -11,6 +11,7 @@ import pytest
 
 from protlm.errors import ExitCode
 from protlm.model.checkpoint import all_checkpoints, checkpoint_name, set_latest, step_of
+from protlm.training.metrics import METRICS, read_metrics
 
 STEPS = 10
 COMMON = (
@@ -172,6 +173,12 @@ def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> Non
             "smallest_denominator",
         }:
             assert found[name] == pytest.approx(expected[name], rel=1e-3)
+    ranks = {"one-to-two": 2, "two-to-one": 1, "two-to-four": 4}[moved]
+    timed = read_metrics(runs.folder / moved / METRICS)
+    last = [row for row in timed if "residues_per_second" in row][-1]
+    assert last["residues_per_second_per_device"] * ranks == pytest.approx(
+        last["residues_per_second"]
+    )
 
 
 def samples(runs: Runs, name: str) -> dict[tuple[int, ...], list[int]]:
