@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import wait
@@ -25,6 +26,7 @@ Result = TypeVar("Result")
 _AHEAD = 4
 # The number of a slot, as the pipes carry it.
 _NUMBER_BYTES = 4
+_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class WorkerDiedError(UserError):
@@ -105,8 +107,11 @@ class _Crew(Generic[Item, Result]):
             # algebra, which no worker uses.
             warnings.simplefilter("ignore", DeprecationWarning)
             for worker in self._workers:
-                worker.start()
-                self._started.append(worker)
+                # A signal in a child that is not yet a worker would unwind its parent's stack
+                # there, with all that cleans up behind it.
+                with _signals_held():
+                    worker.start()
+                    self._started.append(worker)
 
     def begin(self, slot: int, item: Item) -> None:
         """Has a worker apply the function to the item; its result will be in the slot."""
@@ -137,19 +142,21 @@ class _Crew(Generic[Item, Result]):
 
     def end(self) -> None:
         """Ends the workers, whatever they are at: nobody waits for it."""
-        for worker in self._started:
-            worker.kill()
-        for worker in self._started:
-            worker.join()
-        for pipe in (self._to_do, self._begun, self._done, self._ended):
-            os.close(pipe)
-        for slot in self._slots:
-            slot.close()
+        with _signals_held():
+            for worker in self._started:
+                worker.kill()
+            for worker in self._started:
+                worker.join()
+            for pipe in (self._to_do, self._begun, self._done, self._ended):
+                os.close(pipe)
+            for slot in self._slots:
+                slot.close()
 
     def _work(self) -> None:
         """What a worker does: it leaves Ctrl-C to its parent, and ends with that."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         # A pipe ends when nobody is left who could write into it.
         os.close(self._begun)
         while number := os.read(self._to_do, _NUMBER_BYTES):
@@ -160,6 +167,16 @@ class _Crew(Generic[Item, Result]):
                 error.add_note(f"In a worker process:\n{traceback.format_exc()}")
                 slot.put(_Failure(error))
             os.write(self._ended, number)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Has the signals that end a process wait for the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Slot:

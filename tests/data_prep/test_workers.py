@@ -182,3 +182,43 @@ def test_ctrl_c_ends_all_without_a_traceback(parent):
     assert parent.returncode == 130, told
     assert "Traceback" not in told
     assert not any(map(is_running, workers))
+
+
+def test_a_signal_in_a_child_that_is_not_yet_a_worker(monkeypatch):
+    """The child would clean up what is its parent's: the lock, and the folder it builds in."""
+    fork, this = os.fork, os.getpid()
+
+    def fork_and_interrupt():
+        pid = fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert results(abs, 5, 2) == [(f"tag {i}", i) for i in range(5)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if os.getpid() != this:
+            os._exit(1)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM} == set()
+
+
+def test_a_second_ctrl_c_does_not_keep_workers_alive(monkeypatch):
+    stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
+    next(stream)
+    kill = multiprocessing.process.BaseProcess.kill
+
+    def kill_impatiently(process):
+        os.kill(os.getpid(), signal.SIGINT)
+        kill(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "kill", kill_impatiently)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream.throw(KeyboardInterrupt())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not multiprocessing.active_children()
