@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import tempfile
+import time
 import traceback
 import warnings
 from collections import deque
@@ -26,6 +27,7 @@ Result = TypeVar("Result")
 _AHEAD = 4
 # The number of a slot, as the pipes carry it.
 _NUMBER_BYTES = 4
+_OWN_SIGNAL_SECONDS = 2.0
 _SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
@@ -71,6 +73,24 @@ def in_order(
 def _first(crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]) -> tuple[Tag, Result]:
     tag, slot = waiting.popleft()
     return tag, crew.finish(slot)
+
+
+def _death(dead: list[BaseProcess]) -> WorkerDiedError:
+    """What is to be told of workers that have died.
+
+    Clusters end the processes of a job one by one: where a worker was told to end, this process
+    soon is too, and what listens to that signal here says it better.
+    """
+    for worker in dead:
+        worker.join()
+    again = "type the same command again to go on from where it was"
+    if any(worker.exitcode == -signal.SIGTERM for worker in dead):
+        time.sleep(_OWN_SIGNAL_SECONDS)
+        return WorkerDiedError(f"a worker process was told to end (SIGTERM); {again}")
+    return WorkerDiedError(
+        f"a worker process was killed, perhaps because the memory ran out; {again}, with fewer "
+        "--workers if it was the memory"
+    )
 
 
 @dataclass(frozen=True)
@@ -128,11 +148,7 @@ class _Crew(Generic[Item, Result]):
         while slot not in self._finished:
             ready = wait([self._done, *(worker.sentinel for worker in self._started)])
             if self._done not in ready:
-                raise WorkerDiedError(
-                    "a worker process was killed, perhaps because the memory ran out; type the "
-                    "same command again to go on from where it was, with fewer --workers if it "
-                    "was the memory"
-                )
+                raise _death([worker for worker in self._started if worker.sentinel in ready])
             self._finished.add(int.from_bytes(os.read(self._done, _NUMBER_BYTES)))
         self._finished.remove(slot)
         result = self._slots[slot].take()

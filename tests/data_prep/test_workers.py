@@ -118,6 +118,7 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence():
 # The parent says who its workers are, and is then killed or interrupted in mid-stream.
 PARENT = """
 import os, signal, sys, time
+from data_prep.interruption import sigterm_as_interrupt
 from data_prep.workers import in_order
 from protlm.errors import exit_with_message
 
@@ -126,8 +127,9 @@ def work(number):
     return os.getpid()
 
 def run():
-    for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
-        print(pid, flush=True)
+    with sigterm_as_interrupt():
+        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
+            print(pid, flush=True)
 
 # A shell lets what it starts in the background ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -182,6 +184,23 @@ def test_ctrl_c_ends_all_without_a_traceback(parent):
     assert parent.returncode == 130, told
     assert "Traceback" not in told
     assert not any(map(is_running, workers))
+
+
+def test_a_job_whose_processes_are_told_to_end_one_by_one(parent):
+    """As SLURM does it: workers that die first are no sign that the memory ran out."""
+    for worker in two_workers(parent):
+        os.kill(worker, signal.SIGTERM)
+    time.sleep(0.3)
+    parent.terminate()
+    told = parent.communicate(timeout=60)[1]
+    assert (parent.returncode, told) == (130, "protlm: interrupted\n")
+
+
+def test_a_worker_alone_that_is_told_to_end(parent):
+    os.kill(two_workers(parent).pop(), signal.SIGTERM)
+    told = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 1
+    assert "a worker process was told to end (SIGTERM); type the same command again" in told
 
 
 def test_a_signal_in_a_child_that_is_not_yet_a_worker(monkeypatch):
