@@ -100,6 +100,16 @@ class _Failure:
     error: Exception
 
 
+def _as_it_can_be_handed_over(error: Exception) -> Exception:
+    """The error, or what it says where another process could not be given it."""
+    try:
+        # Many an exception can be pickled, but not be made again of its message alone.
+        pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 class _Crew(Generic[Item, Result]):
     """Workers, and the slots through which they are given items and give back results.
 
@@ -180,8 +190,9 @@ class _Crew(Generic[Item, Result]):
             try:
                 slot.put(self._function(slot.take()))
             except Exception as error:
-                error.add_note(f"In a worker process:\n{traceback.format_exc()}")
-                slot.put(_Failure(error))
+                failure = _as_it_can_be_handed_over(error)
+                failure.add_note(f"In a worker process:\n{traceback.format_exc()}")
+                slot.put(_Failure(failure))
             os.write(self._ended, number)
 
 

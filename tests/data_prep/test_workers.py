@@ -90,6 +90,27 @@ def test_a_result_that_cannot_be_handed_over_is_an_error():
         results(lambda number: lambda: number, 5, 2)
 
 
+class TwoArgumentsError(Exception):
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+
+
+class HoldingError(Exception):
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+        self.held = lambda: None
+
+
+@pytest.mark.parametrize("kind", [TwoArgumentsError, HoldingError])
+def test_an_error_that_cannot_be_handed_over_is_told(kind):
+    def stumble(number):
+        raise kind("stumbled", number)
+
+    with pytest.raises(RuntimeError, match=f"{kind.__name__}: stumbled at 0") as caught:
+        results(stumble, 3, 2)
+    assert "in stumble" in "".join(caught.value.__notes__)
+
+
 def test_nothing_is_left_of_a_stream_that_is_given_up():
     def state():
         # What others left to be collected may close its files at any moment.
