@@ -213,9 +213,10 @@ class _Slot:
     """
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
+        try:
             self._file = os.memfd_create("protlm")
-        else:
+        except (AttributeError, PermissionError):
+            # Only Linux knows it, and a hardened one (vm.memfd_noexec=2) refuses it.
             with tempfile.TemporaryFile() as file:
                 self._file = os.dup(file.fileno())
 
@@ -223,6 +224,8 @@ class _Slot:
         os.lseek(self._file, 0, os.SEEK_SET)
         with os.fdopen(self._file, "wb", closefd=False) as file:
             pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
+            # Else every slot would keep the memory of the largest content that it ever had.
+            file.truncate()
 
     def take(self) -> Any:
         os.lseek(self._file, 0, os.SEEK_SET)

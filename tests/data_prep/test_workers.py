@@ -1,5 +1,7 @@
 """Workers: results in the order of the items, and an end for whatever becomes of a worker."""
 
+import contextlib
+import errno
 import gc
 import multiprocessing
 import os
@@ -74,6 +76,36 @@ def test_items_and_results_of_any_size_come_whole():
     items = ((size, bytes([size % 251]) * size) for size in sizes)
     stream = in_order(lambda item: (item[::-1], len(item)), items, 3)
     assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
+
+
+def test_slots_give_the_memory_of_large_items_back():
+    def held():
+        """Bytes in the files without a name that this process has open."""
+        files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        sizes = []
+        for file in files:
+            with contextlib.suppress(OSError):
+                status = os.fstat(file)
+                sizes.append(status.st_size if status.st_nlink == 0 else 0)
+        return sum(sizes)
+
+    before = held()
+    items = ((n, bytes(4_000_000 if n < 12 else 10)) for n in range(40))
+    for number, _ in in_order(lambda item: item, items, 2):
+        if number == 39:
+            assert held() < before + 100_000
+
+
+@pytest.mark.parametrize("refusal", ["missing", "forbidden"])
+def test_a_system_without_files_in_memory(monkeypatch, refusal):
+    def refuse(name):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if refusal == "missing":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    test_items_and_results_of_any_size_come_whole()
 
 
 def test_an_error_tells_where_in_the_worker_it_was():
