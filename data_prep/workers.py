@@ -47,7 +47,7 @@ def in_order(
 
     Raises:
         WorkerDiedError: a worker has died.
-        Exception: what the function raises.
+        Exception: what the function or the items raise, behind the results before.
     """
     if num_workers == 1:
         yield from ((tag, function(item)) for tag, item in items)
@@ -56,9 +56,14 @@ def in_order(
     # Results are taken in order, so the slot that comes next is the one that is free.
     slots = cycle(range(crew.num_slots))
     waiting: deque[tuple[Tag, int]] = deque()
+    failure = None
     try:
         crew.start()
-        for tag, item in items:
+        for drawn in _and_error(items):
+            if isinstance(drawn, Exception):
+                failure = drawn
+                break
+            tag, item = drawn
             slot = next(slots)
             crew.begin(slot, item)
             waiting.append((tag, slot))
@@ -66,8 +71,18 @@ def in_order(
                 yield _first(crew, waiting)
         while waiting:
             yield _first(crew, waiting)
+        if failure is not None:
+            raise failure
     finally:
         crew.end()
+
+
+def _and_error(items: Iterator[tuple[Tag, Item]]) -> Iterator[tuple[Tag, Item] | Exception]:
+    """The items, and the error in drawing one: as with one worker, what came before it is first."""
+    try:
+        yield from items
+    except Exception as error:
+        yield error
 
 
 def _first(crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]) -> tuple[Tag, Result]:

@@ -49,6 +49,29 @@ def test_an_error_comes_where_its_item_is(workers):
     assert seen == list(range(7))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("fails_at", "told"), [(20, "read 12"), (10, "item 10")])
+def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, fails_at, told):
+    """What a user is told must not depend on how far ahead the reader was."""
+
+    def items():
+        for number in range(12):
+            yield number, number
+        raise InputDataError("read 12")
+
+    def fail(number):
+        time.sleep(0.002)
+        if number == fails_at:
+            raise InputDataError(f"item {number}")
+        return number
+
+    seen = []
+    with pytest.raises(InputDataError, match=told):
+        for _, result in in_order(fail, items(), workers):
+            seen.append(result)
+    assert seen == list(range(min(12, fails_at)))
+
+
 def test_items_are_not_read_far_ahead():
     drawn = []
 
