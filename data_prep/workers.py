@@ -27,6 +27,9 @@ Result = TypeVar("Result")
 _AHEAD = 4
 # The number of a slot, as the pipes carry it.
 _NUMBER_BYTES = 4
+# What a slot keeps for the next content: two blocks, so that the usual ones cost no new pages.
+_KEPT_BYTES = 8 << 20
+# How long this process waits for a signal that its workers were given already.
 _OWN_SIGNAL_SECONDS = 2.0
 _SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
@@ -240,7 +243,7 @@ class _Slot:
         with os.fdopen(self._file, "wb", closefd=False) as file:
             pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
             # Else every slot would keep the memory of the largest content that it ever had.
-            file.truncate()
+            file.truncate(max(file.tell(), _KEPT_BYTES))
 
     def take(self) -> Any:
         os.lseek(self._file, 0, os.SEEK_SET)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import workers
 from data_prep.workers import WorkerDiedError, in_order
 from protlm.errors import ExitCode, InputDataError
 
@@ -101,7 +102,7 @@ def test_items_and_results_of_any_size_come_whole():
     assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
 
 
-def test_slots_give_the_memory_of_large_items_back():
+def test_slots_give_the_memory_of_large_items_back(monkeypatch):
     def held():
         """Bytes in the files without a name that this process has open."""
         files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
@@ -109,9 +110,10 @@ def test_slots_give_the_memory_of_large_items_back():
         for file in files:
             with contextlib.suppress(OSError):
                 status = os.fstat(file)
-                sizes.append(status.st_size if status.st_nlink == 0 else 0)
+                sizes.append(status.st_blocks * 512 if status.st_nlink == 0 else 0)
         return sum(sizes)
 
+    monkeypatch.setattr(workers, "_KEPT_BYTES", 10_000)
     before = held()
     items = ((n, bytes(4_000_000 if n < 12 else 10)) for n in range(40))
     for number, _ in in_order(lambda item: item, items, 2):
