@@ -49,6 +49,7 @@ def in_order(
     that whatever the function holds is shared and never copied.
 
     Raises:
+        UserError: the system does not give so many processes or open files.
         WorkerDiedError: a worker has died.
         Exception: what the function or the items raise, behind the results before.
     """
@@ -61,7 +62,8 @@ def in_order(
     waiting: deque[tuple[Tag, int]] = deque()
     failure = None
     try:
-        crew.start()
+        with _refusal_explained(num_workers):
+            crew.start()
         for drawn in _and_error(items):
             if isinstance(drawn, Exception):
                 failure = drawn
@@ -78,6 +80,17 @@ def in_order(
             raise failure
     finally:
         crew.end()
+
+
+@contextmanager
+def _refusal_explained(num_workers: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{num_workers} worker processes cannot be started ({error.strerror}): use fewer "
+            "--workers, or allow more processes and open files (ulimit -u, ulimit -n)"
+        ) from error
 
 
 def _and_error(items: Iterator[tuple[Tag, Item]]) -> Iterator[tuple[Tag, Item] | Exception]:
@@ -137,7 +150,7 @@ class _Crew(Generic[Item, Result]):
 
     def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
         self.num_slots = num_workers + _AHEAD
-        self._slots = [_Slot() for _ in range(self.num_slots)]
+        self._slots: list[_Slot] = []
         self._function = function
         self._finished: set[int] = set()
         self._to_do, self._begun = os.pipe()
@@ -149,7 +162,9 @@ class _Crew(Generic[Item, Result]):
         self._started: list[BaseProcess] = []
 
     def start(self) -> None:
-        """Forks the workers."""
+        """Makes the slots, and forks the workers."""
+        for _ in range(self.num_slots):
+            self._slots.append(_Slot())
         with warnings.catch_warnings():
             # Python 3.12 warns of forks where there are threads, as those of numpy's linear
             # algebra, which no worker uses.

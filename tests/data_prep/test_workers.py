@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from data_prep import workers
 from data_prep.workers import WorkerDiedError, in_order
-from protlm.errors import ExitCode, InputDataError
+from protlm.errors import ExitCode, InputDataError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -168,18 +169,19 @@ def test_an_error_that_cannot_be_handed_over_is_told(kind):
     assert "in stumble" in "".join(caught.value.__notes__)
 
 
-def test_nothing_is_left_of_a_stream_that_is_given_up():
-    def state():
-        # What others left to be collected may close its files at any moment.
-        gc.collect()
-        return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
+def open_files_and_workers():
+    # What others left to be collected may close its files at any moment.
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
 
-    before = state()
+
+def test_nothing_is_left_of_a_stream_that_is_given_up():
+    before = open_files_and_workers()
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
     next(stream)
     assert len(multiprocessing.active_children()) == 2
     stream.close()
-    assert state() == before
+    assert open_files_and_workers() == before
 
 
 def test_a_killed_worker_ends_the_stream_with_a_sentence():
@@ -319,3 +321,30 @@ def test_a_second_ctrl_c_does_not_keep_workers_alive(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert not multiprocessing.active_children()
+
+
+def test_no_more_processes_than_the_system_gives(monkeypatch):
+    fork, forked = os.fork, []
+
+    def fork_twice():
+        if len(forked) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        forked.append(fork())
+        return forked[-1]
+
+    monkeypatch.setattr(os, "fork", fork_twice)
+    with pytest.raises(UserError, match=r"^5 worker processes.*unavailable.*fewer --workers"):
+        results(abs, 5, 5)
+    assert not multiprocessing.active_children()
+
+
+def test_no_more_files_than_the_system_gives():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = open_files_and_workers()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with pytest.raises(UserError, match=r"^256 worker processes.*open files.*ulimit -n"):
+            results(abs, 5, 256)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_files_and_workers() == before
