@@ -195,6 +195,20 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence():
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
+@pytest.mark.parametrize("parity", [0, 1])
+def test_the_death_of_any_worker_is_seen(parity):
+    """Also while the other one lives on, and would be waited for without end."""
+
+    def die(number):
+        time.sleep(0.01)
+        if int(multiprocessing.current_process().name.rpartition("-")[2]) % 2 == parity:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with pytest.raises(WorkerDiedError):
+        results(die, 30, 2)
+
+
 # The parent says who its workers are, and is then killed or interrupted in mid-stream.
 PARENT = """
 import os, signal, sys, time
