@@ -60,24 +60,20 @@ def in_order(
     # Results are taken in order, so the slot that comes next is the one that is free.
     slots = cycle(range(crew.num_slots))
     waiting: deque[tuple[Tag, int]] = deque()
-    failure = None
     try:
         with _refusal_explained(num_workers):
             crew.start()
         for drawn in _and_error(items):
             if isinstance(drawn, Exception):
-                failure = drawn
-                break
+                yield from _rest(crew, waiting)
+                raise drawn
             tag, item = drawn
             slot = next(slots)
             crew.begin(slot, item)
             waiting.append((tag, slot))
             if len(waiting) == crew.num_slots:
                 yield _first(crew, waiting)
-        while waiting:
-            yield _first(crew, waiting)
-        if failure is not None:
-            raise failure
+        yield from _rest(crew, waiting)
     finally:
         crew.end()
 
@@ -122,6 +118,13 @@ def _death(dead: list[BaseProcess]) -> WorkerDiedError:
         f"a worker process was killed, perhaps because the memory ran out; {again}, with fewer "
         "--workers if it was the memory"
     )
+
+
+def _rest(
+    crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]
+) -> Iterator[tuple[Tag, Result]]:
+    while waiting:
+        yield _first(crew, waiting)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -321,13 +322,13 @@ def test_a_signal_in_a_child_that_is_not_yet_a_worker(monkeypatch):
 def test_a_second_ctrl_c_does_not_keep_workers_alive(monkeypatch):
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
     next(stream)
-    kill = multiprocessing.process.BaseProcess.kill
+    kill = BaseProcess.kill
 
     def kill_impatiently(process):
         os.kill(os.getpid(), signal.SIGINT)
         kill(process)
 
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "kill", kill_impatiently)
+    monkeypatch.setattr(BaseProcess, "kill", kill_impatiently)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
