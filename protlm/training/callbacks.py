@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
+import torch.distributed as dist
 from pytorch_lightning.callbacks import Callback
 
 from protlm.attention.base import RandomFeatures
@@ -25,8 +25,9 @@ class AgreeOnStart(Callback):
         Raises:
             UserError: the ranks do not see the same checkpoints.
         """
-        mine = torch.tensor(trainer.global_step, device=pl_module.device)
-        steps = trainer.strategy.all_gather(mine).flatten().tolist()
+        steps = [trainer.global_step] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(steps, trainer.global_step)
         other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
         if other is not None:
             raise UserError(

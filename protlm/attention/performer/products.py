@@ -5,8 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# A call of oneDNN costs some 17 µs, in which a thread of MKL's makes so many multiplications.
-_SMALL = 1 << 20
+# A call of oneDNN costs some 17 µs: MKL is ahead below so many multiplications on two threads, and
+# below half of that on one. It must not depend on the threads: they may change before the backward.
+_SMALL = 1 << 21
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,7 +36,7 @@ def _are_small(x: Tensor, w: Tensor) -> bool:
     MKL takes all of them in one call.
     """
     multiplications = x.shape[-2] * w.shape[-2] * w.shape[-1]
-    return w.dim() > 2 and multiplications < _SMALL * torch.get_num_threads()
+    return w.dim() > 2 and multiplications < _SMALL
 
 
 def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

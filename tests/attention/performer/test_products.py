@@ -48,7 +48,6 @@ def test_what_is_large_or_shared_is_left_to_one_call_each(monkeypatch: pytest.Mo
         return linear(x, w, bias)
 
     monkeypatch.setattr(products, "_linear", count)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     x, w, _ = operands(2, 3)
     products.product(x, w)
     assert calls == []
