@@ -1,5 +1,6 @@
 """The matrix products that linear attention is made of, by the fastest library at hand."""
 
+import math
 from functools import cache
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 
 # A call of oneDNN costs some 17 µs: MKL is ahead below so many multiplications on two threads, and
 # below half of that on one. It must not depend on the threads: they may change before the backward.
-_SMALL = 1 << 21
+# Nor are sums over more positions left to MKL, which adds them up less exactly.
+_SMALL, _SHORT = 1 << 21, 512
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,8 +37,8 @@ def _are_small(x: Tensor, w: Tensor) -> bool:
 
     MKL takes all of them in one call.
     """
-    multiplications = x.shape[-2] * w.shape[-2] * w.shape[-1]
-    return w.dim() > 2 and multiplications < _SMALL
+    sizes = x.shape[-2], w.shape[-2], w.shape[-1]
+    return w.dim() > 2 and max(sizes) <= _SHORT and math.prod(sizes) < _SMALL
 
 
 def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

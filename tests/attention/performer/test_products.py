@@ -56,3 +56,9 @@ def test_what_is_large_or_shared_is_left_to_one_call_each(monkeypatch: pytest.Mo
     monkeypatch.setattr(products, "_SMALL", 33 * 9 * 16)
     products.product(x, w)
     assert calls == [2, *[33] * 6]
+    # Many positions, whichever side of the product they are on.
+    monkeypatch.setattr(products, "_SMALL", 1 << 30)
+    for rows, width in ((600, 4), (4, 600)):
+        calls.clear()
+        products.product(torch.ones(2, 3, rows, width), torch.ones(2, 3, 5, width))
+        assert calls == [rows] * 6
