@@ -5,16 +5,19 @@ import os
 import pickle
 import signal
 import tempfile
+import time
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from data_prep.interruption import interrupts_held
 from protlm.errors import ExitCode, UserError
 
 Tag = TypeVar("Tag")
@@ -25,6 +28,10 @@ Result = TypeVar("Result")
 _AHEAD = 4
 # The number of a slot, as the pipes carry it.
 _NUMBER_BYTES = 4
+# What a slot keeps for the next content: two blocks, so that the usual ones cost no new pages.
+_KEPT_BYTES = 8 << 20
+# How long this process waits for a signal that its workers were given already.
+_OWN_SIGNAL_SECONDS = 2.0
 
 
 class WorkerDiedError(UserError):
@@ -42,8 +49,9 @@ def in_order(
     that whatever the function holds is shared and never copied.
 
     Raises:
+        UserError: the system does not give so many processes or open files.
         WorkerDiedError: a worker has died.
-        Exception: what the function raises.
+        Exception: what the function or the items raise, behind the results before.
     """
     if num_workers == 1:
         yield from ((tag, function(item)) for tag, item in items)
@@ -53,17 +61,40 @@ def in_order(
     slots = cycle(range(crew.num_slots))
     waiting: deque[tuple[Tag, int]] = deque()
     try:
-        crew.start()
-        for tag, item in items:
+        with _refusal_explained(num_workers):
+            crew.start()
+        for drawn in _and_error(items):
+            if isinstance(drawn, Exception):
+                yield from _rest(crew, waiting)
+                raise drawn
+            tag, item = drawn
             slot = next(slots)
             crew.begin(slot, item)
             waiting.append((tag, slot))
             if len(waiting) == crew.num_slots:
                 yield _first(crew, waiting)
-        while waiting:
-            yield _first(crew, waiting)
+        yield from _rest(crew, waiting)
     finally:
         crew.end()
+
+
+@contextmanager
+def _refusal_explained(num_workers: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{num_workers} worker processes cannot be started ({error.strerror}): use fewer "
+            "--workers, or allow more processes and open files (ulimit -u, ulimit -n)"
+        ) from error
+
+
+def _and_error(items: Iterator[tuple[Tag, Item]]) -> Iterator[tuple[Tag, Item] | Exception]:
+    """The items, and the error in drawing one: as with one worker, what came before it is first."""
+    try:
+        yield from items
+    except Exception as error:
+        yield error
 
 
 def _first(crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]) -> tuple[Tag, Result]:
@@ -71,11 +102,46 @@ def _first(crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]) -> tupl
     return tag, crew.finish(slot)
 
 
+def _death(dead: list[BaseProcess]) -> WorkerDiedError:
+    """What is to be told of workers that have died.
+
+    Clusters end the processes of a job one by one: where a worker was told to end, this process
+    soon is too, and what listens to that signal here says it better.
+    """
+    for worker in dead:
+        worker.join()
+    again = "type the same command again to go on from where it was"
+    if any(worker.exitcode == -signal.SIGTERM for worker in dead):
+        time.sleep(_OWN_SIGNAL_SECONDS)
+        return WorkerDiedError(f"a worker process was told to end (SIGTERM); {again}")
+    return WorkerDiedError(
+        f"a worker process was killed, perhaps because the memory ran out; {again}, with fewer "
+        "--workers if it was the memory"
+    )
+
+
+def _rest(
+    crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]
+) -> Iterator[tuple[Tag, Result]]:
+    while waiting:
+        yield _first(crew, waiting)
+
+
 @dataclass(frozen=True)
 class _Failure:
     """What the function raised."""
 
     error: Exception
+
+
+def _as_it_can_be_handed_over(error: Exception) -> Exception:
+    """The error, or what it says where another process could not be given it."""
+    try:
+        # Many an exception can be pickled, but not be made again of its message alone.
+        pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class _Crew(Generic[Item, Result]):
@@ -87,26 +153,41 @@ class _Crew(Generic[Item, Result]):
 
     def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
         self.num_slots = num_workers + _AHEAD
-        self._slots = [_Slot() for _ in range(self.num_slots)]
-        self._function = function
+        self._function, self._num_workers = function, num_workers
         self._finished: set[int] = set()
-        self._to_do, self._begun = os.pipe()
-        self._done, self._ended = os.pipe()
-        context = multiprocessing.get_context("fork")
-        self._workers = [
-            context.Process(target=self._work, daemon=True) for _ in range(num_workers)
-        ]
-        self._started: list[BaseProcess] = []
+        self._slots: list[_Slot] = []
+        self._workers: list[BaseProcess] = []
+        self._closing = ExitStack()
 
     def start(self) -> None:
-        """Forks the workers."""
+        """Opens the slots and the pipes, and forks the workers.
+
+        Raises:
+            OSError: the system does not give so many processes or open files.
+        """
+        for _ in range(self.num_slots):
+            self._slots.append(_Slot())
+            self._closing.callback(self._slots[-1].close)
+        self._to_do, self._begun = self._pipe()
+        self._done, self._ended = self._pipe()
+        context = multiprocessing.get_context("fork")
         with warnings.catch_warnings():
             # Python 3.12 warns of forks where there are threads, as those of numpy's linear
             # algebra, which no worker uses.
             warnings.simplefilter("ignore", DeprecationWarning)
-            for worker in self._workers:
-                worker.start()
-                self._started.append(worker)
+            for _ in range(self._num_workers):
+                worker = context.Process(target=self._work, daemon=True)
+                # A signal in a child that is not yet a worker would unwind its parent's stack
+                # there, with all that cleans up behind it.
+                with interrupts_held():
+                    worker.start()
+                    self._workers.append(worker)
+
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        for end in ends:
+            self._closing.callback(os.close, end)
+        return ends
 
     def begin(self, slot: int, item: Item) -> None:
         """Has a worker apply the function to the item; its result will be in the slot."""
@@ -121,13 +202,9 @@ class _Crew(Generic[Item, Result]):
             Exception: what the function raised.
         """
         while slot not in self._finished:
-            ready = wait([self._done, *(worker.sentinel for worker in self._started)])
+            ready = wait([self._done, *(worker.sentinel for worker in self._workers)])
             if self._done not in ready:
-                raise WorkerDiedError(
-                    "a worker process was killed, perhaps because the memory ran out; type the "
-                    "same command again to go on from where it was, with fewer --workers if it "
-                    "was the memory"
-                )
+                raise _death([worker for worker in self._workers if worker.sentinel in ready])
             self._finished.add(int.from_bytes(os.read(self._done, _NUMBER_BYTES)))
         self._finished.remove(slot)
         result = self._slots[slot].take()
@@ -137,14 +214,11 @@ class _Crew(Generic[Item, Result]):
 
     def end(self) -> None:
         """Ends the workers, whatever they are at: nobody waits for it."""
-        for worker in self._started:
-            worker.kill()
-        for worker in self._started:
-            worker.join()
-        for pipe in (self._to_do, self._begun, self._done, self._ended):
-            os.close(pipe)
-        for slot in self._slots:
-            slot.close()
+        with interrupts_held(), self._closing:
+            for worker in self._workers:
+                worker.kill()
+            for worker in self._workers:
+                worker.join()
 
     def _work(self) -> None:
         """What a worker does: it leaves Ctrl-C to its parent, and ends with that."""
@@ -157,8 +231,9 @@ class _Crew(Generic[Item, Result]):
             try:
                 slot.put(self._function(slot.take()))
             except Exception as error:
-                error.add_note(f"In a worker process:\n{traceback.format_exc()}")
-                slot.put(_Failure(error))
+                failure = _as_it_can_be_handed_over(error)
+                failure.add_note(f"In a worker process:\n{traceback.format_exc()}")
+                slot.put(_Failure(failure))
             os.write(self._ended, number)
 
 
@@ -169,9 +244,10 @@ class _Slot:
     """
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
+        try:
             self._file = os.memfd_create("protlm")
-        else:
+        except (AttributeError, PermissionError):
+            # Only Linux knows it, and a hardened one (vm.memfd_noexec=2) refuses it.
             with tempfile.TemporaryFile() as file:
                 self._file = os.dup(file.fileno())
 
@@ -179,6 +255,8 @@ class _Slot:
         os.lseek(self._file, 0, os.SEEK_SET)
         with os.fdopen(self._file, "wb", closefd=False) as file:
             pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
+            # Else every slot would keep the memory of the largest content that it ever had.
+            file.truncate(max(file.tell(), _KEPT_BYTES))
 
     def take(self) -> Any:
         os.lseek(self._file, 0, os.SEEK_SET)

@@ -1,19 +1,26 @@
 """Workers: results in the order of the items, and an end for whatever becomes of a worker."""
 
+import contextlib
+import errno
 import gc
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from data_prep import workers
+from data_prep.interruption import interrupts_held
 from data_prep.workers import WorkerDiedError, in_order
-from protlm.errors import ExitCode, InputDataError
+from protlm.errors import ExitCode, InputDataError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,6 +54,29 @@ def test_an_error_comes_where_its_item_is(workers):
     assert seen == list(range(7))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("fails_at", "told"), [(20, "read 12"), (10, "item 10")])
+def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, fails_at, told):
+    """What a user is told must not depend on how far ahead the reader was."""
+
+    def items():
+        for number in range(12):
+            yield number, number
+        raise InputDataError("read 12")
+
+    def fail(number):
+        time.sleep(0.002)
+        if number == fails_at:
+            raise InputDataError(f"item {number}")
+        return number
+
+    seen = []
+    with pytest.raises(InputDataError, match=told):
+        for _, result in in_order(fail, items(), workers):
+            seen.append(result)
+    assert seen == list(range(min(12, fails_at)))
+
+
 def test_items_are_not_read_far_ahead():
     drawn = []
 
@@ -76,6 +106,37 @@ def test_items_and_results_of_any_size_come_whole():
     assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
 
 
+def test_slots_give_the_memory_of_large_items_back(monkeypatch):
+    def held():
+        """Bytes in the files without a name that this process has open."""
+        files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        sizes = []
+        for file in files:
+            with contextlib.suppress(OSError):
+                status = os.fstat(file)
+                sizes.append(status.st_blocks * 512 if status.st_nlink == 0 else 0)
+        return sum(sizes)
+
+    monkeypatch.setattr(workers, "_KEPT_BYTES", 10_000)
+    before = held()
+    items = ((n, bytes(4_000_000 if n < 12 else 10)) for n in range(40))
+    for number, _ in in_order(lambda item: item, items, 2):
+        if number == 39:
+            assert held() < before + 100_000
+
+
+@pytest.mark.parametrize("refusal", ["missing", "forbidden"])
+def test_a_system_without_files_in_memory(monkeypatch, refusal):
+    def refuse(name):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if refusal == "missing":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    test_items_and_results_of_any_size_come_whole()
+
+
 def test_an_error_tells_where_in_the_worker_it_was():
     def stumble(number):
         raise KeyError(number)
@@ -90,18 +151,40 @@ def test_a_result_that_cannot_be_handed_over_is_an_error():
         results(lambda number: lambda: number, 5, 2)
 
 
-def test_nothing_is_left_of_a_stream_that_is_given_up():
-    def state():
-        # What others left to be collected may close its files at any moment.
-        gc.collect()
-        return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
+class TwoArgumentsError(Exception):
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
 
-    before = state()
+
+class HoldingError(Exception):
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+        self.held = lambda: None
+
+
+@pytest.mark.parametrize("kind", [TwoArgumentsError, HoldingError])
+def test_an_error_that_cannot_be_handed_over_is_told(kind):
+    def stumble(number):
+        raise kind("stumbled", number)
+
+    with pytest.raises(RuntimeError, match=f"{kind.__name__}: stumbled at 0") as caught:
+        results(stumble, 3, 2)
+    assert "in stumble" in "".join(caught.value.__notes__)
+
+
+def open_files_and_workers():
+    # What others left to be collected may close its files at any moment.
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
+
+
+def test_nothing_is_left_of_a_stream_that_is_given_up():
+    before = open_files_and_workers()
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
     next(stream)
     assert len(multiprocessing.active_children()) == 2
     stream.close()
-    assert state() == before
+    assert open_files_and_workers() == before
 
 
 def test_a_killed_worker_ends_the_stream_with_a_sentence():
@@ -115,9 +198,25 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence():
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
+@pytest.mark.parametrize("parity", [0, 1])
+def test_the_death_of_any_worker_is_seen(parity):
+    """Also while the other one lives on, and would be waited for without end."""
+
+    def die(number):
+        time.sleep(0.01)
+        if int(multiprocessing.current_process().name.rpartition("-")[2]) % 2 == parity:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with pytest.raises(WorkerDiedError):
+        results(die, 30, 2)
+
+
 # The parent says who its workers are, and is then killed or interrupted in mid-stream.
 PARENT = """
 import os, signal, sys, time
+from data_prep.interruption import sigterm_as_interrupt
+from data_prep.interruption import interrupts_held
 from data_prep.workers import in_order
 from protlm.errors import exit_with_message
 
@@ -126,8 +225,9 @@ def work(number):
     return os.getpid()
 
 def run():
-    for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
-        print(pid, flush=True)
+    with sigterm_as_interrupt():
+        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
+            print(pid, flush=True)
 
 # A shell lets what it starts in the background ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -182,3 +282,107 @@ def test_ctrl_c_ends_all_without_a_traceback(parent):
     assert parent.returncode == 130, told
     assert "Traceback" not in told
     assert not any(map(is_running, workers))
+
+
+def test_a_job_whose_processes_are_told_to_end_one_by_one(parent):
+    """As SLURM does it: workers that die first are no sign that the memory ran out."""
+    for worker in two_workers(parent):
+        os.kill(worker, signal.SIGTERM)
+    time.sleep(0.3)
+    parent.terminate()
+    told = parent.communicate(timeout=60)[1]
+    assert (parent.returncode, told) == (130, "protlm: interrupted\n")
+
+
+def test_a_worker_alone_that_is_told_to_end(parent):
+    os.kill(two_workers(parent).pop(), signal.SIGTERM)
+    told = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 1
+    assert "a worker process was told to end (SIGTERM); type the same command again" in told
+
+
+def test_a_signal_in_a_child_that_is_not_yet_a_worker(monkeypatch):
+    """The child would clean up what is its parent's: the lock, and the folder it builds in."""
+    fork, this = os.fork, os.getpid()
+
+    def fork_and_interrupt():
+        pid = fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert results(abs, 5, 2) == [(f"tag {i}", i) for i in range(5)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if os.getpid() != this:
+            os._exit(1)
+
+
+def test_a_second_ctrl_c_does_not_keep_workers_alive(monkeypatch):
+    stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
+    next(stream)
+    # A signal that one thread has blocked comes by another: such as draws a bar of progress.
+    over = threading.Event()
+    threading.Thread(target=over.wait, daemon=True).start()
+    kill = BaseProcess.kill
+
+    def kill_impatiently(process):
+        os.kill(os.getpid(), signal.SIGINT)
+        kill(process)
+
+    monkeypatch.setattr(BaseProcess, "kill", kill_impatiently)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream.throw(KeyboardInterrupt())
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_held_comes_behind_the_block(number):
+    seen = []
+    before = signal.signal(number, lambda *_: seen.append("handled"))
+    try:
+        with interrupts_held():
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            seen.append("block")
+        assert seen == ["block", "handled"]
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        assert seen == ["block", "handled", "handled"]
+    finally:
+        signal.signal(number, before)
+
+
+def test_no_more_processes_than_the_system_gives(monkeypatch):
+    fork, forked = os.fork, []
+
+    def fork_twice():
+        if len(forked) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        forked.append(fork())
+        return forked[-1]
+
+    monkeypatch.setattr(os, "fork", fork_twice)
+    with pytest.raises(UserError, match=r"^5 worker processes.*unavailable.*fewer --workers"):
+        results(abs, 5, 5)
+    assert not multiprocessing.active_children()
+
+
+def test_no_more_files_than_the_system_gives():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = open_files_and_workers()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with pytest.raises(UserError, match=r"^256 worker processes.*open files.*ulimit -n"):
+            results(abs, 5, 256)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_files_and_workers() == before

@@ -136,3 +136,48 @@ def test_no_step_is_a_bad_moment(run_builder, tmp_path):
     done = run_builder(AT_EVERY_STEP, source, tmp_path / "builds", timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) > 40
+
+
+# Of the reader and its two encoders one is killed, and the build is continued.
+KILL_ONE = """
+import os, signal, time
+from data_prep.segments import OpenSegment
+
+source, folder, whom = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+out, partial = folder / "data", folder / "data.partial"
+build([source], folder / "whole", deduplicate=True)
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+def write_and_wait(*arguments):
+    write(*arguments)
+    time.sleep(0.5)
+
+pid = os.fork()
+if pid == 0:
+    write, OpenSegment.write = OpenSegment.write, write_and_wait
+    exit_with_message(lambda: build([source], out, workers=2, deduplicate=True))
+while not list(partial.glob("journal/segment-*.json")):
+    assert not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    time.sleep(0.001)
+workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+assert len(workers) == 2, workers
+os.kill(pid if whom == "reader" else int(workers[0]), signal.SIGKILL)
+ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+# A build whose killed encoder had nothing to do may end well with the other one.
+assert ended in ([-signal.SIGKILL] if whom == "reader" else [0, 1]), ended
+assert out.exists() == (ended == 0)
+if ended:
+    build([source], out, workers=2, deduplicate=True)
+assert contents(out) == contents(folder / "whole")
+assert sorted(p.name for p in folder.iterdir()) == ["data", "whole"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["reader", "encoder"])
+def test_one_process_of_a_build_is_killed(run_builder, proteins, tmp_path, whom):
+    done = run_builder(KILL_ONE, proteins, tmp_path, whom, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -173,6 +173,23 @@ def test_the_number_of_workers_may_change(begun, source, tmp_path, contents):
     assert contents(begun) == contents(tmp_path / "whole")
 
 
+def test_a_source_that_was_read_ahead_is_not_yet_finished(source, tmp_path, contents):
+    """Two workers have the reader in the second file while the first one's first segment ends."""
+
+    def fail():
+        raise InputDataError("stop here")
+
+    first = tmp_path / "first.fasta"
+    first.write_text("".join(f">F{i}\n{'MKVLAWERT' * 40}\n" for i in range(190)))
+    files, out = [first, source], tmp_path / "data"
+    with pytest.raises(InputDataError, match="stop here"):
+        prepare(files, out, split_rule=Meddling(fail, "F170"), options=options(workers=2))
+    assert list(out.with_name("data.partial").glob("journal/segment-*"))
+    prepare(files, out, split_rule=RULE, options=options())
+    prepare(files, tmp_path / "whole", split_rule=RULE, options=options())
+    assert contents(out) == contents(tmp_path / "whole")
+
+
 def test_standard_input_is_compared_with_what_it_was(source, tmp_path, monkeypatch, contents):
     def build(out, rule=RULE):
         with source.open("rb") as file:
