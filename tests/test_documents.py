@@ -5,9 +5,11 @@ import re
 import shlex
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,23 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_versions_agree() -> None:
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == PROJECT["version"] == protlm.__version__
+
+
+def settings_of(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every setting as it is typed, but for those of a mechanism."""
+    for field in fields(config):
+        value, name = getattr(config, field.name), prefix + field.name
+        if is_dataclass(value):
+            yield from settings_of(value, f"{name}.")
+        elif name != "attention":
+            plain = str(value) if isinstance(value, float) else json.dumps(value)
+            yield name, plain.strip('"')
+
+
+def test_every_setting_is_explained() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \| .{4,} \|$", text, re.MULTILINE)
+    assert sorted(rows) == sorted(settings_of(compose(TrainConfig, ())))
 
 
 def test_notebooks_are_short_and_clean() -> None:
