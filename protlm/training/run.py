@@ -251,4 +251,5 @@ def _strategy(config: TrainerConfig) -> Strategy | str:
         return ShardedStrategy(world_size, timeout=timeout)
     if config.strategy is StrategyName.auto and world_size == 1:
         return "auto"
-    return DDPStrategy(timeout=timeout)
+    # Buffers are projections and tables, which every rank draws alike.
+    return DDPStrategy(timeout=timeout, broadcast_buffers=False, gradient_as_bucket_view=True)
