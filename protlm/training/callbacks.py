@@ -5,6 +5,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch.distributed as dist
 from pytorch_lightning.callbacks import Callback
+from torch import nn
 
 from protlm.attention.base import RandomFeatures
 from protlm.data.batching import Progress
@@ -76,21 +77,32 @@ class TrackProgress(Callback):
 
 
 class RedrawFeatures(Callback):
-    """Redraws random projections as a pure function of the optimiser step, outside `forward`."""
+    """Redraws random projections as a pure function of the optimiser step, outside `forward`.
+
+    LAPACK's last bits differ between processors, so all ranks take rank 0's draw.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Takes rank 0's first draw everywhere, and its tables."""
+        for module in pl_module.modules():
+            _take_that_of_rank_0(trainer, module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Redraws where it is due, then takes rank 0's draw everywhere."""
+        """Redraws where it is due."""
         for module in pl_module.modules():
             if not isinstance(module, RandomFeatures) or module.redraw_every is None:
                 continue
             index, rest = divmod(trainer.global_step, module.redraw_every)
             if rest == 0:
                 module.redraw(index)
-                for buffer in module.buffers(recurse=False):
-                    # LAPACK's last bits differ between processors: all ranks take rank 0's.
-                    buffer.copy_(trainer.strategy.broadcast(buffer))
+                _take_that_of_rank_0(trainer, module)
+
+
+def _take_that_of_rank_0(trainer: pl.Trainer, module: nn.Module) -> None:
+    for buffer in module.buffers(recurse=False):
+        buffer.copy_(trainer.strategy.broadcast(buffer))
 
 
 class FinishValidation(Callback):

@@ -215,3 +215,34 @@ def test_a_disk_that_is_full_for_the_rank_that_saves(runs: Runs) -> None:
     assert [step_of(path) for path in kept["warned"]] == [1, 3, 4]
     assert [step_of(path) for path in kept["stopped"]] == [1]
     assert not list(runs.folder.rglob("*.part"))
+
+
+@pytest.mark.parametrize("redraw", ["null", "2"])
+def test_all_ranks_have_the_projections_of_rank_0(
+    redraw: str, run_ranks: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Where processors differ in the last bits of a draw; here it is more that they differ in."""
+    program = f"""
+from protlm.attention.performer.projection import Projection
+from protlm.training.callbacks import AgreeOnStart
+
+draw, begin, seen = Projection.draw, AgreeOnStart.on_train_start, []
+Projection.draw = lambda *given: draw(*given) + number
+
+def look(module):
+    seen.append([float(buffer.double().sum()) for buffer in module.network.buffers()])
+
+def look_and_begin(callback, trainer, module):
+    look(module)
+    begin(callback, trainer, module)
+
+AgreeOnStart.on_train_start = look_and_begin
+LanguageModeling.on_train_end = look
+redraw = "attention.redraw_every={redraw}"
+train("run", "attention=performer_softmax", redraw, "trainer.max_steps=3")
+print(json.dumps(seen))
+"""
+    (before, after), (before_1, after_1) = map(json.loads, run_ranks(tmp_path, program))
+    assert before != before_1
+    assert after == after_1
+    assert (after == before) == (redraw == "null")
