@@ -194,7 +194,9 @@ def data_info(directory: Path) -> None:
 @data_app.command("export")
 def data_export(
     directory: Path,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; default: print.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="One split; default: all.")] = None,
 ) -> None:
     """Write the sequences back as FASTA."""
@@ -313,7 +315,9 @@ def contacts(
 @app.command()
 def generate(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The FASTA file to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="x.fasta or x.fasta.gz to write; - prints.")
+    ],
     prefix: Annotated[str, typer.Option(help="Residues that all sequences begin with.")] = "",
     number: Annotated[int, typer.Option(help="How many sequences.")] = 10,
     max_length: Annotated[

@@ -1,10 +1,6 @@
 """The commands `protlm data verify`, `info` and `export`."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from rich.console import Console
@@ -15,9 +11,8 @@ from protlm.data import shards
 from protlm.data.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError, one_of
-from protlm.paths import complete_file
+from protlm.fasta_file import STANDARD_OUTPUT, fasta_file, fasta_text
 
-_COLUMNS = 60
 _QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 _LISTED_FAULTS = 20
 
@@ -85,7 +80,7 @@ def export(directory: Path, output: Path | None, split: str | None) -> None:
 
     Args:
         directory: the data set.
-        output: a file to make; None prints.
+        output: a file to make, gzip if its name ends with .gz; None or `-` prints.
         split: one split; None writes all.
 
     Raises:
@@ -97,18 +92,8 @@ def export(directory: Path, output: Path | None, split: str | None) -> None:
     if split is not None and split not in splits:
         raise UserError(f"{directory} has no split {split!r}; it has: {one_of(splits)}")
     readers = [shards.open_split(directory, name) for name in ([split] if split else splits)]
-    with _opened(output) as file:
+    with fasta_file(output or STANDARD_OUTPUT) as file:
         for reader in readers:
             for index in range(len(reader)):
                 sequence = VOCABULARY.decode(reader[index])
-                rows = [sequence[i : i + _COLUMNS] for i in range(0, len(sequence), _COLUMNS)]
-                file.write("\n".join([f">{reader.identifier(index)}", *rows, ""]))
-
-
-@contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
-    if output is None:
-        yield sys.stdout
-        return
-    with complete_file(output) as temporary, temporary.open("w", encoding="utf-8") as file:
-        yield file
+                file.write(fasta_text(reader.identifier(index), sequence))

@@ -7,11 +7,10 @@ from pathlib import Path
 from protlm.build import load_model
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
+from protlm.fasta_file import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.model.decoding import GeneratedSequence, Sampling
-from protlm.paths import check_output, complete_file
+from protlm.paths import check_output
 from protlm.progress import JobProgress
-
-_COLUMNS = 60
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,19 @@ class GenerateOptions:
 def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     """Writes sampled proteins as FASTA, with headers that say how they ended and how probable.
 
+    Args:
+        model_path: a run, a checkpoint or an exported folder.
+        output: the file to make, gzip if its name ends with .gz; `-` prints.
+        options: the settings.
+
     Raises:
         UserError: a model that does not generate, or an impossible setting.
         InputDataError: the model is damaged.
         OutputError: the output exists or cannot be written.
     """
-    check_output(output)
+    is_printed = output == STANDARD_OUTPUT
+    if not is_printed:
+        check_output(output)
     model = load_model(model_path, device=options.device)
     generated = model.generate(
         options.number,
@@ -47,9 +53,10 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     )
     # They come as they end, which depends on the batches; the file is in the order of the numbers.
     sequences = sorted(_watched(generated, options.number), key=lambda sequence: sequence.number)
-    with complete_file(output) as temporary, temporary.open("w", encoding="ascii") as file:
+    with fasta_file(output) as file:
         file.writelines(map(fasta_record, sequences))
-    print(output)
+    if not is_printed:
+        print(output)
 
 
 def _residues(prefix: str) -> str:
@@ -72,7 +79,7 @@ def fasta_record(sequence: GeneratedSequence) -> str:
     <BLANKLINE>
     """
     header = (
-        f">generated_{sequence.number} length={len(sequence.sequence)} "
+        f"generated_{sequence.number} length={len(sequence.sequence)} "
         f"sampled={sequence.num_sampled} ended={sequence.ended.value}"
     )
     if sequence.num_sampled:
@@ -80,9 +87,7 @@ def fasta_record(sequence: GeneratedSequence) -> str:
             f" log_probability={-sequence.nats / sequence.num_sampled:.4f} "
             f"perplexity={sequence.perplexity:.2f}"
         )
-    residues = sequence.sequence
-    rows = [residues[start : start + _COLUMNS] for start in range(0, len(residues), _COLUMNS)]
-    return "\n".join([header, *rows, ""])
+    return fasta_text(header, sequence.sequence)
 
 
 def _watched(generated: Iterator[GeneratedSequence], number: int) -> Iterator[GeneratedSequence]:

@@ -1,11 +1,16 @@
 """`protlm data verify`, `info` and `export`."""
 
+import errno
+import gzip
 import re
+import time
+from pathlib import Path
 
 import pytest
 
 from data_prep.prepare import prepare
 from data_prep.split import HashSplit
+from protlm import data_sets
 from protlm.data.records import Tally, read_records
 from protlm.data_sets import export, info, verify
 from protlm.errors import InputDataError, OutputError, UserError
@@ -50,14 +55,26 @@ def test_info_describes_splits_sources_and_counts(directory, capsys):
         assert word in text
 
 
-@pytest.mark.parametrize("to_file", [True, False])
-def test_export_gives_back_every_sequence(directory, tmp_path, capsys, to_file):
-    path = tmp_path / "back.fasta"
-    export(directory, path if to_file else None, None)
-    if not to_file:
+@pytest.mark.parametrize("output", ["back.fasta", None, "-"])
+def test_export_gives_back_every_sequence(directory, tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    path = Path("back.fasta")
+    export(directory, output and Path(output), None)
+    if output != "back.fasta":
+        assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
         path.write_text(capsys.readouterr().out)
     assert pairs(path) == pairs(TINY)
     assert max(len(line) for line in path.read_text().splitlines()) == 60
+
+
+def test_a_name_that_ends_with_gz_makes_gzip_of_the_same_bytes(directory, tmp_path, monkeypatch):
+    export(directory, tmp_path / "plain.fasta", None)
+    for name, now in (("one.fasta.gz", 1e9), ("two.fasta.gz", 2e9)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        export(directory, tmp_path / name, None)
+    one, two = ((tmp_path / name).read_bytes() for name in ("one.fasta.gz", "two.fasta.gz"))
+    assert one == two
+    assert gzip.decompress(one) == (tmp_path / "plain.fasta").read_bytes()
 
 
 def test_export_of_one_split(directory, tmp_path):
@@ -85,6 +102,17 @@ def test_a_damaged_shard_is_not_exported(directory, tmp_path):
     with pytest.raises(InputDataError, match="valid"):
         export(directory, path, None)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["back.fasta", "back.fasta.gz"])
+def test_what_ends_the_writing_leaves_nothing(directory, tmp_path, monkeypatch, name):
+    def fill_the_disk(header, residues):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(data_sets, "fasta_text", fill_the_disk)
+    with pytest.raises(OutputError, match=f"{name}: no space left"):
+        export(directory, tmp_path / name, None)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize("command", [verify, info, lambda path: export(path, None, None)])

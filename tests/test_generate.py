@@ -1,5 +1,6 @@
 """`protlm generate`: the file, its headers, the same file from the same seed, and the refusals."""
 
+import gzip
 import math
 import re
 import subprocess
@@ -68,6 +69,23 @@ def test_the_file_holds_what_was_asked_for(
         assert record.sequence.startswith("MKT")
         assert int(header["length"]) == len(record.sequence) == int(header["sampled"]) + 3
         assert (header["ended"] == "length") == (len(record.sequence) == 70)
+
+
+def test_what_is_printed_or_packed_is_what_the_file_holds(
+    causal_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = {}
+    for name in ("g.fasta", "g.fasta.gz", "-"):
+        generate(causal_run, Path(name), OPTIONS)
+        printed[name] = capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.fasta", "g.fasta.gz"]
+    assert printed["-"] == Path("g.fasta").read_text()
+    assert gzip.decompress(Path("g.fasta.gz").read_bytes()) == Path("g.fasta").read_bytes()
+    assert printed["g.fasta.gz"] == "g.fasta.gz\n"
 
 
 def test_the_header_tells_the_perplexity_of_the_forward_pass(
@@ -213,6 +231,8 @@ def test_the_command_takes_every_flag(
     options = GenerateOptions("MKT", 5, 30, sampling, seed=3)
     generate(causal_run, tmp_path / "again.fasta", options)
     assert (tmp_path / "again.fasta").read_bytes() == (tmp_path / "g.fasta").read_bytes()
+    done = protlm_command("generate", "-m", causal_run, "-o", "-", *flags.split(), *more.split())
+    assert done.stdout == (tmp_path / "g.fasta").read_text()
 
 
 @pytest.mark.parametrize(
