@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.families import OOD_FAMILY, HeldOutFamilies
 from data_prep.split import TEST, TRAIN, VALID, HashSplit
-from data_prep.tables import read_rows
+from data_prep.tables import excerpt, read_rows
 from protlm.data.records import Record
 from protlm.errors import InputDataError
 from protlm.paths import sha256_of
@@ -135,7 +135,7 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
     for number, fields in read_rows(path, "a cluster table"):
         if len(fields) != 2 or not all(fields):
             raise InputDataError(
-                f"{path}, line {number}: {fields!r:.120} is not a representative and a member, "
+                f"{path}, line {number}: {excerpt(fields)} is not a representative and a member, "
                 "separated by a tab (the cluster.tsv of MMseqs2)"
             )
         yield number, _member_name(fields[0]), _member_name(fields[1])

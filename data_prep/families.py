@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from data_prep.split import SplitRule
-from data_prep.tables import read_rows
+from data_prep.tables import excerpt, read_rows
 from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError
 from protlm.paths import sha256_of
@@ -183,8 +183,8 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
     for row_number, row in rows:
         if len(row) != len(fields):
             raise InputDataError(
-                f"{path}, line {row_number}: {len(row)} fields, not {len(fields)}; fetch the table "
-                "again"
+                f"{path}, line {row_number}: {len(row)} fields, not {len(fields)}, in "
+                f"{excerpt(row)}; fetch the table again"
             )
         entry, families = row[entry_column], row[family_column]
         if not entry or not _FAMILIES.fullmatch(families):

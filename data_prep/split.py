@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from data_prep.tables import read_rows
+from data_prep.tables import excerpt, read_rows
 from protlm.data.manifest import is_split_name
 from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError
@@ -155,7 +155,9 @@ def _read_splits(path: Path) -> dict[str, str]:
     for number, fields in rows:
         place = f"{path}, line {number}"
         if len(fields) != len(columns):
-            raise InputDataError(f"{place}: {len(fields)} fields, not {len(columns)}")
+            raise InputDataError(
+                f"{place}: {len(fields)} fields, not {len(columns)}, in {excerpt(fields)}"
+            )
         accession, split = fields[accession_column], fields[split_column]
         if not is_split_name(split):
             raise InputDataError(

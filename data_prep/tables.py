@@ -23,3 +23,13 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
             fields = line.rstrip("\n").split("\t")
             if fields != [""]:
                 yield number, fields
+
+
+def excerpt(fields: list[str]) -> str:
+    """The line as a message shows it: tabs and odd characters visible, and not all of a long one.
+
+    >>> print(excerpt(["P1", "train"]))
+    'P1\\ttrain'
+    """
+    line = "\t".join(fields)
+    return f"{line!r:.80}"

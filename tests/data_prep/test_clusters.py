@@ -148,7 +148,7 @@ def test_what_is_held_out_for_the_sake_of_its_cluster_is_noted(table, clusters, 
     [
         ("", "line 1: the cluster table is empty"),
         ("\n\n", "line 1"),
-        ("P1\tP1\nP1 P2\n", "line 2"),
+        ("P1\tP1\nP1 P2\n", "line 2: 'P1 P2' is not"),
         ("P1\tP1\nP1\tP2\tP3\n", "line 2"),
         ("P1\tP1\n\nP1\t\n", "line 3"),
     ],
