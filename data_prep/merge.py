@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from data_prep.report import Report, read_rejected, write_rejected
+from data_prep.wording import difference
 from protlm.data.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.data.records import MAX_LISTED
 from protlm.data.shards import open_split
@@ -55,9 +56,10 @@ def _mergeable(parts: Sequence[Path]) -> list[Manifest]:
     manifests = [read_manifest(part) for part in parts]
     for part, manifest in zip(parts, manifests, strict=True):
         if manifest.split_rule != manifests[0].split_rule:
+            told = difference(manifest.split_rule, manifests[0].split_rule)
             raise UserError(
-                f"{part} was split by another rule than {parts[0]} ({manifest.split_rule}, not "
-                f"{manifests[0].split_rule}): prepare it again with the same options"
+                f"{part} was split by another rule than {parts[0]} ({told}): prepare it again with "
+                "the same options"
             )
         for split in manifest.splits:
             open_split(part, split, verify="sizes")

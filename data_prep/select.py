@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from protlm.data.records import Record, Tally
@@ -36,9 +36,11 @@ class Selection:
         shortest = 1 if self.min_length is None else self.min_length
         longest = self.max_length
         if shortest < 1 or (longest is not None and longest < shortest):
+            bounds = {"--min-length": self.min_length, "--max-length": self.max_length}
+            given = " ".join(f"{flag} {n}" for flag, n in bounds.items() if n is not None)
             raise UserError(
-                f"--min-length {self.min_length} and --max-length {self.max_length} leave no "
-                "length: both are numbers of residues, the first not above the second"
+                f"{given}: no record has such a length; both are numbers of residues, at least 1, "
+                "the first not above the second"
             )
         if not all(organism.strip() for organism in self.organisms):
             raise UserError("--organism '' is no organism; give a name or a number: 9606")
@@ -73,7 +75,12 @@ class Selection:
 
     def describe(self) -> dict[str, Any]:
         """The selection by the flags that ask for it."""
-        return {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items()}
+        return {
+            "--min-length": self.min_length,
+            "--max-length": self.max_length,
+            "--no-fragments": self.no_fragments,
+            "--organism": self.organisms,
+        }
 
 
 def _is_of(record: Record, taxa: set[int], names: tuple[str, ...]) -> bool:

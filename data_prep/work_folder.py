@@ -15,6 +15,7 @@ import numpy as np
 from data_prep.journal import Journal, read_checked, write_checked
 from data_prep.lock import BuildLock
 from data_prep.sources import Source
+from data_prep.wording import as_typed, difference
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
@@ -23,6 +24,13 @@ from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error
 
 _PLAN, _DATA, _JOURNAL, _DIGESTS, _PARTS = "plan.json", "data", "journal", "digests", "parts"
 _FIRST_SEEN = "first-{:05d}.bin"
+# What a plan holds besides the settings, and what it is called when it is another one.
+_OTHERS = {
+    "protlm": "another protlm",
+    "vocabulary": "another vocabulary",
+    "sources": "other sources",
+    "split_rule": "another split rule",
+}
 
 
 @dataclass(frozen=True)
@@ -194,16 +202,14 @@ def _begin_or_continue(path: Path, plan: Plan) -> None:
         return
     begun = read_checked(path / _PLAN, lambda fields: {name: fields[name] for name in wanted})
     again = "type what was typed then to continue it, or add --restart to begin anew"
-    for flag, value in wanted["settings"].items():
-        if begun["settings"].get(flag) != value:
-            before = begun["settings"].get(flag)
-            raise UserError(f"{path} was begun with {flag} {before}, not {value}: {again}")
-    for name in ("protlm", "vocabulary", "sources", "split_rule"):
+    for flag in {**begun["settings"], **wanted["settings"]}:
+        before, now = (as_typed(flag, some["settings"].get(flag)) for some in (begun, wanted))
+        if before != now:
+            raise UserError(f"{path} was begun {before}, not {now}: {again}")
+    for name, words in _OTHERS.items():
         if begun[name] != wanted[name]:
-            raise UserError(
-                f"{path} was begun with another {name} ({begun[name]!s:.200}, not "
-                f"{wanted[name]!s:.200}): {again}"
-            )
+            told = difference(begun[name], wanted[name])
+            raise UserError(f"{path} was begun with {words} ({told}): {again}")
     for source, before, now in zip(
         plan.sources, begun["sizes and times"], wanted["sizes and times"], strict=True
     ):

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.journal import read_checked, write_checked
 from data_prep.prepare import PrepareOptions, prepare
+from data_prep.select import Selection
 from data_prep.split import HashSplit
 from protlm.data.records import ReadOptions, cutting
 from protlm.errors import InputDataError, UserError
@@ -145,26 +147,57 @@ def test_a_source_that_was_read_is_not_opened_again(source, tmp_path, proteins, 
 
 
 @pytest.mark.parametrize(
-    ("changed", "flag"),
+    ("changed", "told"),
     [
-        ({"shard_residues": 40_000}, "--shard-residues 30000, not 40000"),
-        ({"deduplicate": True}, "--deduplicate False, not True"),
+        (
+            {"shard_residues": 40_000},
+            "with --shard-residues 30000, not with --shard-residues 40000",
+        ),
+        ({"deduplicate": True}, "without --deduplicate, not with --deduplicate"),
         (
             {"reading": ReadOptions(ignore_trailing_garbage=True)},
-            "--ignore-trailing-garbage False, not True",
+            "without --ignore-trailing-garbage, not with --ignore-trailing-garbage",
+        ),
+        ({"selection": Selection(min_length=5)}, "without --min-length, not with --min-length 5"),
+        (
+            {"selection": Selection(organisms=("9606", "Homo sapiens"))},
+            "without --organism, not with --organism 9606 --organism 'Homo sapiens'",
         ),
     ],
 )
-def test_other_settings_do_not_continue_what_was_begun(begun, source, changed, flag):
-    with pytest.raises(UserError, match=f"{flag}.*--restart"):
+def test_other_settings_do_not_continue_what_was_begun(begun, source, changed, told):
+    with pytest.raises(UserError, match=f"was begun {told}: .*--restart"):
         prepare(
             [source],
             begun,
             split_rule=RULE,
             options=PrepareOptions(**{"shard_residues": 30_000, **changed}),
         )
-    with pytest.raises(UserError, match=r"another split_rule.*0\.1.*0\.2.*--restart"):
+
+
+def test_another_rule_or_other_sources_do_not_continue_what_was_begun(begun, source):
+    told = r"another split rule \(test_fraction: 0\.1, not 0\.2\): .*--restart"
+    with pytest.raises(UserError, match=told):
         prepare([source], begun, split_rule=HashSplit(0.1, 0.2), options=options())
+    other = source.with_name("other.fasta")
+    other.write_text(">P1\nMKV\n")
+    for sources, told in (([other], f"{source}, not {other}"), ([source, other], "nothing, not")):
+        with pytest.raises(UserError, match=rf"other sources \({told}.*--restart"):
+            prepare(sources, begun, split_rule=RULE, options=options())
+
+
+def test_what_an_earlier_version_did_not_know_is_not_asked_for(begun, source):
+    """A plan without a flag, as before there was one; and one with a flag that we do not know."""
+    plan = begun.with_name("data.partial") / "plan.json"
+    fields = read_checked(plan, dict)
+    del fields["settings"]["--deduplicate"]
+    plan.unlink()
+    write_checked(plan, {**fields, "settings": {**fields["settings"], "--odd": 1}})
+    with pytest.raises(UserError, match=r"was begun with --odd 1, not without --odd"):
+        prepare([source], begun, split_rule=RULE, options=options())
+    plan.unlink()
+    write_checked(plan, fields)
+    prepare([source], begun, split_rule=RULE, options=options())
 
 
 def test_the_number_of_workers_may_change(begun, source, tmp_path, contents):
