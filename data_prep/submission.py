@@ -63,11 +63,12 @@ class Submission:
         """The submission that `--executor` and `--slurm key=value` ask for, if any.
 
         Raises:
-            UserError: settings without an executor, an unknown one, or an impossible value.
+            UserError: settings without SLURM, an unknown one, or an impossible value.
         """
+        if settings and executor is not Executor.SLURM:
+            given = "" if executor is None else f", not --executor {executor.value}"
+            raise UserError(f"--slurm {settings[0]} needs --executor slurm{given}")
         if executor is None:
-            if settings:
-                raise UserError(f"--slurm {settings[0]} needs --executor slurm")
             return None
         return cls(executor, dict(_parameter(setting) for setting in settings or ()))
 

@@ -230,9 +230,12 @@ def test_other_settings_are_refused(setting, told):
         Submission.parse(Executor.SLURM, [setting])
 
 
-def test_settings_without_an_executor_are_refused():
-    with pytest.raises(UserError, match="--executor slurm"):
-        Submission.parse(None, ["time=1"])
+@pytest.mark.parametrize(
+    ("executor", "told"), [(None, "slurm$"), (Executor.LOCAL, "slurm, not --executor local$")]
+)
+def test_settings_without_slurm_are_refused(executor, told):
+    with pytest.raises(UserError, match=f"^--slurm time=1 needs --executor {told}"):
+        Submission.parse(executor, ["time=1"])
 
 
 def test_submitit_takes_what_we_give_it(tmp_path, monkeypatch):
