@@ -13,6 +13,7 @@ from data_prep import leakage as module
 from data_prep.leakage import LeakageOptions, leakage
 from protlm.data.manifest import Counts, Manifest
 from protlm.data.shard_writer import PackedSequences, write_shard
+from protlm.data.shards import open_split
 from protlm.data.vocabulary import STANDARD
 from protlm.errors import InputDataError, OutputError, UserError
 
@@ -151,6 +152,18 @@ def test_what_cannot_be_is_refused(planted, make_splits, tmp_path):
     taken.touch()
     with pytest.raises(OutputError, match=r"taken\.json"):
         leakage(planted, LeakageOptions(json=taken))
+
+
+@pytest.mark.parametrize("split", ["train", "strangers"])
+def test_a_letter_that_changed_on_the_disk_is_found(planted, split):
+    shard = planted / split / "shard-00000.h5"
+    content = bytearray(shard.read_bytes())
+    reader = open_split(planted, split)
+    place = content.index(reader[0].tobytes())
+    content[place] = 4 if content[place] != 4 else 5
+    shard.write_bytes(content)
+    with pytest.raises(InputDataError, match=rf"{split}/shard-00000\.h5.*SHA-256 differs"):
+        leakage(planted, LeakageOptions())
 
 
 FAKE = """#!{python}
