@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
+from protlm.console import console
 from protlm.errors import InputDataError, exit_with_message
 from protlm.paths import sample_dir
 
@@ -140,7 +140,7 @@ def _results(metrics: Path) -> None:
             f"{model['accuracy']:.1%}",
             f"{unigram['accuracy']:.1%}",
         )
-    Console().print(table)
+    console().print(table)
     iid = results["test_iid"]["masked"]
     if iid["model"]["perplexity"] >= iid["empirical"]["perplexity"]:
         raise InputDataError("the model is no better than the unigram baseline on test_iid")

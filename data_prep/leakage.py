@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from data_prep.homologues import MAX_E_VALUE, highest_identities
 from data_prep.mmseqs import find_mmseqs
 from data_prep.sketch import SKETCH_SIZE, K, SketchIndex, sketch
 from data_prep.split import TRAIN
+from protlm.console import console
 from protlm.data.shards import SplitReader, open_split, read_manifest
 from protlm.errors import UserError, one_of
 from protlm.paths import check_output, complete_file
@@ -92,9 +92,9 @@ def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]
         )
         for split, one in held_out.items()
     }
-    console = Console()
-    console.print(_table(results, options))
-    console.print(_limits(options), markup=False, highlight=False)
+    printed = console()
+    printed.print(_table(results, options))
+    printed.print(_limits(options), markup=False, highlight=False)
     if options.json is not None:
         _write(options.json, len(train), options, results)
     return results

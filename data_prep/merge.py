@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from data_prep.report import Report, read_rejected, write_rejected
 from data_prep.wording import difference
+from protlm.console import console
 from protlm.data.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.data.records import MAX_LISTED
 from protlm.data.shards import open_split
@@ -37,7 +36,7 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
     manifests = _mergeable(parts)
     with complete_folder(out) as directory:
         report = _merge(parts, manifests, directory)
-    Console(stderr=True).print(report.table())
+    console(stderr=True).print(report.table())
     return report
 
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from data_prep.encode import Encoder
 from data_prep.families import refuse_empty_hold_out
 from data_prep.interruption import sigterm_as_interrupt
@@ -18,6 +16,7 @@ from data_prep.sources import Place, SourceReader, find_sources, recognise
 from data_prep.split import SplitRule
 from data_prep.work_folder import Plan, WorkFolder, work_folder
 from data_prep.workers import in_order
+from protlm.console import console
 from protlm.data.manifest import Counts, Manifest, ShardEntry
 from protlm.data.records import ReadOptions, Tally
 from protlm.errors import UserError
@@ -117,7 +116,7 @@ def prepare(
         report = _conclude(work, plan)
         if not options.is_part:
             refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    Console(stderr=True).print(report.table())
+    console(stderr=True).print(report.table())
     return report
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Self
 
-from rich.console import Console
-
 from data_prep.families import refuse_empty_hold_out
 from data_prep.interruption import sigterm_as_interrupt
 from data_prep.merge import merge_into
@@ -19,6 +17,7 @@ from data_prep.report import Report
 from data_prep.sources import STANDARD_INPUT, find_sources, recognise
 from data_prep.split import SplitRule
 from data_prep.work_folder import Plan, work_folder
+from protlm.console import console
 from protlm.data.manifest import MANIFEST
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError, one_of
 from protlm.paths import check_output
@@ -147,7 +146,7 @@ def prepare_by_jobs(
         run(work.path / "jobs", tasks)
         report = merge_into(work.data, parts)
         refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    Console(stderr=True).print(report.table())
+    console(stderr=True).print(report.table())
     return report
 
 

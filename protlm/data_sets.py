@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from protlm.console import console
 from protlm.data import shards
 from protlm.data.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
@@ -44,19 +44,19 @@ def info(directory: Path) -> None:
         InputDataError: it is damaged.
     """
     manifest = read_manifest(directory)
-    console = Console()
-    console.print(_splits_table(directory, manifest))
+    printed = console()
+    printed.print(_splits_table(directory, manifest))
     table = Table("source", "bytes", "SHA-256 begins", box=None)
     for source in manifest.sources:
         table.add_row(escape(source.file), f"{source.bytes:,}", source.sha256[:16])
-    console.print(table)
+    printed.print(table)
     table = Table("records", f"{manifest.counts.records:,}", box=None)
     for kind, counts in manifest.counts.by_kind().items():
         for reason, number in sorted(counts.items()):
             table.add_row(escape(f"{kind}: {reason}"), f"{number:,}")
-    console.print(table)
+    printed.print(table)
     rule = ", ".join(f"{name} {value}" for name, value in manifest.split_rule.items())
-    console.print(f"split {rule}; made by protlm {manifest.tool_version}", markup=False)
+    printed.print(f"split {rule}; made by protlm {manifest.tool_version}", markup=False)
 
 
 def _splits_table(directory: Path, manifest: Manifest) -> Table:

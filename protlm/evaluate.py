@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from protlm.build import build_evaluation, compose, load_model, through_hydra
 from protlm.config import EvaluateConfig
+from protlm.console import console
 from protlm.data.shards import open_split
 from protlm.errors import UserError, exit_with_message
 from protlm.evaluation.base import Evaluation, EvaluationData
@@ -125,12 +125,12 @@ def _print(results: dict[str, Any]) -> None:
                     f"{row['perplexity']:.2f}",
                     f"{values['targets']:,}",
                 )
-    console = Console()
+    printed = console()
     if accuracy.row_count:
-        console.print(accuracy)
+        printed.print(accuracy)
     contacts = results.get(ONCE, {}).get("contacts")
     if contacts:
-        console.print(_contact_table(contacts))
+        printed.print(_contact_table(contacts))
 
 
 def _contact_table(contacts: dict[str, Any]) -> Table:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.prepare import prepare
-from data_prep.split import HashSplit
-from protlm import data_sets
+from data_prep.split import HashSplit, TableSplit
+from protlm import __version__, data_sets
 from protlm.data.records import Tally, read_records
 from protlm.data_sets import export, info, verify
 from protlm.errors import InputDataError, OutputError, UserError
@@ -53,6 +53,21 @@ def test_info_describes_splits_sources_and_counts(directory, capsys):
     text = capsys.readouterr().out
     for word in ("train", "valid", "median", TINY.name, "180", "blake2b-128 of the sequence"):
         assert word in text
+
+
+def test_info_cuts_nothing_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
+    """rich takes 80 columns for a file or a pipe."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    source, split = tmp_path / f"{'proteins_of_' * 12}mine.fasta", "s" * 64
+    source.write_text(">P1\nMKV\n")
+    table = tmp_path / "table.tsv"
+    table.write_text(f"accession\tsplit\nP1\t{split}\n")
+    prepare([source], tmp_path / "data", split_rule=TableSplit(table))
+    info(tmp_path / "data")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [split, "1", "3", "1", *["3"] * 5] in rows
+    assert [source.name, "8"] in [row[:2] for row in rows]
+    assert any(row[:3] == ["split", "by", "table,"] and row[-1] == __version__ for row in rows)
 
 
 @pytest.mark.parametrize("output", ["back.fasta", None, "-"])
