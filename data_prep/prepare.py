@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.encode import Encoder
 from data_prep.families import refuse_empty_hold_out
 from data_prep.interruption import sigterm_as_interrupt
-from data_prep.rejects import refuse_too_many_rejects
+from data_prep.rejects import refuse_too_many_rejects, warn_of_rejects
 from data_prep.report import Report, write_rejected
 from data_prep.segments import OpenSegment, known_before
 from data_prep.select import Selection
@@ -130,17 +130,17 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
         return
     reading = replace(options.reading, origins=options.selection.needs_origins)
     reader = SourceReader(plan.sources, reading, start, entries)
-    known, num_before = known_before(work), _totals(work).records
+    known, totals, is_warned = known_before(work), _totals(work), False
     segment = OpenSegment(known, deduplicate=options.deduplicate)
-    with JobProgress("records", None, done=num_before) as progress:
+    with JobProgress("records", None, done=totals.records) as progress:
         for place, block in in_order(encoder, reader.blocks(), options.workers):
             segment.add(block)
-            progress.update(num_before + segment.tally.records)
+            progress.update(totals.records + segment.tally.records)
+            is_warned = is_warned or warn_of_rejects(totals, segment.tally, options.max_reject_rate)
             if segment.is_full(options.shard_residues):
                 segment.write(work, place, reader.entries)
-                num_before += segment.tally.records
+                totals.add(segment.tally)
                 segment = OpenSegment(known, deduplicate=options.deduplicate)
-    totals = _totals(work)
     totals.add(segment.tally)
     refuse_too_many_rejects(totals, options.max_reject_rate)
     segment.write(work, end, reader.entries)

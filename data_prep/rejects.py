@@ -1,6 +1,7 @@
 """How many records may be left out before something is wrong with the input."""
 
 import math
+import sys
 
 from protlm.data.records import Tally
 from protlm.data.records.residues import NUL
@@ -8,6 +9,36 @@ from protlm.errors import InputDataError
 
 # NUL bytes are holes of a file that was never written to its end.
 _MAX_NUL_RATE = 0.001
+# Fewer say little about all the others.
+_ENOUGH_RECORDS = 100_000
+
+
+def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> bool:
+    """Warns on standard error of a share that is refused if it stays so to the end.
+
+    Nothing is ended for it: the records to come may bring the share down again.
+
+    Args:
+        before: of the finished segments.
+        latest: of the records behind them.
+        max_reject_rate: the share of records that may be rejected.
+
+    Returns:
+        Whether it warned.
+    """
+    records = before.records + latest.records
+    rejected = before.num_rejected + latest.num_rejected
+    if records < _ENOUGH_RECORDS or rejected <= max_reject_rate * records:
+        return False
+    reason, number = (before.rejected + latest.rejected).most_common(1)[0]
+    print(
+        f"protlm: warning: {rejected:,} of the first {records:,} records cannot be used, most of "
+        f"them ({number:,}) for this: {reason}; if more than {max_reject_rate:.2%} are so at the "
+        "end, nothing is made: Ctrl-C stops here, and the same command with a higher "
+        "--max-reject-rate goes on",
+        file=sys.stderr,
+    )
+    return True
 
 
 def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:

@@ -205,6 +205,31 @@ def test_too_many_rejects_of_a_large_input_can_be_allowed_without_reading_it_aga
     assert contents(out) == contents(out.with_name("whole"))
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("shard_residues", [10_000, 10**9])
+def test_rejects_are_warned_of_once_before_the_end_which_may_be_well(
+    fasta, out, monkeypatch, capsys, shard_residues
+):
+    monkeypatch.setattr("data_prep.rejects._ENOUGH_RECORDS", 1_000)
+    bad = b">gap\nMK-V\n>gap\nMK-V\n>digit\nMK1V\n" * 10
+    early = fasta(b">a\nMKVLW\n" * 970 + bad + b">a\nMKVLW\n" * 9_000)
+    options = PrepareOptions(shard_residues=shard_residues)
+    prepare([early], out, split_rule=ALL_TRAIN, options=options)
+    told = capsys.readouterr().err
+    assert told.count("warning") == 1
+    assert "30 of the first 1," in told
+    assert "(20) for this: gap; if more than 1.00%" in told
+    late = fasta(b">a\nMKVLW\n" * 9_970 + bad, "late.fasta")
+    prepare([late], out.with_name("late"), split_rule=ALL_TRAIN, options=options)
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_few_records_are_not_warned_of(fasta, out, capsys):
+    with pytest.raises(InputDataError, match="1 of 2 records"):
+        prepare([fasta(b">a\nMKV\n>bad\nMK-V\n")], out, split_rule=ALL_TRAIN)
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_more_than_a_few_nul_bytes_stop_even_when_rejects_are_allowed(fasta, out):
     source = fasta(b">a\nMKV\n" * 900 + b">bad\nMK\x00V\n")
     with pytest.raises(InputDataError, match="NUL bytes"):
