@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -36,6 +37,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "parallel": ("slurm_array_parallelism", int),
 }
 _TIMEOUT_MINUTES = 24 * 60
+_POLL_SECONDS = 0.02
 
 
 class Executor(StrEnum):
@@ -204,10 +206,17 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
                         _raise_if(failure)
                         progress.update(number)
                 finally:
-                    for job in jobs:
-                        job.cancel()
+                    _end(jobs, are_awaited=submission.executor is Executor.LOCAL)
 
     return run
+
+
+def _end(jobs: Sequence[Any], *, are_awaited: bool) -> None:
+    """Ends the jobs; those of this machine are gone then, and build nothing behind our back."""
+    for job in jobs:
+        job.cancel()
+    while are_awaited and not all(job.done() for job in jobs):
+        time.sleep(_POLL_SECONDS)
 
 
 def _submit(

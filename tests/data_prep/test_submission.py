@@ -1,8 +1,10 @@
 """One job for each file: the same sequences as in one process, and continued when interrupted."""
 
+import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,33 @@ def test_a_killed_job_is_told_and_the_others_are_ended(release, tmp_path, monkey
         prepare_locally(release, tmp_path)
     assert caught.value.exit_code is ExitCode.INTERNAL
     assert not (tmp_path / "data").exists()
+
+
+def test_no_job_goes_on_when_another_has_failed(release, tmp_path, monkeypatch):
+    """It would build in what the same command, typed again, takes up."""
+
+    def fail_or_go_on(task):
+        if task.source.name == "two.fasta":
+            (tmp_path / "goes on").touch()
+            time.sleep(600)
+        while not (tmp_path / "goes on").exists():
+            time.sleep(0.01)
+        return module._Failure("one is damaged", ExitCode.BAD_INPUT)
+
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(module, "_prepare_part", fail_or_go_on)
+    with pytest.raises(InputDataError, match="one is damaged"):
+        prepare_locally(release, tmp_path)
+    assert [line for line in command_lines() if os.fsencode(tmp_path) in line] == []
+
+
+def command_lines():
+    """Those of all processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        # It may have ended since.
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
 
 
 @pytest.fixture
