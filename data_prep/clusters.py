@@ -131,7 +131,6 @@ def _representatives_of(path: Path, families: HeldOutFamilies) -> frozenset[str]
 
 def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
     """The line, the representative and the member of each row."""
-    number = 0
     for number, fields in read_rows(path, "a cluster table"):
         if len(fields) != 2 or not all(fields):
             raise InputDataError(
@@ -139,8 +138,6 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
                 "separated by a tab (the cluster.tsv of MMseqs2)"
             )
         yield number, _member_name(fields[0]), _member_name(fields[1])
-    if not number:
-        raise InputDataError(f"{path}, line 1: the cluster table is empty")
 
 
 def _member_name(identifier: str) -> str:

@@ -170,7 +170,7 @@ def _read_entries(path: Path, wanted: frozenset[str]) -> dict[str, tuple[str, ..
 def _entries(path: Path) -> Iterator[tuple[str, str]]:
     """The accession and the families, as written, of each line."""
     rows = read_rows(path, "a family table")
-    number, fields = next(rows, (1, [""]))
+    number, fields = next(rows)
     columns = _columns(fields)
     if columns is None:
         raise InputDataError(

@@ -142,7 +142,7 @@ class TableSplit:
 
 def _read_splits(path: Path) -> dict[str, str]:
     rows = read_rows(path, "a split table")
-    number, columns = next(rows, (1, [""]))
+    number, columns = next(rows)
     if not set(_COLUMNS) <= set(columns):
         raise InputDataError(
             f"{path}, line {number}: the columns are {columns!r:.200}; accession and split "

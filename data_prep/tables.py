@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protlm.data.records.source import TextSource
+from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
 
@@ -15,14 +16,18 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
         what: names it in messages, for instance "a split table".
 
     Raises:
-        InputDataError: the table is missing, in UTF-16, or damaged gzip.
+        InputDataError: the table is missing, empty, in UTF-16, or damaged gzip.
     """
+    is_empty = True
     # Tables are read more than once, so standard input will not do.
     with TextSource(existing_file(path, what), what) as source:
         for number, line in enumerate(source.text, start=1):
             fields = line.rstrip("\n").split("\t")
             if fields != [""]:
+                is_empty = False
                 yield number, fields
+    if is_empty:
+        raise InputDataError(f"{path}, line 1: the table is empty; give {what}")
 
 
 def excerpt(fields: list[str]) -> str:

@@ -12,6 +12,7 @@ from protlm.data.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError, one_of
 from protlm.fasta_file import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.paths import check_output
 
 _QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 _LISTED_FAULTS = 20
@@ -88,11 +89,15 @@ def export(directory: Path, output: Path | None, split: str | None) -> None:
         InputDataError: a shard is damaged.
         OutputError: `output` exists or cannot be written.
     """
+    output = output or STANDARD_OUTPUT
+    if output != STANDARD_OUTPUT:
+        # Before the shards are hashed, which takes its time.
+        check_output(output)
     splits = sorted(read_manifest(directory).splits)
     if split is not None and split not in splits:
         raise UserError(f"{directory} has no split {split!r}; it has: {one_of(splits)}")
     readers = [shards.open_split(directory, name) for name in ([split] if split else splits)]
-    with fasta_file(output or STANDARD_OUTPUT) as file:
+    with fasta_file(output) as file:
         for reader in readers:
             for index in range(len(reader)):
                 sequence = VOCABULARY.decode(reader[index])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TextIO
 
+from protlm.errors import OutputError
 from protlm.paths import complete_file
 
 STANDARD_OUTPUT = Path("-")
@@ -32,9 +33,13 @@ def fasta_file(output: Path) -> Iterator[TextIO]:
         output: the file; a name that ends with .gz makes it gzip, and `-` is standard output.
 
     Raises:
-        OutputError: the file exists already, or there is no space or permission.
+        OutputError: the file exists already, or there is no space or permission; or standard
+            output is closed.
     """
     if output == STANDARD_OUTPUT:
+        # A process may be started without one.
+        if sys.stdout is None:
+            raise OutputError("standard output is closed; give a file: -o NAME.fasta")
         yield sys.stdout
         return
     with (

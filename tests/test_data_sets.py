@@ -3,6 +3,7 @@
 import errno
 import gzip
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from data_prep.prepare import prepare
 from data_prep.split import HashSplit, TableSplit
 from protlm import __version__, data_sets
+from protlm.data import shards
 from protlm.data.records import Tally, read_records
 from protlm.data_sets import export, info, verify
 from protlm.errors import InputDataError, OutputError, UserError
@@ -102,9 +104,17 @@ def test_export_of_one_split(directory, tmp_path):
         export(directory, None, "../train")
 
 
-def test_export_never_overwrites(directory, tmp_path):
+def test_nothing_is_exported_where_standard_output_is_closed(directory, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(OutputError, match="standard output is closed; give a file"):
+        export(directory, None, None)
+
+
+def test_export_never_overwrites(directory, tmp_path, monkeypatch):
     path = tmp_path / "mine.fasta"
     path.write_text("mine")
+    # That is known before anything is hashed.
+    monkeypatch.setattr(shards, "open_split", None)
     with pytest.raises(OutputError, match="exists already"):
         export(directory, path, None)
     assert path.read_text() == "mine"

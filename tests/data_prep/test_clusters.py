@@ -146,7 +146,7 @@ def test_what_is_held_out_for_the_sake_of_its_cluster_is_noted(table, clusters, 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: the cluster table is empty"),
+        ("", "line 1: the table is empty; give a cluster table"),
         ("\n\n", "line 1"),
         ("P1\tP1\nP1 P2\n", "line 2: 'P1 P2' is not"),
         ("P1\tP1\nP1\tP2\tP3\n", "line 2"),

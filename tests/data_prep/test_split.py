@@ -99,7 +99,7 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1"),
+        ("", "line 1: the table is empty; give a split table"),
         ("accession,split\nP1,train\n", "line 1"),
         ("P1\ttrain\n", "line 1"),
         ("accession\tsplit\nP1\n", r"line 2: 1 fields, not 2, in 'P1'$"),
