@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from select import select
 from types import ModuleType, TracebackType
 from typing import Any, Self, TextIO
 
@@ -105,9 +106,9 @@ class ByteSource:
         """The next raw bytes, fewer than `size` only at the end."""
         data = b""
         try:
-            # A pipe gives what happens to be in it.
-            while len(data) < size and (piece := self._raw.read(size - len(data))):
-                data += piece
+            # A pipe gives what happens to be in it; nothing, not even an end, if it does not wait.
+            while len(data) < size and (piece := self._raw.read(size - len(data))) != b"":
+                data += piece or self._wait()
         except OSError as error:
             raise InputDataError(
                 f"{self.name} cannot be read: {error.strerror or error}"
@@ -115,6 +116,11 @@ class ByteSource:
         self.num_bytes += len(data)
         self._digest.update(data)
         return data
+
+    def _wait(self) -> bytes:
+        """Waits until there is more, or the end."""
+        select([self._raw], [], [])
+        return b""
 
     def _plain(self, data: bytes) -> Iterator[bytes]:
         while data:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -133,12 +134,16 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
         assert b"".join(source.chunks()) == b">a\nMKV\n"
 
 
+@pytest.mark.parametrize("is_blocking", [True, False])
 @pytest.mark.parametrize("content", [b">a\nMKV\n" * 9, packed(b">a\nMKV\n" * 9)])
-def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(tmp_path, content):
+def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(content, is_blocking):
+    """A pipe that was opened not to wait says neither that it is empty nor that it has ended."""
     read_end, write_end = os.pipe()
+    os.set_blocking(read_end, is_blocking)
 
     def trickle() -> None:
         for byte in content:
+            time.sleep(0.0005)
             os.write(write_end, bytes([byte]))
         os.close(write_end)
 
