@@ -64,6 +64,8 @@ def make_rule(
     families = None
     if options.family_table is not None:
         names = [name for given in options.ood_families for name in given.split(",") if name]
+        if options.ood_families and not names:
+            raise UserError("--ood-families names no family; give Pfam accessions: PF00069 PF07714")
         families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
     clusters = options.cluster_table
     if options.cluster:
@@ -77,8 +79,14 @@ def make_rule(
     return rule if families is None else FamilySplit(families, rule)
 
 
+def _unless_default(value: float, default: float) -> float | None:
+    return None if value == default else value
+
+
 def _check(options: SplitOptions) -> None:
     others = {
+        "--valid-fraction": _unless_default(options.valid_fraction, SplitOptions.valid_fraction),
+        "--test-fraction": _unless_default(options.test_fraction, SplitOptions.test_fraction),
         "--family-table": options.family_table,
         "--cluster-table": options.cluster_table,
         "--cluster": options.cluster or None,

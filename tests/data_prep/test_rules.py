@@ -57,6 +57,8 @@ def test_options_name_the_rule(tmp_path, tables):
         ({"split_table", "family_table"}, ["--split-table", "--family-table"]),
         ({"split_table", "cluster_table"}, ["--split-table", "--cluster-table"]),
         ({"split_table", "cluster"}, ["--split-table", "--cluster"]),
+        ({"split_table", "valid_fraction"}, ["--split-table", "--valid-fraction"]),
+        ({"split_table", "test_fraction"}, ["--split-table", "--test-fraction"]),
         ({"cluster_table", "cluster"}, ["--cluster", "--cluster-table"]),
         ({"cluster_identity"}, ["--cluster-identity", "--cluster"]),
         ({"cluster_identity", "cluster_table"}, ["--cluster-identity"]),
@@ -66,12 +68,20 @@ def test_options_name_the_rule(tmp_path, tables):
 def test_options_that_do_not_go_together_are_refused(tmp_path, tables, options, flags):
     values = {
         **{f"{name}_table": path for name, path in tables.items()},
+        **{"valid_fraction": 0.1, "test_fraction": 0.0},
         **{"cluster": True, "cluster_identity": 0.5, "ood_families": ("PF00001",)},
     }
     with pytest.raises(UserError) as caught:
         made(tmp_path, **{name: values[name] for name in options})
     for flag in flags:
         assert flag in str(caught.value)
+
+
+@pytest.mark.parametrize("families", [("",), (",",), ("", "")])
+def test_no_family_is_not_the_families_of_the_paper(tmp_path, tables, families):
+    """As a shell gives it: --ood-families "$FORGOTTEN"."""
+    with pytest.raises(UserError, match="--ood-families names no family"):
+        made(tmp_path, family_table=tables["family"], ood_families=families)
 
 
 def test_an_output_that_is_there_is_refused_before_tables_are_read(tmp_path):
