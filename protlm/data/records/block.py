@@ -68,6 +68,11 @@ class Block(ABC):
         """The file's name, without its folder."""
         return PurePath(self.source).name
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the file."""
+        return self.is_first and self.is_last and not self.is_cut
+
     def records(self, tally: Tally) -> Iterator[Record]:
         """Yields the records that can be used, and counts all of them in `tally`.
 

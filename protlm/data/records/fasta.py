@@ -36,7 +36,8 @@ class FastaBlock(Block):
         # The parser does not tell where a record began.
         begins = _header_lines(data, self.line)
         # Nor does it know lines without even a line end: blank ones are left out.
-        lines = filter(None, data.decode("utf-8", "surrogateescape").split("\n"))
+        # And at the ends of lines it drops white space of Unicode: as bytes that would be rejected.
+        lines = filter(None, data.decode("ascii", "surrogateescape").split("\n"))
         numbered = zip(begins, SimpleFastaParser(lines), strict=True)
         while some := list(islice(numbered, _BATCH)):
             tally.records += len(some)
@@ -69,7 +70,7 @@ class FastaBlock(Block):
     def _one_by_one(self, some: Sequence[_Numbered], tally: Tally) -> Iterator[Record]:
         for line, (title, letters) in some:
             is_usual = title.isascii() and len(title) <= MAX_HEADER
-            header = title if is_usual else storable(title, tally)
+            header = title if is_usual else storable(_as_utf8(title), tally)
             identifier = identifier_of(header, line, tally)
             sequence, reason = residues(letters, tally, self.options)
             if reason:
@@ -96,12 +97,19 @@ class FastaBlock(Block):
         begin = len(data) - len(records)
         if records and not records.startswith(b">"):
             self._refuse(data, begin)
+        if not records and self.is_whole:
+            raise InputDataError(f"{self.source}: the file holds comments, and no record")
         # The parser passes over a header that has white space before it.
         return b"\n" * data.count(b"\n", 0, begin) + records
 
     def _refuse(self, data: bytes, position: int) -> NoReturn:
         line = self.line + data.count(b"\n", 0, position)
         raise InputDataError(f"{self.source}, line {line}: {foreign_format(data[position:])}")
+
+
+def _as_utf8(title: str) -> str:
+    """The header in UTF-8, where ASCII escapes all other bytes."""
+    return title.encode("ascii", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def _header_lines(data: bytes, first: int) -> list[int]:

@@ -36,6 +36,8 @@ _SAFE: dict[str, Any] = {
     "remove_pis": True,
 }
 _TAXON = re.compile(r"\d{1,18}", re.ASCII)
+# From here on a node does not hold its line; libxml2 tells that of the first one within.
+_MAX_KNOWN_LINE = 65_535
 
 
 @final
@@ -56,13 +58,11 @@ class XmlBlock(Block):
                 letters, reason = _letters(entry)
                 if not reason:
                     letters, reason = residues(letters, tally, self.options)
+                place = line + _line(entry)
                 if reason:
-                    place = line + entry.sourceline
                     self._reject(tally, reason, accession or f"line:{place}", place)
                 else:
-                    yield Record(
-                        accession, _header(entry), letters, line + entry.sourceline, *_origin(entry)
-                    )
+                    yield Record(accession, _header(entry), letters, place, *_origin(entry))
         except etree.XMLSyntaxError as error:
             last = accession or self._identify(data)[0]
             # The place that lxml tells is one in the block, and it may quote anything.
@@ -71,7 +71,7 @@ class XmlBlock(Block):
                 f"{self.source}, line {line + (error.lineno or 1)}: the XML is damaged or ends too "
                 f"early, near accession {last or '(none)'} ({what!a}); fetch the file again"
             ) from None
-        if self.is_first and self.is_last and tally.records == before:
+        if self.is_whole and tally.records == before:
             raise InputDataError(f"{self.source}: the file holds no entry")
 
     def _identify(self, record: bytes) -> tuple[str, str]:
@@ -147,6 +147,13 @@ def _entries(document: bytes) -> Iterator[Any]:
             entry.getparent().remove(before)
 
 
+def _line(entry: Any) -> int:
+    """The line of the document where an entry begins."""
+    if entry.sourceline < _MAX_KNOWN_LINE:
+        return entry.sourceline
+    return entry.sourceline - (entry.text or "").count("\n")
+
+
 def _child(entry: Any, name: str, *, from_end: bool = False) -> Any:
     return next(entry.iterchildren("{*}" + name, reversed=from_end), None)
 
@@ -170,7 +177,9 @@ def _letters(entry: Any) -> tuple[str, str]:
     sequence = _child(entry, "sequence", from_end=True)
     if sequence is None:
         return "", "no sequence"
-    letters = "".join((sequence.text or "").split())
+    text = sequence.text or ""
+    # White space that is not ASCII stays, and is rejected.
+    letters = "".join(text.split()) if text.isascii() else text
     if sequence.get("length") != str(len(letters)):
         return "", WRONG_LENGTH
     return letters, ""

@@ -98,6 +98,9 @@ def test_line_ends_and_white_space_do_not_matter(read, content):
         (b" >b\nMKV", "'>' inside a line"),
         ("MKÅV".encode(), "letter that is not ASCII"),
         (b"MK\xffV", "letter that is not ASCII"),
+        ("MKV\u00a0\nLL".encode(), "letter that is not ASCII"),
+        ("MKV\u3000".encode(), "letter that is not ASCII"),
+        ("\u2028\nMKV".encode(), "letter that is not ASCII"),
         (b"MK@V", "character that is no letter"),
         (b"M" * (MAX_RESIDUES + 1), f"longer than {MAX_RESIDUES:,} residues"),
         (b"M" * 10_000_000, f"longer than {MAX_RESIDUES:,} residues"),
@@ -207,6 +210,11 @@ def test_the_sample_is_read_as_biopython_reads_it():
     assert len(records) == 180
     assert not tally.rejected
     assert not tally.changed
+
+
+def test_comments_alone_are_no_file(read):
+    with pytest.raises(InputDataError, match=r"proteins\.fasta: the file holds comments, and no"):
+        read(b"; one\n# two\n", allow_comments=True)
 
 
 @pytest.mark.parametrize("place", ["first", "inside", "between"])

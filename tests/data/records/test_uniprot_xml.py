@@ -115,6 +115,34 @@ def test_a_broken_entry_is_rejected_by_name_and_its_neighbours_are_kept(read, ol
     assert line == 1953
 
 
+def test_white_space_that_is_not_ascii_is_rejected(read):
+    begin = ONE.index(b"ANACTK")
+    for place in (begin, begin + 5, begin + 50):
+        _, tally = read(ONE[:place] + "\u00a0".encode() + ONE[place:])
+        assert tally.rejected == {"not as many residues as the entry says": 1}
+
+
+@pytest.mark.parametrize("num_lines", [65_400, 65_430, 70_000, 200_000])
+def test_lines_are_right_however_many_there_are(read, num_lines):
+    """A block of 4 MiB has more lines than libxml2 counts for a node."""
+    begin, end = ONE.index(b"<entry"), ONE.index(b"</entry>") + len(b"</entry>")
+    entry = ONE[begin:end]
+    broken = entry.replace(b'<sequence length="50"', b'<sequence length="51"')
+    content = ONE[:end] + b"\n" * num_lines + (entry + b"\n" + broken + b"\n") * 3 + ONE[end:]
+    records, tally = read(content)
+    lines = [number for number, line in enumerate(content.split(b"\n"), 1) if b"<entry " in line]
+    ((_, listed),) = tally.listed.items()
+    assert sorted([r.line for r in records] + [line for _, _, line in listed]) == lines
+
+
+def test_one_endless_entry_is_not_called_none(read, monkeypatch):
+    monkeypatch.setattr("protlm.data.records.uniprot_xml._MAX_ENTRY", 1_000)
+    monkeypatch.setattr("protlm.data.records.cutting.BLOCK_BYTES", 1_000)
+    records, tally = read(ONE)
+    assert not records
+    assert tally.rejected == {"entry of more than 1,000 bytes": 1}
+
+
 def test_a_truncated_file_is_an_error_with_the_last_accession(read):
     expected = by_biopython(SEVERAL)
     rng = random.Random(0)
