@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from data_prep.interruption import sigterm_as_interrupt
 from data_prep.mmseqs import run_mmseqs
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
@@ -29,7 +30,8 @@ def highest_identities(queries: Sequence[np.ndarray], train: Iterable[np.ndarray
         OutputError: there is no space for the temporary files.
     """
     identities = np.full(len(queries), np.nan)
-    with TemporaryDirectory(prefix="protlm-leakage-") as scratch:
+    # As large as the data set: nothing of it may stay when a cluster ends the job.
+    with sigterm_as_interrupt(), TemporaryDirectory(prefix="protlm-leakage-") as scratch:
         folder = Path(scratch)
         hits = folder / "hits.tsv"
         try:

@@ -12,7 +12,7 @@ from data_prep.interruption import sigterm_as_interrupt
 from data_prep.lock import BuildLock
 from data_prep.mmseqs import find_mmseqs, run_mmseqs
 from protlm.data.records import ReadOptions, SequenceFile, Tally
-from protlm.errors import UserError
+from protlm.errors import InputDataError, UserError
 from protlm.lock import LOCK
 from protlm.paths import complete_file, existing_file, explain_os_error
 
@@ -54,7 +54,7 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
 
     Raises:
         UserError: standard input is among the sources, or MMseqs2 is not installed.
-        InputDataError: a source cannot be read, or MMseqs2 fails.
+        InputDataError: a source cannot be read, or changes, or MMseqs2 fails.
         OutputError: another process clusters for `out`, no space, or no permission.
     """
     if Path("-") in sources:
@@ -62,7 +62,8 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
             "--cluster reads the sources twice, and standard input can be read only once: write it "
             "to a file first"
         )
-    table = out.with_name(f"{out.name}.clusters-{_fingerprint(sources, clustering)}.tsv")
+    fingerprint = _fingerprint(sources, clustering)
+    table = out.with_name(f"{out.name}.clusters-{fingerprint}.tsv")
     if table.is_file():
         print(f"the clusters are there from an earlier run: {table}", file=sys.stderr)
         return table
@@ -79,6 +80,11 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
             print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
             with complete_file(table) as temporary:
                 _linclust(sources, folder, clustering).replace(temporary)
+                if _fingerprint(sources, clustering) != fingerprint:
+                    raise InputDataError(
+                        "a source changed while it was clustered; when it is complete, type the "
+                        "same command again"
+                    )
         finally:
             if lock.is_held:
                 shutil.rmtree(folder)

@@ -114,6 +114,12 @@ def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(pl
     assert first["same"].near == first["same"].compared
 
 
+def test_a_sample_keeps_no_shard_open(planted):
+    """Of many shards each would stay mapped."""
+    _, held_out = module._open(planted)
+    assert all(tokens.base is None for one in held_out.values() for tokens in one.compared)
+
+
 def test_batches_do_not_change_the_result(planted, monkeypatch):
     whole = leakage(planted, LeakageOptions())
     monkeypatch.setattr(module, "_BATCH_RESIDUES", 1_000)
@@ -220,6 +226,31 @@ def test_hits_are_those_of_their_split(make_splits):
         "third": (3,) * 3,
         "fourth": (7, 1, 1),
     }
+
+
+ENDLESS = """#!{python}
+import os, signal, time
+from pathlib import Path
+Path("{pid}").write_text(str(os.getpid()))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(100)
+"""
+
+
+def test_a_job_that_is_ended_leaves_no_copy_of_the_data_set(make_splits, protlm_command, tmp_path):
+    directory = make_splits({"train": ["MKTAYIAKQRQI"], "valid": ["MKTAYIAKQRWW"]})
+    for name in ("bin", "scratch"):
+        (tmp_path / name).mkdir()
+    program, pid = tmp_path / "bin" / "mmseqs", tmp_path / "pid"
+    program.write_text(ENDLESS.format(python=sys.executable, pid=pid))
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "TMPDIR": str(tmp_path / "scratch")}
+    done = protlm_command("data", "leakage", directory, "--mmseqs", env=environment, timeout=60)
+    assert done.returncode == 130
+    assert not list((tmp_path / "scratch").glob("protlm-leakage-*"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_where_mmseqs_is_missing_it_is_said_at_once_how_to_get_it(tmp_path, monkeypatch):

@@ -158,6 +158,16 @@ def test_a_source_that_cannot_be_read_leaves_nothing(install, out, tmp_path):
     assert list(out.parent.iterdir()) == []
 
 
+def test_a_source_that_changes_meanwhile_is_said_and_leaves_nothing(install, out, tmp_path):
+    """Clustering takes hours; what was added since would be split without its relatives."""
+    source = tmp_path / "growing.fasta"
+    source.write_text(">a\nMKTAYIAKQRQI\n")
+    install(FAKE + "open({source!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n", source=str(source))
+    with pytest.raises(InputDataError, match="a source changed while it was clustered"):
+        cluster_sources([source], out, Clustering())
+    assert list(out.parent.iterdir()) == []
+
+
 def test_what_cannot_be_clustered_is_refused(out, tmp_path, monkeypatch):
     for identity in (0, -1, 1.5, float("nan")):
         with pytest.raises(UserError, match="--cluster-identity"):

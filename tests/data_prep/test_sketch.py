@@ -95,6 +95,23 @@ def test_the_index_agrees_with_sets(pairs, monkeypatch):
     assert any(0 < share < 1 for share in expected)
 
 
+def test_the_work_is_cut_where_its_pairs_would_fill_the_memory(monkeypatch):
+    """A hundred sketches of one protein, and a batch of it: every k-mer is of a hundred pairs."""
+    monkeypatch.setattr(module, "_PAIRS", 10_000)
+    protein = tokens_of(random_protein(np.random.default_rng(6), 60))
+    index = SketchIndex([sketch(protein)] * 100)
+    sizes = []
+    count = index._count
+    monkeypatch.setattr(
+        index, "_count", lambda numbers, rows: (sizes.append(100 * len(rows)), count(numbers, rows))
+    )
+    index.search([protein] * 50)
+    of_one = 100 * len(sketch(protein))
+    assert sum(sizes) == 50 * of_one
+    assert max(sizes) <= 10_000 + of_one
+    assert index.highest_shares.tolist() == [1] * 100
+
+
 def test_what_shares_a_border_is_no_neighbour():
     """Sequences that stand side by side in a batch make no k-mers together."""
     index = SketchIndex([sketch(tokens_of("MKVLWAARND"))])
