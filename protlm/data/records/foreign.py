@@ -7,6 +7,7 @@ _COMMENT = (
 _STARTS = (
     (b"@", "this is FASTQ"),
     (b"PK\x03\x04", "this is a zip archive; type: unzip"),
+    (b"\x1f\x8b", "this is packed by gzip twice; type: gunzip"),
     (b"BZh", "this is packed by bzip2; type: bunzip2"),
     (b"\xfd7zXZ\x00", "this is packed by xz; type: unxz"),
     (b"\x28\xb5\x2f\xfd", "this is packed by zstd; type: unzstd"),
@@ -23,10 +24,14 @@ _STARTS = (
     (b"#", _COMMENT),
     (b"!", _COMMENT),
 )
+# UniProt's earlier releases come as such archives; before this place stands a file's name.
+_TAR_MAGIC = 257
 
 
 def foreign_format(start: bytes) -> str:
     """Says what begins so, or else what was found where a FASTA file has its first header."""
+    if start.startswith(b"ustar", _TAR_MAGIC):
+        return "this is a tar archive; type: tar xf"
     for beginning, what in _STARTS:
         if start.startswith(beginning):
             return what

@@ -2,9 +2,11 @@
 
 import gzip
 import hashlib
+import io
 import pickle
 import subprocess
 import sys
+import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -39,6 +41,15 @@ def test_the_first_bytes_tell_the_format_not_the_name(tmp_path, read_path, forma
         assert [r.sequence for r in records] == [r.sequence for r in expected[0]]
 
 
+def tarred(name: str, content: bytes) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as file:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        file.addfile(member, io.BytesIO(content))
+    return archive.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "name"),
     [
@@ -54,6 +65,8 @@ def test_the_first_bytes_tell_the_format_not_the_name(tmp_path, read_path, forma
         (b"CLUSTAL W (1.82)\n", "Clustal"),
         (b"HEADER    HYDROLASE\n", "PDB"),
         (b"data_1ABC\n", "mmCIF"),
+        (gzip.compress(gzip.compress(b">a\nMKV\n")), "packed by gzip twice; type: gunzip"),
+        (tarred("uniprot_sprot.fasta.gz", b">a\nMKV\n"), "tar archive; type: tar xf"),
     ],
 )
 def test_other_formats_are_refused_by_name(tmp_path, content, name):
