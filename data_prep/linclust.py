@@ -79,7 +79,10 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
             _empty(folder)
             print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
             with complete_file(table) as temporary:
-                _linclust(sources, folder, clustering).replace(temporary)
+                made = _linclust(sources, folder, clustering)
+                # Who took over writes there too: its table may be half there.
+                lock.check()
+                made.replace(temporary)
                 if _fingerprint(sources, clustering) != fingerprint:
                     raise InputDataError(
                         "a source changed while it was clustered; when it is complete, type the "

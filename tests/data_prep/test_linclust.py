@@ -168,6 +168,17 @@ def test_a_source_that_changes_meanwhile_is_said_and_leaves_nothing(install, out
     assert list(out.parent.iterdir()) == []
 
 
+def test_who_lost_the_lock_takes_nothing_of_the_other(install, out):
+    lock = '{"host": "elsewhere", "pid": 1, "since": "", "start": null}'
+    install(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
+    with pytest.raises(OutputError, match=r"is now of process 1 on elsewhere.*took over"):
+        cluster_sources([TINY], out, Clustering())
+    (folder,) = out.parent.iterdir()
+    assert {"lock.json", "sources.fasta", "linclust_cluster.tsv"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
 def test_what_cannot_be_clustered_is_refused(out, tmp_path, monkeypatch):
     for identity in (0, -1, 1.5, float("nan")):
         with pytest.raises(UserError, match="--cluster-identity"):

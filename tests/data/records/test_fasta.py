@@ -188,6 +188,26 @@ def test_nucleotides_are_refused_unless_allowed(read):
     assert tally.noted == {"record of the letters ACGTUN alone": 50}
 
 
+@pytest.mark.parametrize(
+    ("shares", "is_refused"),
+    [
+        ([0.96] * 100, True),
+        ([0.94] * 100, False),
+        ([1] * 940 + [0] * 60, False),
+        ([1] * 960 + [0] * 1_000, True),
+        ([0] * 1_000 + [1] * 5_000, False),
+    ],
+)
+def test_a_share_of_the_letters_of_a_thousand_records_tells_nucleotides(read, shares, is_refused):
+    letters = (b"ACGTN" * round(20 * share) + b"W" * round(100 * (1 - share)) for share in shares)
+    content = b"".join(b">r\n%b\n" % sequence for sequence in letters)
+    if is_refused:
+        with pytest.raises(InputDataError, match=r"the first (100|1,000) records are ACGTUN"):
+            read(content)
+    else:
+        assert len(read(content)[0]) == len(shares)
+
+
 def test_nucleotides_among_proteins_are_noted(read):
     proteins = b"".join(b">p%d\nMKVLLWDEYRQ\n" % i for i in range(50))
     records, tally = read(proteins + b">d\nACGTACGT\n")
