@@ -47,6 +47,10 @@ def existing_file(path: Path, what: str) -> Path:
     try:
         if path.is_dir():
             raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
+        if not path.is_file() and path.exists():
+            raise InputDataError(
+                f"{path} is a pipe or a device, not {what}: write what it gives to a file first"
+            )
         if not path.is_file():
             raise InputDataError(f"{path}: no such file; give the path of {what}")
     except OSError as error:

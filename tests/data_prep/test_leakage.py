@@ -114,6 +114,14 @@ def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(pl
     assert first["same"].near == first["same"].compared
 
 
+def test_shares_are_counted_by_tenths():
+    shares = np.array([0, 0.05, 0.1, 0.19, 0.3, 0.5, 0.59, 0.7, 0.9, 0.95, 1])
+    one = module._summary(20, 3, shares, np.array([np.nan, 0.3]), 0.5)
+    assert one.shared_tenths == (2, 2, 0, 1, 0, 2, 0, 1, 0, 3)
+    assert (one.sequences, one.identical, one.compared) == (20, 3, 11)
+    assert (one.near, one.homologous) == (6, 1)
+
+
 def test_a_sample_keeps_no_shard_open(planted):
     """Of many shards each would stay mapped."""
     _, held_out = module._open(planted)

@@ -176,6 +176,13 @@ def test_no_file_and_a_folder_are_errors(tmp_path):
             ByteSource(path, "a file")
 
 
+def test_a_pipe_is_not_called_missing(tmp_path):
+    """As a shell gives it: <(zcat a.gz b.gz)."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputDataError, match="is a pipe or a device, not a file: write"):
+        ByteSource(tmp_path / "pipe", "a file")
+
+
 def test_a_file_that_cannot_be_read_is_said(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"text")
