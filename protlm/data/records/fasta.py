@@ -10,13 +10,19 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from protlm.data.records.block import Block, Layout
 from protlm.data.records.foreign import foreign_format
-from protlm.data.records.headers import MAX_HEADER, UNIPROT, identifier_of, origin_of, storable
+from protlm.data.records.headers import (
+    MAX_HEADER,
+    ORIGIN_SIGNS,
+    UNIPROT,
+    identifier_of,
+    origin_of,
+    storable,
+)
 from protlm.data.records.record import ReadOptions, Record
 from protlm.data.records.residues import TOO_LONG, are_standard, residues
 from protlm.data.records.tally import Tally
 from protlm.errors import InputDataError
 
-_ORGANISM = " OS="
 # Records that are looked at together: as few as one that is unusual should keep from that.
 _BATCH = 32
 # The line where a record begins, and its header and letters.
@@ -51,7 +57,7 @@ class FastaBlock(Block):
         is_usual = (
             text.isascii()
             and max(map(len, titles)) <= MAX_HEADER
-            and not (self.options.origins and _ORGANISM in text)
+            and not (self.options.origins and _may_tell_origin(text))
             and are_standard(letters)
         )
         if not is_usual:
@@ -75,7 +81,7 @@ class FastaBlock(Block):
             sequence, reason = residues(letters, tally, self.options)
             if reason:
                 self._reject(tally, reason, identifier, line)
-            elif self.options.origins and _ORGANISM in header:
+            elif self.options.origins and _may_tell_origin(header):
                 yield Record(identifier, header, sequence, line, *origin_of(header))
             else:
                 yield Record(identifier, header, sequence, line)
@@ -105,6 +111,10 @@ class FastaBlock(Block):
     def _refuse(self, data: bytes, position: int) -> NoReturn:
         line = self.line + data.count(b"\n", 0, position)
         raise InputDataError(f"{self.source}, line {line}: {foreign_format(data[position:])}")
+
+
+def _may_tell_origin(text: str) -> bool:
+    return any(sign in text for sign in ORIGIN_SIGNS)
 
 
 def _as_utf8(title: str) -> str:

@@ -10,7 +10,10 @@ MAX_HEADER = 1 << 16
 
 # A header of UniProt, whose group 1 is the accession.
 UNIPROT = re.compile(r"(?:sp|tr)\|([^|\s]+)\|")
+# What only those headers have that tell an organism: UniProt's, and UniRef's of a cluster.
+ORIGIN_SIGNS = (" OS=", " Tax=")
 _TAXON = re.compile(r" OX=(\d{1,18})(?!\S)")
+_UNIREF = re.compile(r"UniRef\d+_\S+ (.*) n=\d+ Tax=(.*?)(?: TaxID=(\d{1,18}))?(?: RepID=\S*)?$")
 _NEXT_KEY = re.compile(r" [A-Z]{2}=")
 _FRAGMENT = re.compile(r"\(Fragments?\)")
 
@@ -27,13 +30,20 @@ def identifier_of(header: str, line: int, tally: Tally) -> str:
 
 
 def origin_of(header: str) -> tuple[int | None, bool | None, str | None]:
-    """Taxon, whether it is a fragment, and organism, where the header is a full one of UniProt.
+    """Taxon, whether it is a fragment, and organism, where the header is UniProt's or UniRef's.
+
+    UniRef's taxon is the lowest one that all members of the cluster have in common.
 
     >>> origin_of("sp|P1|P1_X Actin (Fragment) OS=Homo sapiens OX=9606 PE=1 SV=1")
     (9606, True, 'Homo sapiens')
+    >>> origin_of("UniRef50_P1 Actin n=2 Tax=Homo sapiens TaxID=9606 RepID=P1_X")
+    (9606, False, 'Homo sapiens')
     >>> origin_of("P1 Actin")
     (None, None, None)
     """
+    if match := _UNIREF.match(header):
+        name, organism, taxon = match.groups()
+        return int(taxon) if taxon else None, _FRAGMENT.search(name) is not None, organism
     begin = header.find(" OS=")
     if begin < 0:
         return None, None, None
