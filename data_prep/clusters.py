@@ -63,7 +63,7 @@ class ClusterSplit:
 
     def split_of(self, record: Record, digest: bytes) -> str:
         """See `SplitRule.split_of`."""
-        return self._side_of_member(_hash(_member_name(record.identifier)))
+        return self._side_of_member(_hash(member_name(record.identifier)))
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
         """Whether a held-out record is there by its own name, or for the sake of its cluster."""
@@ -71,7 +71,7 @@ class ClusterSplit:
             return ()
         if split == OOD_FAMILY:
             return (PULLED,)
-        is_listed = self._listed_side(_hash(_member_name(record.identifier))) is not None
+        is_listed = self._listed_side(_hash(member_name(record.identifier))) is not None
         return () if is_listed else (UNCLUSTERED,)
 
     def describe(self) -> dict[str, Any]:
@@ -137,13 +137,13 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
                 f"{path}, line {number}: {excerpt(fields)} is not a representative and a member, "
                 "separated by a tab (the cluster.tsv of MMseqs2)"
             )
-        yield number, _member_name(fields[0]), _member_name(fields[1])
+        yield number, member_name(fields[0]), member_name(fields[1])
 
 
-def _member_name(identifier: str) -> str:
+def member_name(identifier: str) -> str:
     """What MMseqs2 calls a record.
 
-    >>> _member_name("sp|P12345|AATM_RABIT"), _member_name("P12345")
+    >>> member_name("sp|P12345|AATM_RABIT"), member_name("P12345")
     ('P12345', 'P12345')
     """
     if "|" in identifier and (match := _DATABASE_NAME.match(identifier)):

@@ -1,17 +1,22 @@
 """The sources clustered by MMseqs2's linclust, in time linear in their size."""
 
-import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
+
+from data_prep.clusters import member_name
+from data_prep.duplicates import DigestSet
+from data_prep.encode import DIGEST_BYTES
 from data_prep.interruption import sigterm_as_interrupt
 from data_prep.lock import BuildLock
 from data_prep.mmseqs import find_mmseqs, run_mmseqs
-from protlm.data.records import ReadOptions, SequenceFile, Tally
+from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
 from protlm.errors import InputDataError, UserError
 from protlm.lock import LOCK
 from protlm.paths import complete_file, existing_file, explain_os_error
@@ -99,21 +104,58 @@ def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> 
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
     # MMseqs2 gets the records as we read them: each format, and each identifier, as it is here.
     with fasta.open("x", encoding="utf-8") as file:
+        names = _Names(folder)
         for source in sources:
             with SequenceFile(source, clustering.reading) as opened:
                 for block in opened.blocks():
-                    for record in block.records(Tally()):
-                        file.write(f">{record.identifier}\n{record.sequence}\n")
+                    records = list(block.records(Tally()))
+                    names.add(records, source)
+                    file.writelines(f">{r.identifier}\n{r.sequence}\n" for r in records)
     identity = ["--min-seq-id", str(clustering.identity)]
     run_mmseqs(["easy-linclust", fasta, clusters, folder / "tmp", *identity, *_COVERAGE])
     return clusters.with_name(f"{clusters.name}_cluster.tsv")
 
 
+class _Names:
+    """Refuses a name of two sequences before hours of clustering: the table knows names alone.
+
+    Args:
+        folder: where tables of digests lie when they are large.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._names = DigestSet(folder / "names.table")
+        self._records = DigestSet(folder / "records.table")
+
+    def add(self, records: Sequence[Record], source: Path) -> None:
+        """Adds the records of a block of a source.
+
+        Raises:
+            InputDataError: one has the name of another.
+            OSError: the disk is full.
+        """
+        names = [member_name(record.identifier) for record in records]
+        is_new_name = self._names.add(_digests(names))
+        pairs = zip(names, records, strict=True)
+        is_new = self._records.add(_digests(f"{name} {one.sequence}" for name, one in pairs))
+        if (found := np.flatnonzero(is_new & ~is_new_name)).size:
+            record = records[int(found[0])]
+            raise InputDataError(
+                f"{source}, line {record.line}: {record.identifier!r:.80} is the name of another "
+                "sequence too, and clusters are known by names: give each its own, or leave "
+                "--cluster out"
+            )
+
+
+def _digests(texts: Iterable[str]) -> np.ndarray:
+    """Hashes of the texts, uint64 [n, 2]."""
+    digests = (blake2b(text.encode(), digest_size=DIGEST_BYTES).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
+
+
 def _fingerprint(sources: Sequence[Path], clustering: Clustering) -> str:
     """What the clusters depend on, in eight letters."""
-    digest = hashlib.blake2b(
-        repr((clustering.identity, clustering.reading)).encode(), digest_size=4
-    )
+    digest = blake2b(repr((clustering.identity, clustering.reading)).encode(), digest_size=4)
     for source in sources:
         status = existing_file(source, "a sequence file").stat()
         digest.update(os.fsencode(source.absolute()))

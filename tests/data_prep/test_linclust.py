@@ -158,6 +158,19 @@ def test_a_source_that_cannot_be_read_leaves_nothing(install, out, tmp_path):
     assert list(out.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("other", ["a", "sp|a|A_B"])
+def test_a_name_of_two_sequences_is_refused_before_the_hours(install, out, tmp_path, other):
+    calls = install(FAKE)
+    one, two = tmp_path / "one.fasta", tmp_path / "two.fasta"
+    one.write_text(">a\nMKTAYIAKQRQI\n>b\nMKT\n>a\nMKTAYIAKQRQI\n")
+    two.write_text(f">c\nMKTAYIAKQRQI\n\n>{other}\nMKTAYIAKQRQL\n")
+    assert members_of(cluster_sources([one], out, Clustering())).keys() == {"a", "b"}
+    calls.unlink()
+    with pytest.raises(InputDataError, match=r"two\.fasta, line 4: 'a' is the name of another"):
+        cluster_sources([one, two], out, Clustering())
+    assert not calls.exists()
+
+
 def test_a_source_that_changes_meanwhile_is_said_and_leaves_nothing(install, out, tmp_path):
     """Clustering takes hours; what was added since would be split without its relatives."""
     source = tmp_path / "growing.fasta"
