@@ -98,19 +98,19 @@ class FolderLock:
                 self._take_over(break_lock=break_lock)
 
     def _write(self) -> bool:
-        """Writes the lock, or finds that there is one."""
+        """Writes the lock, complete or not at all, or finds that there is one."""
+        # An empty one, of a process that was killed just then, nobody could judge.
+        whole = self._path.with_name(f".{LOCK}.{self._me.host}.{self._me.pid}")
         try:
-            file = self._path.open("x", encoding="utf-8")
-        except FileExistsError:
-            return False
-        try:
-            with file:
+            with whole.open("w", encoding="utf-8") as file:
                 json.dump(asdict(self._me), file)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
-            self._path.unlink(missing_ok=True)
-            raise
+            _give_name(whole, self._path)
+        except FileExistsError:
+            return False
+        finally:
+            whole.unlink(missing_ok=True)
         return True
 
     @property
@@ -148,6 +148,20 @@ class FolderLock:
                 )
         print(f"taking over from {_who(holder)}, which is gone", file=sys.stderr)
         self._path.unlink(missing_ok=True)
+
+
+def _give_name(whole: Path, name: Path) -> None:
+    """Gives a file another name too, in one step.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+    """
+    try:
+        os.link(whole, name)
+    except OSError:
+        # A file system that knows no links; if there is such a file, it is found once more.
+        with name.open("xb") as file:
+            file.write(whole.read_bytes())
 
 
 def _who(holder: Holder | None) -> str:

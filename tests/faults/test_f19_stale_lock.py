@@ -1,7 +1,9 @@
 """F19: the lock of a dead builder is explained, and taken over where that is safe."""
 
+import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 from data_prep.lock import BuildLock
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.split import HashSplit
+from data_prep.work_folder import Plan, work_folder
 from protlm.errors import OutputError
 from protlm.lock import LOCK, Holder
 
@@ -79,6 +82,36 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
     assert (out.with_name("data.partial") / LOCK).is_file()
     prepare([proteins], out, split_rule=RULE, options=PrepareOptions(break_lock=True))
     assert [path.name for path in out.parent.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("moment", ["json.dump", "os.fsync", "os.link"])
+def test_a_builder_killed_while_it_locks_is_no_hindrance(run_builder, proteins, tmp_path, moment):
+    """The same command goes on after a kill at any moment, without --break-lock."""
+    killed = f"""
+import os, signal
+from protlm.lock import json, os
+{moment} = lambda *arguments, **named: os.kill(os.getpid(), signal.SIGKILL)
+build(sys.argv[1:2], sys.argv[2])
+"""
+    out = tmp_path / "data"
+    assert run_builder(killed, proteins, out).returncode == -signal.SIGKILL
+    done = run_builder("build(sys.argv[1:2], sys.argv[2])", proteins, out)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("fault", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_that_knows_no_links(tmp_path, monkeypatch, fault):
+    def refuse(*names):
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(os, "link", refuse)
+    lock = BuildLock(tmp_path)
+    assert lock.is_held
+    with pytest.raises(OutputError, match=f"is being built by process {os.getpid()} on"):
+        BuildLock(tmp_path)
+    lock.release()
+    assert not list(tmp_path.iterdir())
 
 
 def test_who_comes_second_leaves_the_lock_of_the_first(tmp_path, monkeypatch):
@@ -169,6 +202,7 @@ def test_a_builder_that_lost_its_lock_leaves_everything_to_the_other(tmp_path, p
         prepare([proteins], out, split_rule=Robbed())
     assert lock.is_file()
     assert not out.exists()
+    assert not list(lock.parent.glob("data/*/*")), "it wrote where another one builds"
 
 
 class HashSplitLike:
@@ -179,3 +213,15 @@ class HashSplitLike:
 
     def describe(self):
         return {}
+
+
+def test_who_lost_the_lock_gives_nothing_its_name(tmp_path):
+    """Both builders would give the data set its name, each without looking at the other's."""
+    out, other = tmp_path / "data", {"host": "elsewhere", "pid": 1, "since": "", "start": ""}
+    with (
+        pytest.raises(OutputError, match="process 1 on elsewhere"),
+        work_folder(out, Plan([], {}, {})) as work,
+    ):
+        (work.path / LOCK).write_text(json.dumps(other))
+    assert not out.exists()
+    assert json.loads((tmp_path / "data.partial" / LOCK).read_text()) == other
