@@ -155,9 +155,13 @@ class BatchRule(ABC):
         """How many batches a window has."""
         return len(self.batches(window))
 
+    def row_length(self, seen: int) -> int:
+        """Tokens of a row at most, after so many samples of the run."""
+        return self.curriculum.max_length(seen) or self.max_length
+
     @abstractmethod
-    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
-        """Of sequences with so many residues, how many no row holds."""
+    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
+        """Of sequences with so many residues, how many no row of so many tokens holds."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +278,7 @@ class BatchStream(Sampler[BatchPlan]):
             samples=samples,
             passes=passes,
             num_residues=self._lengths_of(samples),
-            max_length=self._rule.curriculum.max_length(seen) or self._rule.max_length,
+            max_length=self._rule.row_length(seen),
         )
 
     def _plans(self, batch: GlobalBatch) -> Iterator[BatchPlan]:

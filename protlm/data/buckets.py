@@ -103,9 +103,9 @@ class LengthBuckets(BatchRule):
         """See `BatchRule`; makes no rows, since a validation split may have millions."""
         return len(self._cuts(window))
 
-    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
+    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
         """See `BatchRule`."""
-        return np.maximum(num_residues + SPECIALS - self.max_length, 0)
+        return np.maximum(num_residues + SPECIALS - row_length, 0)
 
     def _cuts(self, window: Window) -> list[tuple[np.ndarray, int]]:
         """Which places of the window each batch takes, and the length its rows are padded to."""

@@ -73,7 +73,7 @@ class Concatenation(BatchRule):
             batches.append(GlobalBatch(some, window.max_length, num_tokens, after))
         return batches
 
-    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
+    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
         """See `BatchRule`."""
         return np.zeros_like(num_residues)
 

@@ -1,5 +1,6 @@
 """What an epoch will be like: how much of it is cropped, and how much of its batches padding."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import final
 
@@ -47,20 +48,28 @@ def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchRule) -> Foreca
         order: in which samples come.
         rule: how samples become batches.
     """
-    is_exact = len(order) <= _MOST_LOOKED_AT
-    end = len(order) if is_exact else min(rule.window_size, len(order))
-    cropped = left_out = 0
-    for start in range(0, end, rule.window_size):
-        positions = np.arange(start, min(start + rule.window_size, end))
-        residues = rule.left_out(lengths_of(order.draw(0, positions).samples))
-        cropped += int(np.count_nonzero(residues))
-        left_out += int(residues.sum())
-    scale = len(order) / end
+    cropped = left_out = 0.0
+    for start, row_length, scale in _looked_at(order, rule):
+        positions = np.arange(start, min(start + rule.window_size, len(order)))
+        residues = rule.left_out(lengths_of(order.draw(0, positions).samples), row_length)
+        cropped += int(np.count_nonzero(residues)) * scale
+        left_out += int(residues.sum()) * scale
     batches = BatchStream(lengths_of, order, rule).window(0, 0)
     return Forecast(
-        cropped=round(cropped * scale),
-        left_out=round(left_out * scale),
-        is_exact=is_exact,
+        cropped=round(cropped),
+        left_out=round(left_out),
+        is_exact=len(order) <= _MOST_LOOKED_AT,
         useful_share=sum(batch.num_tokens for batch in batches)
         / sum(len(batch.rows) * batch.length for batch in batches),
     )
+
+
+def _looked_at(order: SampleOrder, rule: BatchRule) -> list[tuple[int, int, float]]:
+    """Where windows begin, the length of a row, and for how many windows each of them stands."""
+    starts = range(0, len(order), rule.window_size)
+    if len(order) <= _MOST_LOOKED_AT:
+        return [(start, rule.row_length(start), 1.0) for start in starts]
+    # The first one stands for all others, whatever length the curriculum gives them.
+    num_windows = Counter(map(rule.row_length, starts))
+    num_per_window = len(order) / len(starts) / rule.window_size
+    return [(0, length, number * num_per_window) for length, number in num_windows.items()]

@@ -71,4 +71,4 @@ def test_rows_have_random_numbers_of_their_own(mixture):
 
 
 def test_nothing_is_left_out():
-    assert Concatenation(60, 30).left_out(np.array([10, 10**6])).tolist() == [0, 0]
+    assert Concatenation(60, 30).left_out(np.array([10, 10**6]), 30).tolist() == [0, 0]

@@ -6,6 +6,7 @@ import pytest
 from protlm.data import forecast as module
 from protlm.data.buckets import LengthBuckets
 from protlm.data.concatenation import Concatenation
+from protlm.data.curriculum import Curriculum
 from protlm.data.forecast import forecast
 from protlm.data.mixture import SampleOrder
 
@@ -50,3 +51,18 @@ def test_joined_sequences_have_hardly_any_padding():
     assert found.cropped == 0
     # Of a window's 1,000 rows and more, the last one is short.
     assert 0.999 < found.useful_share <= 1
+
+
+@pytest.mark.parametrize("most", [5_000, 4_999])
+def test_a_curriculum_crops_more(monkeypatch, most):
+    """Half of the epoch has rows of 32 tokens, the rest rows of 128."""
+    monkeypatch.setattr(module, "_MOST_LOOKED_AT", most)
+    rule = LengthBuckets(4_000, 128, window=1_000, curriculum=Curriculum([[0, 32], [2_500, 128]]))
+    found = forecast(LENGTHS.take, ORDER, rule)
+    drawn = LENGTHS[ORDER.draw(0, np.arange(5_000)).samples]
+    # A window has the length that holds at its beginning: the first three are short.
+    left_out = np.maximum(drawn + 2 - np.repeat([32, 128], [3_000, 2_000]), 0)
+    rel = 1e-9 if found.is_exact else 0.1
+    assert found.cropped == pytest.approx(np.count_nonzero(left_out), rel=rel)
+    assert found.left_out == pytest.approx(left_out.sum(), rel=rel)
+    assert found.is_exact == (most == 5_000)
