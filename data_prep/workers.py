@@ -221,8 +221,12 @@ class _Crew(Generic[Item, Result]):
                 worker.join()
 
     def _work(self) -> None:
-        """What a worker does: it leaves Ctrl-C to its parent, and ends with that."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """What a worker does: it leaves Ctrl-C and all else to its parent, and ends with that."""
+        # A cluster gives a signal to all processes of a job, and what it is to set going, such as
+        # submitit's end of a job whose time is over, is for one of them.
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # A pipe ends when nobody is left who could write into it.
         os.close(self._begun)
@@ -246,7 +250,7 @@ class _Slot:
     def __init__(self) -> None:
         try:
             self._file = os.memfd_create("protlm")
-        except (AttributeError, PermissionError):
+        except (AttributeError, OSError):
             # Only Linux knows it, and a hardened one (vm.memfd_noexec=2) refuses it.
             with tempfile.TemporaryFile() as file:
                 self._file = os.dup(file.fileno())

@@ -125,12 +125,12 @@ def test_slots_give_the_memory_of_large_items_back(monkeypatch):
             assert held() < before + 100_000
 
 
-@pytest.mark.parametrize("refusal", ["missing", "forbidden"])
+@pytest.mark.parametrize("refusal", [None, errno.EACCES, errno.ENOSYS])
 def test_a_system_without_files_in_memory(monkeypatch, refusal):
     def refuse(name):
-        raise PermissionError(errno.EACCES, "Permission denied")
+        raise OSError(refusal, os.strerror(refusal))
 
-    if refusal == "missing":
+    if refusal is None:
         monkeypatch.delattr(os, "memfd_create")
     else:
         monkeypatch.setattr(os, "memfd_create", refuse)
@@ -299,6 +299,24 @@ def test_a_worker_alone_that_is_told_to_end(parent):
     told = parent.communicate(timeout=60)[1]
     assert parent.returncode == 1
     assert "a worker process was told to end (SIGTERM); type the same command again" in told
+
+
+def test_a_signal_that_the_parent_listens_to_is_not_for_its_workers():
+    """A cluster gives submitit's SIGUSR2 to all processes of a job: one of them is to end it."""
+    this = os.getpid()
+
+    def end(number, frame):
+        os._exit(1) if os.getpid() != this else None
+
+    def work(number):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return number
+
+    before = signal.signal(signal.SIGUSR2, end)
+    try:
+        assert results(work, 20, 2) == [(f"tag {i}", i) for i in range(20)]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_signal_in_a_child_that_is_not_yet_a_worker(monkeypatch):
