@@ -191,7 +191,10 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
     def run(records: Path, tasks: Sequence[_Task]) -> None:
         executor = AutoExecutor(folder=records, cluster=submission.executor.value)
         defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": num_workers}
-        executor.update_parameters(name="protlm-prepare", **{**defaults, **submission.parameters})
+        parameters = {**defaults, **submission.parameters}
+        # SLURM 22.05 to 23.02 gives srun one core of the job's, unless it asks for them again.
+        srun = [f"--cpus-per-task={parameters['cpus_per_task']}"]
+        executor.update_parameters(name="protlm-prepare", slurm_srun_args=srun, **parameters)
         # A cluster queues its jobs; this machine would run them all at once.
         size = len(tasks)
         if submission.executor is Executor.LOCAL:

@@ -189,13 +189,13 @@ def cluster(tmp_path, monkeypatch):
     return install
 
 
-def submit(release, tmp_path):
+def submit(release, tmp_path, workers=1, **parameters):
     prepare_by_jobs(
         sorted(release.iterdir()),
         tmp_path / "data",
         split_rule=RULE,
-        options=PrepareOptions(),
-        submission=Submission(Executor.SLURM, {"slurm_partition": "none"}),
+        options=PrepareOptions(workers=workers),
+        submission=Submission(Executor.SLURM, {"slurm_partition": "none", **parameters}),
     )
 
 
@@ -207,6 +207,18 @@ def test_what_sbatch_refuses_is_one_sentence(release, tmp_path, cluster, sbatch)
     with pytest.raises(UserError, match=r"could not be submitted: .*invalid partition: none"):
         submit(release, tmp_path)
     assert not (tmp_path / "data.partial").exists()
+
+
+@pytest.mark.parametrize(("given", "cores"), [({}, 3), ({"cpus_per_task": 4}, 4)])
+def test_a_job_has_the_cores_of_its_workers(release, tmp_path, cluster, given, cores):
+    """SLURM 22.05 gives srun one core of the job's where it does not ask for them again."""
+    cluster(f'cp "$1" {tmp_path}/script; exit 1')
+    with pytest.raises(UserError, match="could not be submitted"):
+        submit(release, tmp_path, workers=3, **given)
+    script = (tmp_path / "script").read_text()
+    assert f"#SBATCH --cpus-per-task={cores}\n" in script
+    (srun,) = [line for line in script.splitlines() if line.startswith("srun ")]
+    assert f" --cpus-per-task={cores} " in srun
 
 
 def test_where_there_is_no_cluster_it_is_said(release, tmp_path, monkeypatch):
