@@ -35,6 +35,11 @@ class Source:
             return "standard input"
         return os.fsencode(self.path.name).decode("utf-8", "backslashreplace")
 
+    @property
+    def place(self) -> str:
+        """Where the file is, from whatever folder one looks."""
+        return os.fspath(self.path if self.is_stream else self.path.absolute())
+
     def has_changed(self) -> bool:
         """Whether the file is not what it was when the build began."""
         return not self.is_stream and _source(self.path) != self

@@ -1,7 +1,6 @@
 """`OUT.partial`: where a data set grows until it is complete, and can be continued."""
 
 import hashlib
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.lock import LOCK
-from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error
+from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error, fsync
 
 _PLAN, _DATA, _JOURNAL, _DIGESTS, _PARTS = "plan.json", "data", "journal", "digests", "parts"
 _FIRST_SEEN = "first-{:05d}.bin"
@@ -49,10 +48,7 @@ class Plan:
 
     def fields(self) -> dict[str, Any]:
         """The plan as JSON holds it."""
-        files = {
-            os.fspath(source.path.absolute()): [source.bytes, source.mtime_ns]
-            for source in self.sources
-        }
+        files = {source.place: [source.bytes, source.mtime_ns] for source in self.sources}
         return {
             "protlm": __version__,
             "vocabulary": VOCABULARY.hash,
@@ -223,10 +219,10 @@ def _begin_or_continue(path: Path, plan: Plan) -> None:
 def _publish(data: Path, out: Path) -> None:
     """Gives the complete data set its name; what it holds is on the disk before."""
     for path in [*data.rglob("*"), data]:
-        _sync(path)
+        fsync(path)
     check_output(out)
     data.rename(out)
-    _sync(out.absolute().parent)
+    fsync(out.absolute().parent)
 
 
 def _leave(path: Path, lock: BuildLock) -> None:
@@ -260,14 +256,6 @@ def _lost(path: Path) -> InputDataError:
         f"{path} was finished, and is missing or damaged now: what was begun cannot be continued; "
         "type the same command with --restart"
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _plain(value: Any) -> Any:

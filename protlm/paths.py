@@ -111,9 +111,9 @@ def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[P
         if is_dir:
             temporary.mkdir()
         yield temporary
-        files = [p for p in temporary.rglob("*") if p.is_file()] if is_dir else [temporary]
-        for file in files:
-            fsync(file)
+        # Names are in folders, which have to be on the disk too.
+        for written in [*temporary.rglob("*"), temporary] if is_dir else [temporary]:
+            fsync(written)
         if path.is_dir() and overwrite:
             shutil.rmtree(path)
         temporary.replace(path)

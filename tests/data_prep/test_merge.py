@@ -87,7 +87,8 @@ def test_parts_that_do_not_fit_are_refused(parts, tmp_path):
         UserError, match=r"rule was split by another rule.*\(test_fraction: 0\.1, not 0\.2\)"
     ):
         merge([parts[0], tmp_path / "rule"], out)
-    for wrong in ([parts[0], parts[0]], []):
+    (tmp_path / "link").symlink_to(parts[0])
+    for wrong in ([parts[0], parts[0]], [parts[0], tmp_path / "link"], []):
         with pytest.raises(UserError, match="each once"):
             merge(wrong, out)
     with pytest.raises(InputDataError, match="protlm prepare"):
@@ -111,3 +112,24 @@ def test_what_is_listed_stays_bounded(parts, tmp_path, monkeypatch):
     merge(parts, tmp_path / "data")
     rows = (tmp_path / "data" / "rejected.tsv").read_text().splitlines()
     assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]
+
+
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(parts, tmp_path, monkeypatch):
+    """Also its folders: a file whose name is lost with the power is lost."""
+    synced, sync = set(), os.fsync
+
+    def noted_sync(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def all_synced(folder):
+        return all(path.stat().st_ino in synced for path in [folder, *folder.rglob("*")])
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    merge(parts, tmp_path / "merged")
+    assert all_synced(tmp_path / "merged")
+    assert tmp_path.stat().st_ino in synced
+    synced.clear()
+    prepare([tmp_path / "one.fasta"], tmp_path / "prepared", split_rule=RULE)
+    assert all_synced(tmp_path / "prepared")
+    assert tmp_path.stat().st_ino in synced

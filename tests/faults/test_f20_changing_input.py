@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,39 @@ def test_standard_input_is_compared_with_what_it_was(source, tmp_path, monkeypat
     write(source, source.read_bytes().replace(b"P1 ", b"Q1 ", 1))
     with pytest.raises(InputDataError, match=r"standard input.*is not what was read before"):
         build("other")
+
+
+def test_standard_input_is_continued_from_another_folder(source, tmp_path, monkeypatch):
+    """It lies in none."""
+    (tmp_path / "elsewhere").mkdir()
+    for folder, rule in ((tmp_path, Meddling(stop)), (tmp_path / "elsewhere", RULE)):
+        monkeypatch.chdir(folder)
+        with source.open("rb") as file, suppress(KeyboardInterrupt):
+            monkeypatch.setattr(sys, "stdin", file)
+            prepare([Path("-")], tmp_path / "data", split_rule=rule, options=options())
+        assert (tmp_path / "data").exists() == (rule is RULE)
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_standard_input_that_was_read_to_its_end_is_compared_too(
+    source, tmp_path, monkeypatch, contents, is_other
+):
+    """Of a file its size and time tell that it is the same, and of a stream only its bytes."""
+    first = tmp_path / "first.fasta"
+    first.write_text("".join(f">F{i}\n{'MKVLAWERT' * 40}\n" for i in range(190)))
+
+    def build(out, rule=RULE):
+        with first.open("rb") as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            prepare([Path("-"), source], tmp_path / out, split_rule=rule, options=options())
+
+    with pytest.raises(KeyboardInterrupt):
+        build("data", Meddling(stop))
+    if is_other:
+        first.write_text(first.read_text().replace(">F7\n", ">G7\n"))
+        with pytest.raises(InputDataError, match=r"standard input.*is not what was read before"):
+            build("data")
+        return
+    build("data")
+    build("whole")
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
