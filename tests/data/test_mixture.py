@@ -138,3 +138,13 @@ def test_the_fingerprint_is_that_of_the_data_and_their_weights(splits):
     }  # fmt: skip
     assert len(prints) == 6
     assert Mixture([one]).fingerprint == one.fingerprint
+
+
+def test_other_sequences_of_the_same_lengths_are_other_data(make_data_set, proteins):
+    """Else a run would go on with them."""
+    others = [(name, sequence[::-1]) for name, sequence in proteins]
+    one, other = (
+        open_split(make_data_set(some, name), "train")
+        for some, name in ((proteins, "one"), (others, "other"))
+    )
+    assert one.fingerprint != other.fingerprint

@@ -75,6 +75,17 @@ def test_tokens_that_are_no_residues_are_found(data_set, vouch_for, number):
         open_split(data_set, "train")
 
 
+@pytest.mark.parametrize("name", ["offsets", "id_offsets"])
+def test_offsets_that_go_back_are_found(data_set, vouch_for, name):
+    with h5py.File(data_set / SHARD, "r+") as file:
+        file[name][2] = file[name][-1]
+    vouch_for(data_set, SHARD)
+    fault = f"the shard {data_set / SHARD} is no shard of protlm (the offsets go back)"
+    assert verify(data_set) == [fault]
+    with pytest.raises(InputDataError, match=re.escape(fault)):
+        open_split(data_set, "train")
+
+
 # --- the documented format
 
 
