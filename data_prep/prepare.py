@@ -14,13 +14,12 @@ from data_prep.segments import OpenSegment, known_before
 from data_prep.select import Selection
 from data_prep.sources import Place, SourceReader, find_sources, recognise
 from data_prep.split import SplitRule
-from data_prep.work_folder import Plan, WorkFolder, work_folder
+from data_prep.work_folder import Plan, WorkFolder, refuse_finished, work_folder
 from data_prep.workers import in_order
 from protlm.console import console
 from protlm.data.manifest import Counts, Manifest, ShardEntry
 from protlm.data.records import ReadOptions, Tally
 from protlm.errors import UserError
-from protlm.paths import check_output
 from protlm.progress import JobProgress
 
 _MAX_WORKERS = 256
@@ -103,7 +102,7 @@ def prepare(
         WorkerDiedError: a worker process was killed.
     """
     options = options or PrepareOptions()
-    check_output(out)
+    refuse_finished(out)
     settings = {**options.settings(), "--executor": None}
     plan = Plan(find_sources(sources), settings, split_rule.describe())
     with (

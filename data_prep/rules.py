@@ -9,8 +9,8 @@ from data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
 from data_prep.linclust import Clustering, cluster_sources
 from data_prep.prepare import PrepareOptions
 from data_prep.split import HashSplit, SplitRule, TableSplit
+from data_prep.work_folder import refuse_finished
 from protlm.errors import UserError
-from protlm.paths import check_output
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def make_rule(
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)
     # Tables and clusters may take hours: that nothing can be written is said before.
-    check_output(out)
+    refuse_finished(out)
     if options.split_table is not None:
         return TableSplit(options.split_table)
     families = None

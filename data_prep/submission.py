@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,11 +18,10 @@ from data_prep.prepare import PrepareOptions, prepare
 from data_prep.report import Report
 from data_prep.sources import STANDARD_INPUT, find_sources, recognise
 from data_prep.split import SplitRule
-from data_prep.work_folder import Plan, work_folder
+from data_prep.work_folder import Plan, refuse_finished, work_folder
 from protlm.console import console
 from protlm.data.manifest import MANIFEST
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError, one_of
-from protlm.paths import check_output
 from protlm.progress import JobProgress
 
 _WORD = re.compile(r"[\w.:,@+-]{1,100}", re.ASCII)
@@ -38,6 +38,9 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 _TIMEOUT_MINUTES = 24 * 60
 _POLL_SECONDS = 0.02
+# As many has an array of SLURM's, unless its administrator wants more.
+_MOST_JOBS = 1_000
+_STANDARD_ERROR, _CONTROLLERS = 2, "controllers.err"
 
 
 class Executor(StrEnum):
@@ -122,7 +125,7 @@ def prepare_by_jobs(
         UserError: submitit is missing, or what is asked for needs all sources at once.
         InputDataError, OutputError: as from `prepare`, of the first job that failed.
     """
-    check_output(out)
+    refuse_finished(out)
     if options.deduplicate or STANDARD_INPUT in sources:
         what = "--deduplicate" if options.deduplicate else "standard input"
         raise UserError(f"--executor makes a job of each file, which {what} does not allow")
@@ -190,28 +193,46 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
 
     def run(records: Path, tasks: Sequence[_Task]) -> None:
         executor = AutoExecutor(folder=records, cluster=submission.executor.value)
-        defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": num_workers}
-        parameters = {**defaults, **submission.parameters}
-        # SLURM 22.05 to 23.02 gives srun one core of the job's, unless it asks for them again.
-        srun = [f"--cpus-per-task={parameters['cpus_per_task']}"]
-        executor.update_parameters(name="protlm-prepare", slurm_srun_args=srun, **parameters)
+        executor.update_parameters(**_parameters(submission, num_workers))
+        is_local = submission.executor is Executor.LOCAL
         # A cluster queues its jobs; this machine would run them all at once.
-        size = len(tasks)
-        if submission.executor is Executor.LOCAL:
-            size = max(1, (os.cpu_count() or 1) // num_workers)
+        size = max(1, (os.cpu_count() or 1) // num_workers) if is_local else _MOST_JOBS
         with JobProgress("files", len(tasks)) as progress:
             for first in range(0, len(tasks), size):
                 some = tasks[first : first + size]
-                jobs = _submit(executor, some, (FailedJobError, FailedSubmissionError))
+                with _standard_error_to(records / _CONTROLLERS) if is_local else nullcontext():
+                    jobs = _submit(executor, some, (FailedJobError, FailedSubmissionError))
                 try:
                     results = _results(jobs, UncompletedJobError)
                     for number, failure in enumerate(results, first + 1):
                         _raise_if(failure)
                         progress.update(number)
                 finally:
-                    _end(jobs, are_awaited=submission.executor is Executor.LOCAL)
+                    _end(jobs, are_awaited=is_local)
 
     return run
+
+
+def _parameters(submission: Submission, num_workers: int) -> dict[str, Any]:
+    """What submitit is told of a job."""
+    defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": num_workers}
+    parameters = {"name": "protlm-prepare", **defaults, **submission.parameters}
+    # SLURM 22.05 to 23.02 gives srun one core of the job's, unless it asks for them again.
+    return {**parameters, "slurm_srun_args": [f"--cpus-per-task={parameters['cpus_per_task']}"]}
+
+
+@contextmanager
+def _standard_error_to(path: Path) -> Iterator[None]:
+    """Gives what is started in the block a file to complain to: submitit's controllers, which end
+    with a traceback where jobs are ended."""
+    before = os.dup(_STANDARD_ERROR)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), _STANDARD_ERROR)
+        yield
+    finally:
+        os.dup2(before, _STANDARD_ERROR)
+        os.close(before)
 
 
 def _end(jobs: Sequence[Any], *, are_awaited: bool) -> None:

@@ -121,6 +121,20 @@ class WorkFolder:
                     path.unlink()
 
 
+def refuse_finished(out: Path) -> None:
+    """Refuses a data set that is there, and clears what its build left if it was killed behind it.
+
+    Raises:
+        OutputError: there is such a data set.
+    """
+    path = _beside(out)
+    with suppress(OSError, OutputError):
+        if out.exists() and path.is_dir() and not (path / _DATA).exists():
+            _refuse_foreign(path)
+            _remove(path, BuildLock(path))
+    check_output(out)
+
+
 @contextmanager
 def work_folder(
     out: Path, plan: Plan, *, restart: bool = False, break_lock: bool = False
@@ -141,7 +155,7 @@ def work_folder(
         InputDataError: a source is not what it was then, or the folder is damaged.
         OutputError: another process builds there, there is no space, or no permission.
     """
-    path = out.with_name(f"{out.name}.partial")
+    path = _beside(out)
     try:
         path.mkdir(parents=True, exist_ok=True)
         _refuse_foreign(path)
@@ -171,6 +185,10 @@ def work_folder(
         _leave(path, lock)
         raise
     _remove(path, lock)
+
+
+def _beside(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -246,7 +246,9 @@ def parent():
         start_new_session=True,
     )
     yield process
-    process.kill()
+    # With the workers, which hold its pipes if they live on.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 

@@ -79,7 +79,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(run_builder, proteins, tmp_pat
 # Before what changes the disk is done, and after it: every such moment, one after the other.
 AT_EVERY_STEP = """
 import os, shutil, signal
-import protlm.paths
+from protlm.errors import OutputError
 
 source, folder = sys.argv[1], Path(sys.argv[2])
 whole, out = folder / "whole", folder / "data"
@@ -119,11 +119,16 @@ while not finished:
     status = os.waitpid(pid, 0)[1]
     assert status in (0, signal.SIGKILL), (step, status)
     finished = status == 0
-    if not finished and not out.exists():
+    was_there = out.exists()
+    try:
         build([source], out)
+    except OutputError as error:
+        assert was_there and "exists already" in str(error), error
+    else:
+        assert not was_there
     assert contents(out) == contents(whole), step
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "whole"], step
     shutil.rmtree(out)
-    shutil.rmtree(folder / "data.partial", ignore_errors=True)
 print(step)
 """
 
