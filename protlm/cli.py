@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 from typer.exceptions import TyperException
 
-from protlm.errors import UserError, exit_with_message
+from protlm.errors import ExitCode, UserError, exit_with_message
 
 app = typer.Typer(
     name="protlm",
@@ -413,6 +413,9 @@ def _run(arguments: list[str]) -> None:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
         raise
+    if code == ExitCode.INTERRUPTED:
+        # The parser has taken Ctrl-C for this code, and nobody has said a word.
+        raise KeyboardInterrupt
     sys.exit(code or 0)
 
 

@@ -256,6 +256,7 @@ def test_a_job_that_is_ended_leaves_no_copy_of_the_data_set(make_splits, protlm_
     environment = {"PATH": path, "TMPDIR": str(tmp_path / "scratch")}
     done = protlm_command("data", "leakage", directory, "--mmseqs", env=environment, timeout=60)
     assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "protlm: interrupted"
     assert not list((tmp_path / "scratch").glob("protlm-leakage-*"))
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
