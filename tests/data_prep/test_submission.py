@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from submitit import LocalJob
@@ -197,6 +198,25 @@ def submit(release, tmp_path, workers=1, **parameters):
         options=PrepareOptions(workers=workers),
         submission=Submission(Executor.SLURM, {"slurm_partition": "none", **parameters}),
     )
+
+
+@pytest.mark.parametrize("executor", list(Executor))
+def test_jobs_are_submitted_in_turns(tmp_path, cluster, monkeypatch, executor):
+    """Two jobs of two cores are all that four cores run, and two all that this scheduler takes."""
+    cluster("exit 1")
+    sizes = []
+
+    def submitted(executor, tasks, failed):
+        sizes.append(len(tasks))
+        job = SimpleNamespace(result=lambda: None, cancel=lambda: None, done=lambda: True)
+        return [job for _ in tasks]
+
+    monkeypatch.setattr(module, "_submit", submitted)
+    monkeypatch.setattr(module, "_MOST_JOBS", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    task = module._Task(tmp_path, tmp_path, RULE, PrepareOptions())
+    module._submitter(Submission(executor), 2)(tmp_path / "jobs", [task] * 5)
+    assert sizes == [2, 2, 1]
 
 
 @pytest.mark.parametrize(

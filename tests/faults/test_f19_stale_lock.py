@@ -2,11 +2,14 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from data_prep.lock import BuildLock
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.split import HashSplit
 from data_prep.work_folder import Plan, work_folder
+from protlm import lock
 from protlm.errors import OutputError
 from protlm.lock import LOCK, Holder
 
@@ -46,6 +50,35 @@ def test_a_dead_process_of_this_machine_is_taken_over(locked, proteins, capsys):
     prepare([proteins], out, split_rule=RULE)
     assert "taking over from process" in capsys.readouterr().err
     assert [path.name for path in out.parent.iterdir()] == ["data"]
+
+
+def test_of_two_processes_one_takes_over(locked, monkeypatch):
+    """Both have seen that the holder is dead before one of them has the lock."""
+    out = locked(host=socket.gethostname(), pid=dead_process(), since=SINCE, start="0")
+    who = lock._who
+
+    def who_after_a_while(holder):
+        time.sleep(0.3)
+        return who(holder)
+
+    def take():
+        try:
+            BuildLock(out.with_name("data.partial"))
+        except OutputError:
+            os._exit(7)
+        time.sleep(1.5)
+        os._exit(0)
+
+    monkeypatch.setattr(lock, "_who", who_after_a_while)
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=take) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for process in both:
+            process.start()
+    for process in both:
+        process.join()
+    assert sorted(process.exitcode for process in both) == [0, 7]
 
 
 def test_another_process_with_the_same_number_is_not_taken_for_the_dead_one(locked, proteins):
