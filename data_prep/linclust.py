@@ -167,4 +167,4 @@ def _empty(folder: Path) -> None:
     """Removes what a killed process left."""
     for entry in folder.iterdir():
         if entry.name != LOCK:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)

@@ -205,7 +205,7 @@ def _empty(path: Path) -> None:
     # The plan goes last: as long as it is there, the rest is known to be ours.
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == _PLAN):
         if entry.name != LOCK:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
 def _begin_or_continue(path: Path, plan: Plan) -> None:

@@ -101,17 +101,23 @@ class FolderLock:
         """Writes the lock, complete or not at all, or finds that there is one."""
         # An empty one, of a process that was killed just then, nobody could judge.
         whole = self._path.with_name(f".{LOCK}.{self._me.host}.{self._me.pid}")
-        try:
-            with whole.open("w", encoding="utf-8") as file:
-                json.dump(asdict(self._me), file)
-                file.flush()
-                os.fsync(file.fileno())
-            _give_name(whole, self._path)
-        except FileExistsError:
-            return False
-        finally:
-            whole.unlink(missing_ok=True)
-        return True
+        while True:
+            try:
+                with whole.open("w", encoding="utf-8") as file:
+                    json.dump(asdict(self._me), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                _give_name(whole, self._path)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                # Who has the lock tidies up, and takes this for the rest of a dead process.
+                if not whole.parent.exists():
+                    raise
+            else:
+                return True
+            finally:
+                whole.unlink(missing_ok=True)
 
     @property
     def is_held(self) -> bool:
@@ -155,9 +161,12 @@ def _give_name(whole: Path, name: Path) -> None:
 
     Raises:
         FileExistsError: there is a file of that name.
+        FileNotFoundError: the file is gone.
     """
     try:
         os.link(whole, name)
+    except FileNotFoundError:
+        raise
     except OSError:
         # A file system that knows no links; if there is such a file, it is found once more.
         with name.open("xb") as file:

@@ -52,6 +52,21 @@ def test_a_dead_process_of_this_machine_is_taken_over(locked, proteins, capsys):
     assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
+def test_what_is_tidied_up_by_another_is_written_again(tmp_path, monkeypatch):
+    """The builder that has the lock sweeps its folder while the next one writes."""
+    sync, swept = os.fsync, []
+
+    def sync_and_sweep(descriptor):
+        sync(descriptor)
+        if not swept:
+            swept.extend(path.unlink() for path in tmp_path.iterdir())
+
+    monkeypatch.setattr(os, "fsync", sync_and_sweep)
+    BuildLock(tmp_path)
+    assert len(swept) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
 def test_of_two_processes_one_takes_over(locked, monkeypatch):
     """Both have seen that the holder is dead before one of them has the lock."""
     out = locked(host=socket.gethostname(), pid=dead_process(), since=SINCE, start="0")
