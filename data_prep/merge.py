@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,8 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
     check_output(out)
     if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:
         raise UserError("give the data sets to merge, each once: protlm data merge A B --out DIR")
-    manifests = _mergeable(parts)
+    manifests = _mergeable(parts, verify="full")
+    _warn_of_sources_in_common(parts, manifests)
     with complete_folder(out) as directory:
         report = _merge(parts, manifests, directory)
     console(stderr=True).print(report.table())
@@ -47,10 +49,25 @@ def merge_into(directory: Path, parts: Sequence[Path]) -> Report:
         UserError, InputDataError: as from `merge`.
         OSError: the disk is full.
     """
-    return _merge(parts, _mergeable(parts), directory)
+    # They were hashed when they were written, just now.
+    return _merge(parts, _mergeable(parts, verify="sizes"), directory)
 
 
-def _mergeable(parts: Sequence[Path]) -> list[Manifest]:
+def _warn_of_sources_in_common(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+    """Says which parts hold the same sequences, all of which the merged set will hold twice."""
+    first: dict[str, tuple[Path, str]] = {}
+    for part, manifest in zip(parts, manifests, strict=True):
+        for source in manifest.sources:
+            other, name = first.setdefault(source.sha256, (part, source.file))
+            if other != part:
+                print(
+                    f"protlm: warning: {part} and {other} were both made of {name}: its sequences "
+                    "will be there twice",
+                    file=sys.stderr,
+                )
+
+
+def _mergeable(parts: Sequence[Path], *, verify: str) -> list[Manifest]:
     """The manifests of data sets that fit together."""
     manifests = [read_manifest(part) for part in parts]
     for part, manifest in zip(parts, manifests, strict=True):
@@ -61,7 +78,7 @@ def _mergeable(parts: Sequence[Path]) -> list[Manifest]:
                 "the same options"
             )
         for split in manifest.splits:
-            open_split(part, split, verify="sizes")
+            open_split(part, split, verify=verify)
     return manifests
 
 

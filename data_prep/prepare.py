@@ -12,7 +12,7 @@ from data_prep.rejects import refuse_too_many_rejects, warn_of_rejects
 from data_prep.report import Report, write_rejected
 from data_prep.segments import OpenSegment, known_before
 from data_prep.select import Selection
-from data_prep.sources import Place, SourceReader, find_sources, recognise
+from data_prep.sources import Place, SourceReader, find_sources, recognise, refuse_inside
 from data_prep.split import SplitRule
 from data_prep.work_folder import Plan, WorkFolder, refuse_finished, work_folder
 from data_prep.workers import in_order
@@ -103,6 +103,7 @@ def prepare(
     """
     options = options or PrepareOptions()
     refuse_finished(out)
+    refuse_inside(sources, out)
     settings = {**options.settings(), "--executor": None}
     plan = Plan(find_sources(sources), settings, split_rule.describe())
     with (

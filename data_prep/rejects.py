@@ -56,7 +56,10 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
             f"wanted ({filtered}), {tally.num_rejected:,} cannot be used"
         )
     if tally.num_rejected == tally.records:
-        raise InputDataError(f"none of the {tally.records:,} records can be used: {reasons}")
+        raise InputDataError(
+            f"none of the {tally.records:,} records can be used: {reasons}; the first of them "
+            f"{_first(tally)}"
+        )
     if tally.rejected.get(NUL, 0) > _MAX_NUL_RATE * tally.records:
         raise InputDataError(
             f"{tally.rejected[NUL]:,} of {tally.records:,} records hold NUL bytes: the file is "

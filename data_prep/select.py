@@ -66,8 +66,10 @@ class Selection:
             elif self.no_fragments and record.is_fragment:
                 tally.filter("fragment")
             elif self.organisms and not _is_of(record, taxa, names):
-                is_known = record.taxon is not None or record.organism is not None
-                tally.filter("other organism" if is_known else "organism not told by the source")
+                is_told = not (
+                    (taxa and record.taxon is None) or (names and record.organism is None)
+                )
+                tally.filter("other organism" if is_told else "organism not told by the source")
             else:
                 if self.no_fragments and record.is_fragment is None:
                     tally.note("fragment or not, the source does not tell")

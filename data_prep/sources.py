@@ -94,6 +94,20 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     return [_source(path) for path in list_files(paths)]
 
 
+def refuse_inside(paths: Sequence[Path], out: Path) -> None:
+    """Refuses an output in a folder of sources, where what is half made would be taken for one.
+
+    Raises:
+        UserError: it lies in such a folder.
+    """
+    parent = os.path.realpath(out.absolute().parent)
+    for path in paths:
+        if path.is_dir() and os.path.realpath(path) == parent:
+            raise UserError(
+                f"--out {out} lies in {path}, all of whose files are sources: choose another place"
+            )
+
+
 def recognise(sources: Sequence[Source], options: ReadOptions) -> None:
     """Looks at the beginning of every file, so that what cannot be read is said at once.
 

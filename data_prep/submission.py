@@ -16,7 +16,7 @@ from data_prep.interruption import sigterm_as_interrupt
 from data_prep.merge import merge_into
 from data_prep.prepare import PrepareOptions, prepare
 from data_prep.report import Report
-from data_prep.sources import STANDARD_INPUT, find_sources, recognise
+from data_prep.sources import STANDARD_INPUT, find_sources, recognise, refuse_inside
 from data_prep.split import SplitRule
 from data_prep.work_folder import Plan, refuse_finished, work_folder
 from protlm.console import console
@@ -126,6 +126,7 @@ def prepare_by_jobs(
         InputDataError, OutputError: as from `prepare`, of the first job that failed.
     """
     refuse_finished(out)
+    refuse_inside(sources, out)
     if options.deduplicate or STANDARD_INPUT in sources:
         what = "--deduplicate" if options.deduplicate else "standard input"
         raise UserError(f"--executor makes a job of each file, which {what} does not allow")

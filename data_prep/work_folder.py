@@ -127,12 +127,19 @@ def refuse_finished(out: Path) -> None:
     Raises:
         OutputError: there is such a data set.
     """
-    path = _beside(out)
     with suppress(OSError, OutputError):
-        if out.exists() and path.is_dir() and not (path / _DATA).exists():
-            _refuse_foreign(path)
-            _remove(path, BuildLock(path))
+        _clear_behind(out)
     check_output(out)
+
+
+def _clear_behind(out: Path) -> None:
+    # This folder, or none at all, has no name to which something can be added.
+    if not (out.name and out.exists()):
+        return
+    path = _beside(out)
+    if path.is_dir() and not (path / _DATA).exists():
+        _refuse_foreign(path)
+        _remove(path, BuildLock(path))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ from protlm.data.batching import BatchRule, Share
 from protlm.data.buckets import LengthBuckets
 from protlm.data.concatenation import Concatenation
 from protlm.data.curriculum import Curriculum
+from protlm.data.manifest import read_manifest
 from protlm.data.mixture import Mixture, turns_of
 from protlm.data.shards import SplitReader, open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -269,8 +271,21 @@ def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
         )
     shares = turns_of([part.weight for part in parts])
     splits = [open_split(Path(p.dir), p.split, verify=verify, shuffled=True) for p in parts]
+    _warn_of_other_rules([part.dir for part in parts])
     valid_dir = Path(config.valid_dir or parts[0].dir)
     return Mixture(splits, shares), open_split(valid_dir, config.valid_split, verify=verify)
+
+
+def _warn_of_other_rules(directories: Sequence[str]) -> None:
+    """Says which data sets of a mixture may train on what another one holds out."""
+    first = read_manifest(Path(directories[0])).split_rule
+    for directory in directories[1:]:
+        if read_manifest(Path(directory)).split_rule != first:
+            warnings.warn(
+                f"data.mixture: {directory} was split by another rule than {directories[0]}, and "
+                "may train on what that holds out; prepare both with the same options",
+                stacklevel=2,
+            )
 
 
 def batch_rule(config: DataConfig, *, tokens_per_step: int | None = None) -> BatchRule:

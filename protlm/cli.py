@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 from typer.exceptions import TyperException
 
+from data_prep.interruption import sigterm_as_interrupt
 from protlm.errors import ExitCode, UserError, exit_with_message
 
 app = typer.Typer(
@@ -197,12 +198,14 @@ def data_export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; default: print.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="One split; default: all.")] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="A split; may be repeated. Default: all.")
+    ] = None,
 ) -> None:
     """Write the sequences back as FASTA."""
     from protlm.data_sets import export
 
-    export(directory, output, split)
+    export(directory, output, split or ())
 
 
 @data_app.command("leakage")
@@ -395,7 +398,9 @@ def main() -> NoReturn:
     hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
     if debug and not hydra:
         arguments.remove("--debug")
-    exit_with_message(lambda: _run(arguments), debug=debug)
+    # What a cluster ends tidies up, and says a word.
+    with sigterm_as_interrupt():
+        exit_with_message(lambda: _run(arguments), debug=debug)
 
 
 def _run(arguments: list[str]) -> None:

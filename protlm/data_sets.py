@@ -1,5 +1,6 @@
 """The commands `protlm data verify`, `info` and `export`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +77,13 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
     return table
 
 
-def export(directory: Path, output: Path | None, split: str | None) -> None:
+def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
     """Writes the sequences back as FASTA, each under its accession.
 
     Args:
         directory: the data set.
         output: a file to make, gzip if its name ends with .gz; None or `-` prints.
-        split: one split; None writes all.
+        splits: which, in this order; none writes all.
 
     Raises:
         UserError: no data set, or no such split.
@@ -93,10 +94,12 @@ def export(directory: Path, output: Path | None, split: str | None) -> None:
     if output != STANDARD_OUTPUT:
         # Before the shards are hashed, which takes its time.
         check_output(output)
-    splits = sorted(read_manifest(directory).splits)
-    if split is not None and split not in splits:
-        raise UserError(f"{directory} has no split {split!r}; it has: {one_of(splits)}")
-    readers = [shards.open_split(directory, name) for name in ([split] if split else splits)]
+    there = sorted(read_manifest(directory).splits)
+    for split in splits:
+        if split not in there:
+            raise UserError(f"{directory} has no split {split!r}; it has: {one_of(there)}")
+    names = dict.fromkeys(splits or there)
+    readers = [shards.open_split(directory, name) for name in names]
     with fasta_file(output) as file:
         for reader in readers:
             for index in range(len(reader)):

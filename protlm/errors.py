@@ -1,5 +1,6 @@
 """The errors a user can mend, and the exit code each one ends a command with."""
 
+import errno
 import os
 import sys
 import traceback
@@ -93,9 +94,14 @@ def exit_with_message(command: Callable[[], None], *, debug: bool = False) -> No
         sys.exit(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away, as `head` does; nothing is left to tell it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         sys.exit(ExitCode.OK)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            # Files say so by their names: this is what is printed.
+            _print_no_more()
+            _say("there is no space left where the output goes; make room, or send it elsewhere")
+            sys.exit(ExitCode.OUTPUT)
         traceback.print_exc()
         _say(f"internal error, please report it: {type(error).__name__}: {error}")
         sys.exit(ExitCode.INTERNAL)
@@ -113,6 +119,11 @@ def _as_a_sentence(
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parent):
         return f"protlm: warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
+def _print_no_more() -> None:
+    """Lets go of standard output, which would fail again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:

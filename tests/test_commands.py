@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protlm import cli
 from protlm.cli import _spread
 from protlm.paths import conf_dir, sample_dir
 
@@ -400,3 +401,21 @@ def test_a_mechanism_is_one_py_and_one_yaml(tmp_path: Path, tiny_data: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "mean_pooling" in done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000002.ckpt").is_file()
+
+
+def test_a_command_that_a_cluster_ends_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it writes is tidied up, as at Ctrl-C."""
+
+    def work(arguments: list[str]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(cli, "_run", work)
+    monkeypatch.setattr(sys, "argv", ["protlm", "data", "export", "data"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "protlm: interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -41,6 +41,8 @@ def test_every_evaluation_composes(evaluation: str) -> None:
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes(experiment: str) -> None:
     config = compose(TrainConfig, [f"experiment={experiment}"])
+    assert config.run_dir == f"runs/{experiment}"
+    assert compose(TrainConfig, [f"experiment={experiment}", "run_dir=mine"]).run_dir == "mine"
     assert describe(config)["objective"] == "masked"
     header = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
     assert f"protlm train experiment={experiment}" in header

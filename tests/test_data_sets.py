@@ -76,7 +76,7 @@ def test_info_cuts_nothing_where_there_is_no_terminal(tmp_path, monkeypatch, cap
 def test_export_gives_back_every_sequence(directory, tmp_path, monkeypatch, capsys, output):
     monkeypatch.chdir(tmp_path)
     path = Path("back.fasta")
-    export(directory, output and Path(output), None)
+    export(directory, output and Path(output), ())
     if output != "back.fasta":
         assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
         path.write_text(capsys.readouterr().out)
@@ -85,10 +85,10 @@ def test_export_gives_back_every_sequence(directory, tmp_path, monkeypatch, caps
 
 
 def test_a_name_that_ends_with_gz_makes_gzip_of_the_same_bytes(directory, tmp_path, monkeypatch):
-    export(directory, tmp_path / "plain.fasta", None)
+    export(directory, tmp_path / "plain.fasta", ())
     for name, now in (("one.fasta.gz", 1e9), ("two.fasta.gz", 2e9)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        export(directory, tmp_path / name, None)
+        export(directory, tmp_path / name, ())
     one, two = ((tmp_path / name).read_bytes() for name in ("one.fasta.gz", "two.fasta.gz"))
     assert one == two
     assert gzip.decompress(one) == (tmp_path / "plain.fasta").read_bytes()
@@ -97,17 +97,20 @@ def test_a_name_that_ends_with_gz_makes_gzip_of_the_same_bytes(directory, tmp_pa
 def test_export_of_one_split(directory, tmp_path):
     parts = []
     for split in ("train", "valid", "test"):
-        export(directory, tmp_path / split, split)
+        export(directory, tmp_path / split, [split])
         parts += pairs(tmp_path / split)
     assert sorted(parts) == pairs(TINY)
+    export(directory, tmp_path / "two", ["valid", "test", "valid"])
+    both = (tmp_path / "valid").read_text() + (tmp_path / "test").read_text()
+    assert (tmp_path / "two").read_text() == both
     with pytest.raises(UserError, match="test, train, valid"):
-        export(directory, None, "../train")
+        export(directory, None, ["../train"])
 
 
 def test_nothing_is_exported_where_standard_output_is_closed(directory, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(OutputError, match="standard output is closed; give a file"):
-        export(directory, None, None)
+        export(directory, None, ())
 
 
 def test_export_never_overwrites(directory, tmp_path, monkeypatch):
@@ -116,7 +119,7 @@ def test_export_never_overwrites(directory, tmp_path, monkeypatch):
     # That is known before anything is hashed.
     monkeypatch.setattr(shards, "open_split", None)
     with pytest.raises(OutputError, match="exists already"):
-        export(directory, path, None)
+        export(directory, path, ())
     assert path.read_text() == "mine"
 
 
@@ -125,7 +128,7 @@ def test_a_damaged_shard_is_not_exported(directory, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-1])
     path = tmp_path / "back.fasta"
     with pytest.raises(InputDataError, match="valid"):
-        export(directory, path, None)
+        export(directory, path, ())
     assert not path.exists()
 
 
@@ -136,11 +139,11 @@ def test_what_ends_the_writing_leaves_nothing(directory, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(data_sets, "fasta_text", fill_the_disk)
     with pytest.raises(OutputError, match=f"{name}: no space left"):
-        export(directory, tmp_path / name, None)
+        export(directory, tmp_path / name, ())
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize("command", [verify, info, lambda path: export(path, None, None)])
+@pytest.mark.parametrize("command", [verify, info, lambda path: export(path, None, ())])
 def test_without_a_data_set_the_error_says_what_to_type(tmp_path, command):
     with pytest.raises(UserError, match="protlm prepare"):
         command(tmp_path)

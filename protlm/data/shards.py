@@ -40,7 +40,8 @@ def open_split(
     manifest = read_manifest(directory)
     if split not in manifest.splits:
         raise UserError(
-            f"{directory} has no split {split!r}; it has: {one_of(list(manifest.splits))}"
+            f"{directory} has no split {split!r}; it has: {one_of(list(manifest.splits))} "
+            "(protlm prepare makes them by --valid-fraction and --test-fraction)"
         )
     if verify not in ("full", "sizes"):
         raise UserError(f"verify={verify} is unknown; choose one of: full, sizes")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from itertools import chain
 
 import pytest
@@ -35,6 +36,25 @@ def parts(tmp_path, monkeypatch):
 def identifiers(directory, split):
     reader = open_split(directory, split)
     return [reader.identifier(i) for i in range(len(reader))]
+
+
+def test_a_damaged_part_is_not_merged(parts, tmp_path):
+    shard = parts[0] / "train" / "shard-00000.h5"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(InputDataError, match=r"train/shard-00000\.h5"):
+        merge(parts, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_parts_of_one_source_are_told(parts, tmp_path, capsys):
+    merge(parts, tmp_path / "data")
+    assert "warning" not in capsys.readouterr().err
+    shutil.copytree(parts[0], tmp_path / "copy")
+    merge([*parts, tmp_path / "copy"], tmp_path / "twice")
+    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made of one.fasta"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_blocks")

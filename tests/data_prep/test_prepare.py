@@ -331,11 +331,17 @@ def test_folders_are_read_by_name_and_hold_sequences_alone(tmp_path, out):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("name", [".", "", ".."])
+def test_this_folder_is_no_output(fasta, name):
+    with pytest.raises(OutputError, match="exists already"):
+        prepare([fasta(b">a\nMKV\n")], Path(name), split_rule=ALL_TRAIN)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "empty"),
-        (b">a\n\n", "none of the 1 records"),
+        (b">a\n\n", r"none of the 1 records can be used: 1 blank sequence; .* a \(.*, line 1"),
         (b"MKV\n", "line 1"),
         (b"@a\nACGT\n+\nIIII\n", "FASTQ"),
         (TINY.read_bytes()[:-100], "truncated"),

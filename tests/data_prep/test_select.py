@@ -60,7 +60,9 @@ def test_fragments_are_left_out_where_the_source_tells():
         (("Homo",), {"organism": "Homo sapiens"}, ""),
         (("Homo sapiens", "10090"), {"organism": "Mus musculus", "taxon": 10090}, ""),
         (("9606",), {}, "organism not told by the source"),
-        (("9606",), {"organism": "Homo sapiens"}, "other organism"),
+        (("9606",), {"organism": "Homo sapiens"}, "organism not told by the source"),
+        (("Mus", "9606"), {"organism": "Homo sapiens"}, "organism not told by the source"),
+        (("Mus", "9606"), {"organism": "Rattus", "taxon": 10116}, "other organism"),
     ],
 )
 def test_an_organism_is_a_name_with_its_strains_or_a_taxon(organisms, known, reason):

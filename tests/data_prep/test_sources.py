@@ -5,8 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sources import find_sources, list_files
+from data_prep.sources import find_sources, list_files, refuse_inside
 from protlm.errors import InputDataError, UserError
+
+
+def test_an_output_among_the_sources_is_refused(tmp_path):
+    """Half made, it would be one of them when the build goes on."""
+    (tmp_path / "a.fasta").write_text(">a\nMKV\n")
+    for out in (tmp_path / "data", tmp_path / ".." / tmp_path.name / "data"):
+        with pytest.raises(UserError, match=r"lies in .*choose another place"):
+            refuse_inside([tmp_path], out)
+    refuse_inside([tmp_path / "a.fasta"], tmp_path / "data")
+    refuse_inside([tmp_path], tmp_path / "made" / "data")
 
 
 def test_every_file_is_looked_up_once(tmp_path, monkeypatch):

@@ -39,6 +39,14 @@ def test_export_ends_quietly_when_nobody_reads(tiny_data, tmp_path, reader):
         assert done.stdout.startswith(">")
 
 
+@pytest.mark.parametrize("command", ["info", "export"])
+def test_what_is_printed_on_a_full_disk_is_one_sentence(tiny_data, tmp_path, command):
+    done = shell(f"protlm data {command} {tiny_data} > /dev/full", tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.startswith("protlm: there is no space left where the output goes")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_standard_input_is_prepared(tmp_path):
     done = shell(f"zcat {TINY} | protlm prepare - --out data", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_prep.prepare import prepare
+from data_prep.split import HashSplit
 from protlm.build import batch_rule, build_data, compose, open_data
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.data.buckets import LengthBuckets
 from protlm.data.concatenation import Concatenation
 from protlm.errors import UserError
 from protlm.model.checkpoint import load_training
+from protlm.paths import sample_dir
 from protlm.training.metrics import read_metrics
 
 Train = Callable[..., Path]
@@ -119,6 +122,15 @@ def test_configs_become_rules() -> None:
     assert isinstance(rule, Concatenation)
     assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
     assert rule.curriculum.max_length(0) == 2_048
+
+
+def test_data_sets_that_were_split_otherwise_are_told(tiny_data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    source = sample_dir() / "uniprot_tiny.fasta.gz"
+    prepare([source], other, split_rule=HashSplit(0.3, 0.3))
+    config = compose(TrainConfig, mixture(tiny_data, other)).data
+    with pytest.warns(UserWarning, match=rf"{other} was split by another rule than {tiny_data}"):
+        open_data(config)
 
 
 def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
