@@ -113,7 +113,8 @@ def main() -> None:
     if not console.is_terminal:
         # A file or a pipe has no width: tables keep theirs.
         console.width = 140
-    console.print(table(found, fasta), measure_uses(out, found[0].records))
+    console.print(table(found, fasta))
+    console.print(measure_uses(out, found[0].records))
     shutil.rmtree(out)
 
 
