@@ -251,5 +251,4 @@ def _strategy(config: TrainerConfig) -> Strategy | str:
         return ShardedStrategy(world_size, timeout=timeout)
     if config.strategy is StrategyName.auto and world_size == 1:
         return "auto"
-    # Buffers are projections and tables: `RedrawFeatures` takes rank 0's when they are drawn.
-    return DDPStrategy(timeout=timeout, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)

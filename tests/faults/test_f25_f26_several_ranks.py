@@ -226,17 +226,13 @@ def test_all_ranks_have_the_projections_of_rank_0(
 from protlm.attention.performer.projection import Projection
 from protlm.training.callbacks import AgreeOnStart
 
-draw, begin, seen = Projection.draw, AgreeOnStart.on_train_start, []
+draw, seen = Projection.draw, []
 Projection.draw = lambda *given: draw(*given) + number
 
 def look(module):
     seen.append([float(buffer.double().sum()) for buffer in module.network.buffers()])
 
-def look_and_begin(callback, trainer, module):
-    look(module)
-    begin(callback, trainer, module)
-
-AgreeOnStart.on_train_start = look_and_begin
+AgreeOnStart.setup = lambda callback, trainer, module, stage: look(module)
 LanguageModeling.on_train_end = look
 redraw = "attention.redraw_every={redraw}"
 train("run", "attention=performer_softmax", redraw, "trainer.max_steps=3")
