@@ -21,6 +21,7 @@ from protlm.errors import LostRankError, UserError
 
 # The ranks write where they stand well before those that wait give up.
 _STACKS_AT = 0.5
+_APART_SECONDS = 0.25
 
 
 def check_launch(config: TrainerConfig) -> None:
@@ -137,7 +138,9 @@ class ReportStall(Callback):
 
     def _restart(self, trainer: pl.Trainer) -> None:
         if trainer.world_size > 1:
-            faulthandler.dump_traceback_later(self._seconds)
+            # One rank of a machine after the other: stacks written at once run into each other.
+            wait = self._seconds + min(_APART_SECONDS * trainer.local_rank, self._seconds / 2)
+            faulthandler.dump_traceback_later(wait)
 
     def _stop(self, trainer: pl.Trainer) -> None:
         if trainer.world_size > 1:
