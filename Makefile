@@ -7,7 +7,7 @@ NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all lint format notebooks docs bench-attention bench-data bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-propagation
+.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-propagation study-recipe study-twins
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -15,13 +15,16 @@ help: ## Say what each target does (the default)
 setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
 
 demo: $(INSTALLED) ## Run the main job on the shipped sample: prepare, train, evaluate, embed, look inside
-	@$(PYTHON) -m data_prep.demo
+	@$(PYTHON) -m protlm.data_prep.demo
 
 test: $(INSTALLED) ## Run the tests, less those marked slow
 	$(PYTEST) -m "not slow"
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST)
+
+test-portable: $(INSTALLED) ## Run the numeric tests as other processors and numbers of threads would
+	$(PYTHON) tests/portable.py $(SETTINGS)
 
 lint: $(INSTALLED) ## Check style, types, the layers of imports, and spelling
 	.venv/bin/ruff check
@@ -34,8 +37,9 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: $(INSTALLED) ## Write the table of mechanisms into docs/mechanisms.md
-	$(PYTHON) -m protlm.attention.catalogue docs/mechanisms.md
+docs: $(INSTALLED) ## Write the tables of docs/mechanisms.md and docs/settings.md
+	$(PYTHON) -m protlm.attention.docs_table docs/mechanisms.md
+	$(PYTHON) -m protlm.commands.settings docs/settings.md
 
 notebooks: $(INSTALLED) $(NOTEBOOK_MODEL)/loss.png ## Execute the notebooks, on the demo's model or a tiny one
 	MODEL=$(CURDIR)/$(NOTEBOOK_MODEL) $(PYTHON) -m pytest --nbmake notebooks
@@ -63,13 +67,19 @@ bench-overhead: $(INSTALLED) ## Measure what trainer, loader and logs add to a b
 	$(PYTHON) -m benchmarks.overhead $(OPTIONS)
 
 compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OPTIONS="--steps 20")
-	$(PYTHON) -m benchmarks.training_comparison $(OPTIONS)
+	$(PYTHON) -m studies.training_comparison $(OPTIONS)
 
 study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax attention (OPTIONS=--quick)
-	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.approximation $(OPTIONS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m studies.approximation $(OPTIONS)
+
+study-recipe: $(INSTALLED) ## Measure which options of the training recipe pay (DATA=DIR, a prepared data set)
+	$(PYTHON) -m studies.recipe $(DATA) $(OPTIONS)
+
+study-twins: $(INSTALLED) ## Train Performer and softmax models as twins (TRAIN=DIR TEST=DIR, prepared data sets)
+	$(PYTHON) -m studies.twins $(TRAIN) $(TEST) $(OPTIONS)
 
 study-propagation: $(INSTALLED) ## Replace the attention of trained softmax models by FAVOR+ (OPTIONS=--quick)
-	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.propagation $(OPTIONS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m studies.propagation $(OPTIONS)
 
 # The peers have a folder of their own, and --no-deps leaves torch as it is.
 $(PEERS)/.installed: benchmarks/requirements.txt $(INSTALLED)

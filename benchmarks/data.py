@@ -1,123 +1,100 @@
-"""Measures the way of the data: files to shards, shards to batches, beside Biopython's parsers.
+"""This script measures preparing, reading and feeding protein sequences beside Biopython.
 
-make bench-data, or: python -m benchmarks.data [--fasta FILE.fasta.gz] [--turns 5] [--quick]
+make bench-data, or: python -m benchmarks.data [--fasta FILE.fasta.gz] [--quick]
 
-The contenders of a comparison take turns on the same file, and a ratio is the median over the
-turns. Preparing means all of it: unpacked, checked, hashed, split, encoded, written, synced.
+The contenders of a comparison read the same files and take turns. Preparing includes everything:
+the file is unpacked, checked, hashed, split, encoded, written and synced. For millions of records,
+`python -m benchmarks.synthetic_fasta` writes the file and `--only preparing` measures it.
 """
 
 import argparse
 import contextlib
 import gzip
 import io
-import multiprocessing
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from Bio import SeqIO, SwissProt
 from Bio.SeqIO.FastaIO import SimpleFastaParser
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import data_inputs, synthetic_fasta
-from benchmarks.watched import watch
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.split import HashSplit
-from protlm.build import build_data, compose, open_data
+from benchmarks.harness import (
+    QUICK,
+    Comparison,
+    Pace,
+    Run,
+    left_out_lines,
+    machine,
+    median_table,
+    show,
+    speed_table,
+    take_turns,
+    write_json,
+)
+from protlm.build import build_data, open_data
+from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.data.manifest import read_manifest
 from protlm.data.records import Tally, read_records
-from protlm.data.shards import open_split
+from protlm.data.shards.data_set import open_split
+from protlm.data_prep import prepare, split
 from protlm.errors import exit_with_message
+from protlm.paths import check_output
 
-Work = Callable[[], object]
-MOST_BYTES = 1 << 30
-
-
-class Bar(NamedTuple):
-    """A number that was asked for, what it is, and what was measured."""
-
-    what: str
-    asked: float
-    measured: float
-    unit: str = "×"
-    at_most: bool = False
-
-    @property
-    def met(self) -> bool:
-        """Whether it is as asked."""
-        return self.measured <= self.asked if self.at_most else self.measured >= self.asked
+PEER, OURS = "Biopython", "protlm"
+THOROUGH = Pace(seconds=60.0, fewest=5, most=5)
+PARTS = ("preparing", "reading", "feeding")
+# Sequences of a turn, and batches of a turn of the loader.
+_SEQUENCES, _BATCHES = 20_000, 100
 
 
-def take_turns(contenders: dict[str, Work], turns: int) -> dict[str, list[float]]:
-    """The seconds of every contender in every turn, after one that is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(turns + 1):
-        for name, work in contenders.items():
-            start = time.perf_counter()
-            work()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+def _timed(work: Callable[[], int | None]) -> Run:
+    """Returns a run that measures the seconds of `work`, per unit if it returns their number."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        units = work()
+        return (time.perf_counter() - start) / (units or 1)
+
+    return run
 
 
-def speed(seconds: dict[str, list[float]], name: str, peer: str) -> float:
-    """How many times faster than its peer: the median over the turns."""
-    pairs = zip(seconds[peer], seconds[name], strict=True)
-    return median(theirs / ours for theirs, ours in pairs)
+def preparing(fasta: Path, folder: Path, pace: Pace) -> Comparison:
+    """Compares preparing a FASTA file by one and two processes with iterating over it."""
+
+    def iterate() -> None:
+        with gzip.open(fasta, "rt") as file:
+            for _ in SimpleFastaParser(file):
+                pass
+
+    def make(workers: int) -> Run:
+        def work() -> None:
+            prepared(fasta, folder / f"workers-{workers}", workers)
+
+        return _timed(work)
+
+    contenders = {PEER: _timed(iterate), "1 worker": make(1), "2 workers": make(2)}
+    return take_turns("FASTA to shards", contenders, pace)
 
 
-def preparation_bars(fasta: Path, folder: Path, turns: int) -> list[Bar]:
-    """FASTA to shards, by one process and two, against reading alone."""
-
-    def make(workers: int) -> Work:
-        return lambda: _prepare(fasta, folder / f"workers-{workers}", workers)
-
-    def make_twice() -> None:
-        beside = multiprocessing.get_context("fork").Process(
-            target=_prepare, args=(fasta, folder / "beside", 1)
-        )
-        beside.start()
-        make(1)()
-        beside.join()
-
-    contenders: dict[str, Work] = {"Biopython": lambda: _iterate_fasta(fasta)}
-    contenders |= {"one": make(1), "two": make(2), "one, twice at once": make_twice}
-    seconds = take_turns(contenders, turns)
-    _say_rates("FASTA", fasta, seconds)
-    # The cores of a virtual machine share what they run on: no more can be had of two workers.
-    most = 2 * speed(seconds, "one, twice at once", "one")
-    print(f"two builds that share nothing do {most:.2f} times the work of one in the same time")
-    one = speed(seconds, "one", "Biopython")
-    return [
-        Bar("prepare, 1 worker, against SimpleFastaParser", 0.7, one),
-        Bar("prepare, 2 workers, against 1", 1.5, speed(seconds, "two", "one")),
-    ]
-
-
-def _prepare(fasta: Path, out: Path, workers: int) -> None:
+def prepared(fasta: Path, out: Path, workers: int = 1) -> Path:
+    """Prepares a data set anew and returns its folder."""
     shutil.rmtree(out, ignore_errors=True)
     with contextlib.redirect_stderr(io.StringIO()):
-        options = PrepareOptions(workers=workers)
-        prepare([fasta], out, split_rule=HashSplit(0.01, 0.01), options=options)
+        options = prepare.PrepareOptions(workers=workers)
+        prepare.prepare([fasta], out, split_rule=split.HashSplit(0.01, 0.01), options=options)
+    return out
 
 
-def _iterate_fasta(path: Path) -> None:
-    with gzip.open(path, "rt") as file:
-        for _ in SimpleFastaParser(file):
-            pass
-
-
-def reading_bars(folder: Path, num_bytes: int, turns: int) -> list[Bar]:
-    """Flat files and XML to records, against Biopython's parsers."""
+def reading(folder: Path, num_bytes: int, pace: Pace) -> list[Comparison]:
+    """Compares reading records of a flat file and of an XML file with the parsers of Biopython."""
     flat, xml = folder / "entries.dat.gz", folder / "entries.xml.gz"
     data_inputs.write_flat_file(flat, num_bytes)
     data_inputs.write_xml(xml, num_bytes)
@@ -132,109 +109,97 @@ def reading_bars(folder: Path, num_bytes: int, turns: int) -> list[Bar]:
             for _ in SeqIO.parse(file, "uniprot-xml"):
                 pass
 
-    bars = []
-    for path, peer, asked in ((flat, iterate_flat, 5.0), (xml, iterate_xml, 1.5)):
-        seconds = take_turns({"Biopython": peer, "ours": lambda p=path: _iterate(p)}, turns)
-        _say_rates(path.name, path, seconds)
-        ratio = speed(seconds, "ours", "Biopython")
-        bars.append(Bar(f"{path.name.split('.')[1]} to records, against Biopython", asked, ratio))
-    return bars
+    def iterate(path: Path) -> None:
+        for _ in read_records(path, Tally()):
+            pass
+
+    return [
+        take_turns(work, {PEER: _timed(peer), OURS: _timed(partial(iterate, path))}, pace)
+        for work, peer, path in (("flat file", iterate_flat, flat), ("XML", iterate_xml, xml))
+    ]
 
 
-def _iterate(path: Path) -> None:
-    for _ in read_records(path, Tally()):
-        pass
+def feeding(fasta: Path, data: Path, pace: Pace) -> Comparison:
+    """Compares reading sequences in random order with an index of Biopython.
 
+    The costs are seconds per residue. The loader also masks and pads, in one worker process.
+    """
+    plain = data / "sequences.fasta"
+    with gzip.open(fasta) as source, plain.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    index, generator = SeqIO.index(str(plain), "fasta"), np.random.default_rng(0)
+    keys, split = list(index), open_split(data, "train", verify="sizes", shuffled=True)
+    times = 10 if pace is QUICK else 1
 
-def access_bar(data: Path, turns: int) -> Bar:
-    """Sequences in a random order, each copied, by one process."""
-    split = open_split(data, "train", verify="sizes", shuffled=True)
-    order = np.random.default_rng(0).permutation(len(split)).tolist()
+    def by_index() -> int:
+        drawn = generator.integers(len(keys), size=_SEQUENCES // times).tolist()
+        records: list[Any] = [index[keys[place]] for place in drawn]
+        return sum(len(record.seq) for record in records)
 
-    def read() -> None:
-        for index in order:
-            split[index].copy()
+    def from_shards() -> int:
+        drawn = generator.integers(len(split), size=_SEQUENCES // times).tolist()
+        return sum(len(split[place].copy()) for place in drawn)
 
-    seconds = median(take_turns({"read": read}, turns)["read"])
-    return Bar("random access", 200_000, len(order) / seconds, " sequences/s")
-
-
-def loader_bar(data: Path, batches: int) -> Bar:
-    """Batches with masking, made by one worker process and received here."""
     overrides = (f"data.dir={data}", "data.num_workers=1", "data.verify=sizes")
     config = compose(TrainConfig, overrides)
     loader = iter(build_data(*open_data(config.data), config).train_dataloader())
-    # The worker starts, and works ahead.
-    for _ in range(batches // 4):
-        next(loader)
-    start = time.perf_counter()
-    residues = sum(int(next(loader).mask_BL.sum()) for _ in range(batches))
-    rate = residues / (time.perf_counter() - start) / 1e6
-    return Bar("a loader's worker, with masking", 1.5, rate, " M residues/s")
+
+    def from_loader() -> int:
+        return sum(int(batch.mask_BL.sum()) for batch in islice(loader, _BATCHES // times))
+
+    contenders = {PEER: by_index, "shards": from_shards, "loader with masking": from_loader}
+    runs = {name: _timed(work) for name, work in contenders.items()}
+    with contextlib.closing(index):
+        return take_turns("random order", runs, pace)
 
 
-def memory_bars(fasta: Path, folder: Path) -> list[Bar]:
-    """The peak of `protlm prepare`, all its processes, beyond its largest shard."""
-    bars = []
-    for workers in (1, 2):
-        out = folder / f"memory-{workers}"
-        command = [sys.executable, "-m", "protlm", "prepare", fasta, "--out", out]
-        peak = watch([*command, "--workers", str(workers)]).peak_bytes
-        shards = [shard for shards in read_manifest(out).splits.values() for shard in shards]
-        beyond = peak - max((out / shard.file).stat().st_size for shard in shards)
-        what = f"peak memory of prepare less a shard, workers: {workers}"
-        bars.append(Bar(what, MOST_BYTES / 1e6, beyond / 1e6, " MB", at_most=True))
-    return bars
-
-
-def bar_table(bars: Sequence[Bar]) -> Table:
-    """What was asked, measured, and met."""
-    table = Table("what", "asked", "measured", "met", box=SIMPLE)
-    for bar in bars:
-        asked = f"{'at most' if bar.at_most else 'at least'} {bar.asked:,g}{bar.unit}"
-        measured = f"{bar.measured:,.{0 if bar.asked > 100 else 2}f}{bar.unit}"
-        table.add_row(bar.what, asked, measured, "yes" if bar.met else "no")
-    return table
-
-
-def _say_rates(what: str, path: Path, seconds: dict[str, list[float]]) -> None:
-    with gzip.open(path) as file:
-        size = sum(len(chunk) for chunk in iter(lambda: file.read(1 << 20), b""))
-    rates = (f"{name} {size / median(s) / 1e6:,.0f} MB/s" for name, s in seconds.items())
-    print(f"{what}, {size / 1e6:,.0f} MB unpacked: {', '.join(rates)}", flush=True)
+def measure(arguments: argparse.Namespace, folder: Path) -> list[Comparison]:
+    """Makes the inputs and holds the chosen comparisons."""
+    fasta, pace = arguments.fasta, QUICK if arguments.quick else THOROUGH
+    if fasta is None:
+        fasta = folder / "synthetic.fasta.gz"
+        synthetic_fasta.write(fasta, 1_000 if arguments.quick else 125_000)
+    held = []
+    if "preparing" in arguments.only:
+        held.append(preparing(fasta, folder, pace))
+    if "reading" in arguments.only:
+        held += reading(folder, 1 << (18 if arguments.quick else 24), pace)
+    if "feeding" in arguments.only:
+        held.append(feeding(fasta, prepared(fasta, folder / "data"), pace))
+    return held
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure the way of the data.")
+    parser = argparse.ArgumentParser(description="Measure preparing, reading and feeding.")
     parser.add_argument("--fasta", type=Path, help="default: 125,000 synthetic records")
-    parser.add_argument("--turns", type=int)
-    parser.add_argument("--quick", action="store_true", help="little data, one turn")
-    parsed = parser.parse_args(arguments)
-    parsed.turns = parsed.turns or (1 if parsed.quick else 5)
-    return parsed
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--quick", action="store_true", help="little data, two rounds")
+    parser.add_argument("--json", default=Path("outputs/benchmark_data.json"), type=Path)
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Measures everything, and prints what was asked beside it."""
+    """Measures, prints the tables, and writes the JSON file.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
     arguments = parse()
+    check_output(arguments.json, overwrite=True)
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
-        folder = Path(name)
-        fasta = arguments.fasta
-        if fasta is None:
-            fasta = folder / "synthetic.fasta.gz"
-            synthetic_fasta.write(fasta, 2_000 if arguments.quick else 125_000)
-        bars = preparation_bars(fasta, folder, arguments.turns)
-        bars += reading_bars(folder, 1 << (20 if arguments.quick else 24), arguments.turns)
-        data = folder / "workers-1"
-        bars.append(access_bar(data, arguments.turns))
-        bars.append(loader_bar(data, 20 if arguments.quick else 400))
-        bars += memory_bars(fasta, folder)
-    console = Console()
-    if not console.is_terminal:
-        # A file or a pipe has no width: tables keep theirs.
-        console.width = 140
-    console.print(bar_table(bars))
+        held = measure(arguments, Path(name))
+    place, whole = (
+        machine(torch.device("cpu")),
+        [each for each in held if each.work != "random order"],
+    )
+    show(
+        place,
+        speed_table("The same records", held, PEER),
+        median_table("Seconds for the whole file", whole, scale=1.0),
+        *left_out_lines(held),
+    )
+    write_json(arguments.json, place, {"data": held}, (PEER, "1 worker"))
 
 
 if __name__ == "__main__":

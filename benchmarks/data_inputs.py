@@ -1,4 +1,4 @@
-"""Sequence files to measure reading with: real entries, repeated until they take a while."""
+"""This module writes large sequence files by repeating real entries."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,13 @@ _XML_END = b"</uniprot>\n"
 
 
 def write_flat_file(path: Path, num_bytes: int) -> None:
-    """Writes a Swiss-Prot flat file of at least so many bytes, packed with gzip."""
+    """Writes a Swiss-Prot flat file of at least a given number of bytes, packed with gzip."""
     entries = b"".join(_unpacked(FIXTURES / f"{name}.dat.gz") for name in _FLAT_FILES)
     _write(path, entries * (num_bytes // len(entries) + 1))
 
 
 def write_xml(path: Path, num_bytes: int) -> None:
-    """Writes a UniProt XML file of at least so many bytes, packed with gzip."""
+    """Writes a UniProt XML file of at least a given number of bytes, packed with gzip."""
     texts = [_unpacked(FIXTURES / f"{name}.xml.gz") for name in _XML_FILES]
     entries = b"\n".join(
         entry for text in texts for entry in re.findall(rb"<entry .*?</entry>", text, re.DOTALL)

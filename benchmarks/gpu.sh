@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures all that needs a GPU, in one command, in under nine minutes, without a network, and
-# writes docs/results-gpu.md. PYTHON names the interpreter; what it lacks, and the peers, are looked
-# for in build/peers too.
+# Measures everything that needs a GPU, with one command, in under nine minutes and without a network,
+# and writes docs/results-gpu.md. PYTHON names the interpreter; missing packages and the peers are
+# also looked for in build/peers.
 #
 #   benchmarks/gpu.sh                          on a machine with torch 2.10 or newer and CUDA
-#   benchmarks/gpu.sh --device cpu --quick     whether the script works, within a minute
+#   benchmarks/gpu.sh --device cpu --quick     to test the script
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,41 +1,32 @@
-"""What `benchmarks/gpu.py` runs in processes of their own; each prints JSON, a line for a result.
+"""These are the steps of `benchmarks/gpu.py`, each run as a process; a step prints lines of JSON.
 
-python -m benchmarks.gpu_step machine | training | resume --device cuda [...]
+python -m benchmarks.gpu_step machine | training --device cuda [...]
 """
 
 import argparse
 import json
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.roofline import measure_machine
-from data_prep.prepare import prepare
-from data_prep.split import HashSplit
-from protlm.build import build_network, compose
+from benchmarks import harness
+from benchmarks.attention_passes import timed
+from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
+from protlm.build import build_network
+from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import ExitCode
-from protlm.model.checkpoint import latest, load_training, step_of
 from protlm.model.objective import target_sums
-from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import sample_dir
+from protlm.model.transformer import num_parameters
 from protlm.training.compilation import compile_blocks
 from protlm.training.flops import ModelFlops, peak_tflops
-from protlm.training.metrics import METRICS, read_metrics
 from protlm.training.optimization import build_optimizer
 
-# Settings of the models that are measured.
+# The settings of the measured models.
 MODELS = {
     "paper_36": ["model=paper_36"],
     # The width of ESM-2's 150 M model, three layers less.
@@ -46,35 +37,49 @@ MODELS = {
     ],
     "tiny": ["model=tiny"],
 }
-ATTENTION = "attention=performer_relu"
+# Linear attention and its peer, exact attention, in otherwise equal models.
+ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of it: tokens of a step, steps that are not timed, seconds that are."""
+    """An effort sets the tokens of a step and the pace of the comparisons."""
 
     tokens: int
-    warm_up: int
-    seconds: float
+    pace: Pace
 
 
-THOROUGH, QUICK = Effort(65_536, 3, 3.0), Effort(512, 1, 0.1)
+THOROUGH = Effort(65_536, Pace(seconds=6.0, fewest=3, most=5, turn_seconds=0.5))
+QUICK = Effort(512, harness.QUICK)
 
 
-def machine(device: torch.device) -> None:
-    """Reports what the device is and can do."""
-    measured = measure_machine(device)
-    on_cuda = device.type == "cuda"
-    size = torch.cuda.get_device_properties(device).total_memory if on_cuda else None
+def precision(device: torch.device) -> torch.dtype:
+    """Returns the precision of products: bfloat16, or float32 where bfloat16 is emulated."""
+    return torch.float32 if emulates_bfloat16(device) else torch.bfloat16
+
+
+def describe(device: torch.device, effort: Effort) -> None:
+    """Reports the device, its rate of matrix products, and its memory bandwidth."""
+    on_cuda, dtype = device.type == "cuda", precision(device)
+    size = 8192 if on_cuda else 256
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    source = torch.randn(size, size, device=device)
+    target = torch.empty_like(source)
+    runs = {
+        "product": lambda: timed(lambda: torch.mm(a, b), device),
+        "copy": lambda: timed(lambda: target.copy_(source), device),
+    }
+    best = {name: min(costs) for name, costs in take_turns("", runs, effort.pace).costs.items()}
+    memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None
     _report(
         {
-            "device": torch.cuda.get_device_name(device) if on_cuda else "CPU",
-            "memory_gb": size and size / 1e9,
-            "torch": torch.__version__,
+            **machine(device),
+            "memory_gb": memory,
             "cuda": torch.version.cuda,
-            "flops": measured.most_flops("bf16"),
-            "bandwidth": measured.bandwidth,
+            "products": str(dtype).removeprefix("torch."),
+            "flops": 2 * size**3 / best["product"],
+            "bandwidth": 2 * source.nbytes / best["copy"],
         }
     )
 
@@ -82,157 +87,110 @@ def machine(device: torch.device) -> None:
 def training(
     model: str, lengths: list[int], device: torch.device, effort: Effort, compiled: bool
 ) -> None:
-    """Reports forward, backward and optimiser step of a model at several lengths."""
+    """Reports the training steps of a model with each attention, in turns, at several lengths."""
     for length in lengths:
         try:
-            found = _training(model, length, device, effort, compiled)
+            _report({"length": length, **_training(model, length, device, effort, compiled)})
         except RuntimeError as error:
             # Out of memory or no kernel: the other lengths are still measured.
-            found = {"failure": str(error).splitlines()[0]}
-        _report({"length": length, **found})
+            _report({"length": length, "failure": str(error).splitlines()[0]})
 
 
 def _training(
     model: str, length: int, device: torch.device, effort: Effort, compiled: bool
 ) -> dict[str, Any]:
-    config = compose(TrainConfig, [*MODELS[model], ATTENTION, f"model.max_length={length}"])
-    network = build_network(config.model, config.attention, seed=0).to(device).train()
-    optimizer = build_optimizer(network, config.optimizer)
-    if compiled:
-        compile_blocks(network)
-    on_cuda = device.type == "cuda"
     num_rows = max(effort.tokens // length, 1)
-    while True:
-        try:
-            if on_cuda:
-                torch.cuda.reset_peak_memory_stats(device)
-            step = _step(network, optimizer, config, num_rows * length, length)
-            seconds = _seconds_of_a_step(step, device, effort)
-            break
-        except torch.OutOfMemoryError:
-            if num_rows == 1:
-                raise
-            num_rows //= 2
-            torch.cuda.empty_cache()
-    flops = ModelFlops(network, causal=False).training(length, device) * num_rows / seconds
-    peak = config.trainer.peak_tflops or peak_tflops(device)
-    return {
-        "parameters": num_parameters(network),
-        "tokens_of_a_step": num_rows * length,
-        "tokens_per_second": num_rows * length / seconds,
-        "flops_per_second": flops,
-        "mfu": flops / peak / 1e12 if peak else None,
-        "memory_gb": torch.cuda.max_memory_allocated(device) / 1e9 if on_cuda else None,
-    }
+    trained = {name: Trained(model, name, length, device, compiled) for name in ATTENTIONS}
+    for each in trained.values():
+        num_rows = each.rows_that_fit(num_rows)
+    runs = {name: each.steps_of(num_rows) for name, each in trained.items()}
+    comparison = take_turns(f"L={length:,}", runs, effort.pace)
+    found: dict[str, Any] = {"tokens_of_a_step": num_rows * length, "failures": comparison.left_out}
+    for name in comparison.costs:
+        seconds, speed = comparison.median(name), comparison.speed(name, ATTENTIONS[-1])
+        assert seconds is not None
+        found[name] = {
+            **trained[name].facts(num_rows, seconds),
+            "times_as_fast_as_softmax": speed and str(speed),
+        }
+    return found
 
 
-def _step(
-    network: ProteinLM,
-    optimizer: torch.optim.Optimizer,
-    config: TrainConfig,
-    num_tokens: int,
-    length: int,
-) -> Callable[[], None]:
-    """An optimiser step on random residues, a seventh of them targets."""
-    device = next(network.parameters()).device
+class Trained:
+    """`Trained` is a model in training on random residues in rows of one length."""
+
+    def __init__(
+        self, model: str, attention: str, length: int, device: torch.device, compiled: bool
+    ) -> None:
+        given = [*MODELS[model], f"attention={attention}", f"model.max_length={length}"]
+        self._config = compose(TrainConfig, given)
+        network = build_network(self._config.model, self._config.attention, seed=0)
+        self._network = network.to(device).train()
+        self._optimizer = build_optimizer(network, self._config.optimizer)
+        self._length, self._device, self._peak = length, device, 0.0
+        if compiled:
+            compile_blocks(network)
+
+    def rows_that_fit(self, num_rows: int) -> int:
+        """Returns a number of rows that fits into memory, halving it until a step succeeds."""
+        while True:
+            try:
+                self.steps_of(num_rows)()
+                return num_rows
+            except torch.OutOfMemoryError:
+                if num_rows == 1:
+                    raise
+                num_rows //= 2
+                torch.cuda.empty_cache()
+
+    def steps_of(self, num_rows: int) -> Callable[[], float]:
+        """Returns a function that runs one optimizer step and returns its seconds."""
+        tokens_BL, targets_BL = _random_rows(num_rows, self._length, self._device)
+        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+
+        def step() -> None:
+            self._optimizer.zero_grad()
+            mixed = precision(self._device) == torch.bfloat16
+            with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=mixed):
+                out = self._network(tokens_BL, mask_BL, causal=False)
+                sums = target_sums(out.logits_BLV, targets_BL)
+            (sums.nats / sums.count).backward()
+            clip = self._config.trainer.gradient_clip
+            torch.nn.utils.clip_grad_norm_(self._network.parameters(), clip)
+            self._optimizer.step()
+
+        def run() -> float:
+            if self._device.type != "cuda":
+                return timed(step, self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            seconds = timed(step, self._device)
+            self._peak = torch.cuda.max_memory_allocated(self._device) / 1e9
+            return seconds
+
+        return run
+
+    def facts(self, num_rows: int, seconds: float) -> Mapping[str, float | None]:
+        """Returns the size of the model and the rates of a step that takes `seconds`."""
+        flops = ModelFlops(self._network, causal=False).training(self._length, self._device)
+        flops *= num_rows / seconds
+        peak = self._config.trainer.peak_tflops or peak_tflops(self._device)
+        return {
+            "parameters": num_parameters(self._network),
+            "tokens_per_second": num_rows * self._length / seconds,
+            "flops_per_second": flops,
+            "mfu": flops / peak / 1e12 if peak else None,
+            "memory_gb": self._peak or None,
+        }
+
+
+def _random_rows(num_rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns tokens and targets of random residues, a seventh of them targets."""
     generator = torch.Generator().manual_seed(0)
     residues = torch.from_numpy(VOCABULARY.residues.astype("int64"))
-    chosen = torch.randint(len(residues), (num_tokens,), generator=generator)
-    tokens_BL = residues[chosen].view(-1, length)
+    tokens_BL = residues[torch.randint(len(residues), (num_rows, length), generator=generator)]
     is_target_BL = torch.rand(tokens_BL.shape, generator=generator) < _TARGETS
-    targets_BL: Tensor = tokens_BL.masked_fill(~is_target_BL, IGNORE).to(device)
-    tokens_BL = tokens_BL.masked_fill(is_target_BL, VOCABULARY.mask).to(device)
-    mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            sums = target_sums(network(tokens_BL, mask_BL, causal=False).logits_BLV, targets_BL)
-        (sums.nats / sums.count).backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), config.trainer.gradient_clip)
-        optimizer.step()
-
-    return step
-
-
-def _seconds_of_a_step(step: Callable[[], None], device: torch.device, effort: Effort) -> float:
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    for _ in range(effort.warm_up):
-        step()
-    wait()
-    start, done = time.perf_counter(), 0
-    while time.perf_counter() - start < effort.seconds:
-        step()
-        done += 1
-        wait()
-    return (time.perf_counter() - start) / done
-
-
-def resume(device: torch.device, effort: Effort) -> None:
-    """Reports whether a run that was stopped and continued ends as the one that was not."""
-    steps = 200 if effort is THOROUGH else 40
-    with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
-        folder = Path(name)
-        fasta = sample_dir() / "uniprot_tiny.fasta.gz"
-        prepare([fasta], folder / "data", split_rule=HashSplit(0.1, 0.1))
-        whole, parts = folder / "whole", folder / "parts"
-        _finish(_start(folder, whole, steps, device))
-        process = _start(folder, parts, steps, device)
-        while process.poll() is None and len(read_metrics(parts / METRICS)) < 3:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        if (stopped := process.wait()) != ExitCode.PREEMPTED:
-            raise RuntimeError(f"protlm train ended with {stopped} after SIGTERM")
-        checkpoint = latest(parts)
-        assert checkpoint is not None
-        _finish(_start(folder, parts, steps, device))
-        stop = step_of(checkpoint)
-        _report({"stopped_with": stopped, "stopped_after": stop, **_compare(whole, parts, stop)})
-
-
-def _start(
-    folder: Path, run_dir: Path, steps: int, device: torch.device
-) -> "subprocess.Popen[bytes]":
-    settings = [
-        "model=tiny",
-        f"data.dir={folder / 'data'}",
-        f"run_dir={run_dir}",
-        "data.max_length=128",
-        "data.tokens_per_batch=1024",
-        f"trainer.accelerator={'cuda' if device.type == 'cuda' else 'cpu'}",
-        "trainer.precision=bf16-mixed",
-        f"trainer.max_steps={steps}",
-        "trainer.log_every=1",
-        "trainer.valid_batches=2",
-    ]
-    command = [sys.executable, "-m", "protlm.train", *settings]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-
-def _finish(process: "subprocess.Popen[bytes]") -> None:
-    if code := process.wait():
-        raise RuntimeError(f"protlm train ended with {code}")
-
-
-def _compare(whole: Path, parts: Path, stop: int) -> dict[str, Any]:
-    checkpoints = [latest(run_dir) for run_dir in (whole, parts)]
-    one, other = (load_training(path)["state_dict"] for path in checkpoints if path is not None)
-    differences = [(one[name].double() - other[name].double()).abs().max() for name in one]
-    losses = [
-        [row["train_loss"] for row in read_metrics(run_dir / METRICS) if "train_loss" in row]
-        for run_dir in (whole, parts)
-    ]
-    changes = [abs(a - b) / a for a, b in zip(*losses, strict=True)]
-    return {
-        "weights_differ_by": max(float(difference) for difference in differences),
-        "steps": len(changes),
-        # Relative: of the first step after the stop, and of all steps.
-        "first_loss_differs_by": changes[stop],
-        "losses_differ_by": max(changes),
-    }
+    targets_BL = tokens_BL.masked_fill(~is_target_BL, IGNORE)
+    return tokens_BL.masked_fill(is_target_BL, VOCABULARY.mask).to(device), targets_BL.to(device)
 
 
 def _report(values: dict[str, Any]) -> None:
@@ -242,7 +200,7 @@ def _report(values: dict[str, Any]) -> None:
 def main() -> None:
     """Runs one of the steps."""
     parser = argparse.ArgumentParser(description="A part of benchmarks/gpu.sh.")
-    parser.add_argument("step", choices=("machine", "training", "resume"))
+    parser.add_argument("step", choices=("machine", "training"))
     parser.add_argument("--device", default="cuda", type=torch.device)
     parser.add_argument("--model", default="paper_36", choices=MODELS)
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024])
@@ -251,11 +209,9 @@ def main() -> None:
     arguments = parser.parse_args()
     effort = QUICK if arguments.quick else THOROUGH
     if arguments.step == "machine":
-        machine(arguments.device)
-    elif arguments.step == "training":
-        training(arguments.model, arguments.lengths, arguments.device, effort, arguments.compile)
+        describe(arguments.device, effort)
     else:
-        resume(arguments.device, effort)
+        training(arguments.model, arguments.lengths, arguments.device, effort, arguments.compile)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
-"""The models whose training is measured, all of one size: ours, Hugging Face's ESM, PerformerLM.
+"""The models whose training is compared have one size: protlm's, Hugging Face's ESM, PerformerLM.
 
-Each is a module that takes a batch to the mean cross-entropy of its targets. None has dropout: with
-it the exact attention of Hugging Face falls back to an implementation with L×L weights.
+Each is a module that takes a batch to the mean cross-entropy of its targets. None has dropout,
+because with dropout the exact attention of Hugging Face falls back to L×L weights.
 """
 
-import importlib
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
-from typing import Any, final
+from typing import final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.peers import UnavailableError
+from benchmarks.attention_contenders import installed
 from protlm.build import build_network
 from protlm.config import Activation, ModelConfig, Positions
 from protlm.data.dataset import Batch
@@ -24,14 +21,14 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import target_sums
 
 ESM = "ESM (Hugging Face)"
-PERFORMER_LM = "PerformerLM (performer-pytorch)"
-# As released for proteins: the head's own coordinates are the features.
+PERFORMER_LM_256 = "PerformerLM (performer-pytorch) m=256"
+PERFORMER_LM_64 = "PerformerLM (performer-pytorch) m=64"
 OURS = ("performer_relu", "performer_softmax", "softmax")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that all models share; heads of 64 in the measured ones."""
+    """`Sizes` holds the sizes that all models share; the measured ones have heads of 64."""
 
     num_layers: int = 6
     model_dim: int = 512
@@ -42,7 +39,7 @@ class Sizes:
 
 @final
 class Ours(nn.Module):
-    """protlm's model with rotary positions, LayerNorm and GELU, as the others have."""
+    """`Ours` is protlm's model with rotary positions, LayerNorm and GELU, like the others."""
 
     def __init__(self, attention: str, sizes: Sizes) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ class Ours(nn.Module):
         self.network = build_network(config, {"name": attention}, seed=0)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of the targets."""
+        """Returns the mean loss of the targets."""
         out = self.network(batch.tokens_BL, batch.mask_BL, causal=False)
         sums = target_sums(out.logits_BLV, batch.targets_BL)
         return sums.nats / sums.count
@@ -66,11 +63,11 @@ class Ours(nn.Module):
 
 @final
 class Esm(nn.Module):
-    """`EsmForMaskedLM` of Hugging Face with rotary positions and fused exact attention (SDPA)."""
+    """`Esm` is `EsmForMaskedLM` of Hugging Face with rotary positions and SDPA."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        package = _installed("transformers")
+        package = installed("transformers", "bench-training")
         config = package.EsmConfig(
             vocab_size=len(VOCABULARY),
             pad_token_id=VOCABULARY.pad,
@@ -86,11 +83,11 @@ class Esm(nn.Module):
             attn_implementation="sdpa",
         )
         self.model = package.EsmForMaskedLM(config)
-        # What only predicts contacts has no part in training.
+        # The head that predicts contacts has no part in training.
         self.model.esm.contact_head = nn.Identity()
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of the targets."""
+        """Returns the mean loss of the targets."""
         return self.model(
             input_ids=batch.tokens_BL,
             attention_mask=batch.mask_BL.long(),
@@ -100,16 +97,16 @@ class Esm(nn.Module):
 
 @final
 class PerformerPytorch(nn.Module):
-    """`PerformerLM` of performer-pytorch with its ReLU features, and the rotary positions it has.
+    """`PerformerPytorch` is `PerformerLM` of performer-pytorch with ReLU features.
 
     Args:
         sizes: the sizes.
-        num_features: random features of a position.
+        num_features: the number of random features.
     """
 
     def __init__(self, sizes: Sizes, num_features: int) -> None:
         super().__init__()
-        package = _installed("performer_pytorch")
+        package = installed("performer_pytorch", "bench-training")
         self.model = package.PerformerLM(
             num_tokens=len(VOCABULARY),
             max_seq_len=sizes.max_length,
@@ -123,7 +120,7 @@ class PerformerPytorch(nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of the targets."""
+        """Returns the mean loss of the targets."""
         # Without padding it needs no mask, and is faster.
         mask_BL = None if bool(batch.mask_BL.all()) else batch.mask_BL
         logits_BLV = self.model(batch.tokens_BL, mask=mask_BL)
@@ -133,31 +130,15 @@ class PerformerPytorch(nn.Module):
 
 
 def models(sizes: Sizes) -> dict[str, Callable[[], nn.Module]]:
-    """Who takes part, by name: functions that build a model.
+    """Returns the functions that build the models, by name.
 
-    They raise `UnavailableError` where a peer is not installed.
+    A function raises `UnavailableError` if its peer is not installed.
     """
     ours: dict[str, Callable[[], nn.Module]] = {
         attention: partial(Ours, attention, sizes) for attention in OURS
     }
     return ours | {
         ESM: partial(Esm, sizes),
-        performer_lm(256): partial(PerformerPytorch, sizes, 256),
-        performer_lm(64): partial(PerformerPytorch, sizes, 64),
+        PERFORMER_LM_256: partial(PerformerPytorch, sizes, 256),
+        PERFORMER_LM_64: partial(PerformerPytorch, sizes, 64),
     }
-
-
-def performer_lm(num_features: int) -> str:
-    """The name of performer-pytorch's model with so many features."""
-    return f"{PERFORMER_LM} m={num_features}"
-
-
-def _installed(name: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            # performer-pytorch imports what Python and torch have long replaced.
-            warnings.simplefilter("ignore")
-            package: ModuleType = importlib.import_module(name)
-            return package
-    except ImportError as error:
-        raise UnavailableError(f"{error}; `make bench-training` installs the peers") from error

@@ -1,10 +1,10 @@
-"""Writes a FASTA file of any size whose lengths and residues are those of real proteins.
+"""This script writes a FASTA file of any size with the lengths and residues of real proteins.
 
 python -m benchmarks.synthetic_fasta OUT.fasta.gz --records 10000000 [--source REAL.fasta.gz]
 
-Each sequence is a stretch of the source's proteins, joined in a circle, that begins at random and
-is as long as a protein of the source drawn at random, a tenth longer or shorter. So the lengths,
-the residues and which follows which are real, while equal sequences are as rare as random numbers.
+The proteins of the source are joined in a circle. Each sequence is a stretch of that circle with a
+random start and the length of a random protein of the source, up to a tenth longer or shorter. So
+lengths, residues and their order are real, and equal sequences are rare.
 """
 
 import argparse
@@ -25,25 +25,25 @@ _SPREAD = 0.1
 
 
 class Proteins:
-    """Random proteins with the lengths and residues of real ones.
+    """`Proteins` draws random proteins with the lengths and residues of real ones.
 
     Args:
         source: a sequence file.
-        seed: of everything that is drawn.
+        seed: the seed of all random choices.
     """
 
     def __init__(self, source: Path, *, seed: int = 0) -> None:
         sequences = [record.sequence for record in read_records(source, Tally())]
         self._lengths = np.array([len(sequence) for sequence in sequences])
         joined = "".join(sequences)
-        # Who begins near the end goes on at the beginning.
+        # A stretch that starts near the end continues at the beginning.
         longest = round((1 + _SPREAD) * self._lengths.max()) + 1
         self._starts = len(joined)
         self._residues = (joined + joined * (longest // len(joined) + 1)).encode()
         self._rng = np.random.default_rng(seed)
 
     def draw(self, count: int) -> list[bytes]:
-        """The residues of so many proteins, as letters."""
+        """Returns the residues of `count` proteins, as letters."""
         starts = self._rng.integers(self._starts, size=count)
         stretch = self._rng.uniform(1 - _SPREAD, 1 + _SPREAD, size=count)
         lengths = np.maximum(1, np.rint(self._rng.choice(self._lengths, count) * stretch))
@@ -55,7 +55,7 @@ class Proteins:
 
 
 def fasta(proteins: Proteins, num_records: int) -> Iterator[bytes]:
-    """Yields the FASTA text of so many proteins in chunks, 60 residues to a line, as UniProt's."""
+    """Yields the FASTA text of `num_records` proteins in chunks, 60 residues to a line."""
     for first in range(0, num_records, _RECORDS_OF_A_CHUNK):
         drawn = proteins.draw(min(_RECORDS_OF_A_CHUNK, num_records - first))
         yield b"".join(_record(first + i, residues) for i, residues in enumerate(drawn))
@@ -69,7 +69,7 @@ def _record(number: int, residues: bytes) -> bytes:
 
 
 def write(path: Path, num_records: int, *, source: Path = SAMPLE, seed: int = 0) -> None:
-    """Writes a gzip file of so many records.
+    """Writes a gzip file of `num_records` records.
 
     Raises:
         InputDataError: the source cannot be read.

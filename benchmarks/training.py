@@ -1,128 +1,161 @@
-"""Measures training against its peers, in one run: forward, backward and optimiser step.
+"""This script measures training beside its peers: forward, backward and optimizer step.
 
 make bench-training, or: python -m benchmarks.training [--fasta FILE] [--quick] [...]
 
-Six layers, D = 512, 8 heads, F = 1,024, rotary positions, LayerNorm, GELU, no dropout, bf16
-autocast, one AdamW for all. On full rows all models have the same batches; on real lengths, of at
-most 1,024 tokens, ours have the batches of protlm's loader and the others random ones padded to the
-longest, and only tokens that are no padding count. Within a turn every model trains on its next
-batches, in a new order each turn; what is reported are medians, and medians of the ratios within a
-turn. What would take too long is left out, and said to be.
+All models have six layers, D = 512, 8 heads, F = 1,024, rotary positions, LayerNorm, GELU, no
+dropout and one AdamW. They train on the same batches with the same padding, in bf16 autocast, or in
+float32 where the processor emulates bfloat16. Costs are seconds per token without padding.
 """
 
 import argparse
-import csv
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
+from torch import nn
 
-from benchmarks.data import Bar, bar_table
-from benchmarks.heap import keep_freed_memory
-from benchmarks.language_models import ESM, Sizes, performer_lm
-from benchmarks.same_work import Work
+from benchmarks.harness import (
+    QUICK,
+    Comparison,
+    Forecast,
+    Pace,
+    UnavailableError,
+    emulates_bfloat16,
+    fact_table,
+    left_out_lines,
+    machine,
+    median_table,
+    show,
+    speed_table,
+    take_turns,
+    write_json,
+)
+from benchmarks.language_models import ESM, OURS, PERFORMER_LM_64, PERFORMER_LM_256, Sizes, models
 from benchmarks.synthetic_fasta import SAMPLE
-from benchmarks.training_batches import Proteins, batches, full_rows
-from benchmarks.training_rounds import DTYPE, REAL, Race, Round, workloads
+from benchmarks.training_batches import Proteins, batches
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.packing import Packing
+from protlm.data.batching.plan import BatchingStrategy
+from protlm.data.dataset import Batch
 from protlm.errors import exit_with_message
-from protlm.paths import check_output, complete_file
+from protlm.paths import check_output
 
-LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (512, 1024)
-TOKENS = 4096
-PEERS = (ESM, performer_lm(256), performer_lm(64))
+LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (64, 128)
+TOKENS, QUICK_TOKENS = 4096, 512
+REAL, REAL_LENGTH = "real lengths", 1024
+PEERS = (ESM, PERFORMER_LM_256, PERFORMER_LM_64)
+THOROUGH = Pace(seconds=150.0, fewest=3, most=7)
+# A model that would take longer for a step is left out.
+MOST_SECONDS = 60.0
+CPU = torch.device("cpu")
 
 
-def bars(rounds: Sequence[Round]) -> list[Bar]:
-    """What is asked of the speed, and what was measured of it."""
-    held = {each.workload.label: each for each in rounds}
-    asked = [
-        (REAL, "performer_relu", ESM, 4.0),
-        (REAL, "softmax", ESM, 2.0),
-        ("L=4,096", "performer_relu", ESM, 5.0),
-        ("L=4,096", "performer_relu", performer_lm(256), 1.7),
-        ("L=1,024", "softmax", ESM, 1.2),
+@dataclass(frozen=True)
+class Workload:
+    """A workload is a rule for the batches, and how many tokens of them a turn has.
+
+    `length` is that of all rows, or None where rows differ in length.
+    """
+
+    label: str
+    rule: BatchingStrategy
+    tokens: int
+    length: int | None
+
+
+class Training:
+    """A training is a model with an optimizer and an endless supply of batches."""
+
+    def __init__(self, model: nn.Module, supply: Iterator[Batch]) -> None:
+        self.model, self._batches = model.train(), supply
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        self._autocast = not emulates_bfloat16(CPU)
+
+    def seconds_per_token(self, least_tokens: int) -> float:
+        """Trains on at least `least_tokens` tokens and returns the seconds per token."""
+        tokens, seconds = 0, 0.0
+        while tokens < least_tokens:
+            batch = next(self._batches)
+            start = time.perf_counter()
+            self._optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._autocast):
+                loss = self.model(batch)
+            loss.backward()
+            self._optimizer.step()
+            seconds += time.perf_counter() - start
+            tokens += int(batch.mask_BL.sum())
+        return seconds / tokens
+
+
+def workloads(lengths: Sequence[int], tokens: int) -> list[Workload]:
+    """Returns the workloads: full rows of each length, then real lengths in buckets.
+
+    Args:
+        lengths: the lengths of the full rows.
+        tokens: the tokens of a batch of full rows; a longer row is a batch of its own.
+    """
+    rows = [
+        Workload(f"L={length:,}", Packing(max(tokens, length), length), 1, length)
+        for length in sorted(lengths)
     ]
-    found = []
-    for label, ours, peer, least in asked:
-        times = held[label].times(ours, peer) if label in held else None
-        if times is not None:
-            found.append(Bar(f"{label}: {ours} against {peer}", least, times))
-    return found
+    buckets = LengthBuckets(2 * tokens, min(2 * tokens, REAL_LENGTH))
+    return [*rows, Workload(REAL, buckets, 7 * tokens, None)]
 
 
-def rate_table(rounds: Sequence[Round]) -> Table:
-    """Tokens/s of every model on every workload, or why there are none."""
+def compare(
+    sizes: Sizes, proteins: Proteins, workload: Workload, forecast: Forecast, pace: Pace
+) -> Comparison:
+    """Compares the training of all models on one workload."""
+    trainings, left_out = dict[str, Training](), dict[str, str]()
+    for name, make in models(sizes).items():
+        try:
+            if workload.length:
+                forecast.check(name, workload.length)
+            trainings[name] = Training(make(), batches(proteins, workload.rule))
+        except UnavailableError as error:
+            left_out[name] = str(error)
+    runs = {
+        name: lambda each=each: each.seconds_per_token(workload.tokens)
+        for name, each in trainings.items()
+    }
+    comparison = take_turns(workload.label, runs, pace)
+    comparison.left_out |= left_out
+    for name in comparison.costs:
+        parameters = sum(p.numel() for p in trainings[name].model.parameters() if p.requires_grad)
+        comparison.facts[name] = {"parameters": parameters}
+        if workload.length:
+            step = (comparison.median(name) or 0.0) * max(TOKENS, workload.length)
+            forecast.learn(name, workload.length, seconds=step)
+    return comparison
 
-    def rate(held: Round, name: str) -> str:
-        if name in held.left_out:
-            return held.left_out[name]
-        return f"{median(held.rates[name]):,.0f}"
 
-    return _by_model("Tokens that are no padding, per second", rounds, rate)
-
-
-def ratio_table(rounds: Sequence[Round], peer: str) -> Table:
-    """How many times as fast as a peer every model is."""
-
-    def times(held: Round, name: str) -> str:
-        found = held.times(name, peer)
-        return "" if found is None else f"{found:.2f}"
-
-    return _by_model(f"Times as fast as {peer}", rounds, times)
-
-
-def work_table(found: Mapping[str, Work]) -> Table:
-    """Whether all do the same work."""
-    titles = ("model", "parameters, M", "products, MFLOP a token", "of them in bf16")
-    table = Table(
-        *(*titles, "random", "loss changed by padding"), box=SIMPLE, title="The same work?"
+def report(place: Mapping[str, object], held: Sequence[Comparison]) -> None:
+    """Prints the tables."""
+    precision = "float32" if emulates_bfloat16(CPU) else "bf16 autocast"
+    ratios = [
+        speed_table(precision, held, peer, but=[other for other in PEERS if other != peer])
+        for peer in PEERS
+        if any(peer in each.costs for each in held)
+    ]
+    show(
+        place,
+        *ratios,
+        median_table("Microseconds per token without padding", held, scale=1e6),
+        fact_table("Parameters, in millions", held[:1], "parameters", scale=1e-6),
+        *left_out_lines(held),
     )
-    for name, work in found.items():
-        table.add_row(
-            name,
-            f"{work.parameters / 1e6:.2f}",
-            f"{sum(work.flops.values()) / 1e6:.1f}",
-            f"{work.share_of(DTYPE):.1%}",
-            "yes" if work.is_random else "no",
-            f"{work.padding_effect:.1%}",
-        )
-    return table
-
-
-def write_csv(rounds: Sequence[Round], path: Path) -> None:
-    """Writes the rate of every turn, and who was left out with the reason."""
-    columns = ("workload", "model", "turn", "tokens_per_second", "left_out")
-    with complete_file(path, overwrite=True) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for held in rounds:
-            label = held.workload.label
-            for name, rates in held.rates.items():
-                writer.writerows([label, name, *each, ""] for each in enumerate(rates, start=1))
-            writer.writerows([label, name, "", "", why] for name, why in held.left_out.items())
-
-
-def _by_model(title: str, rounds: Sequence[Round], cell: Callable[[Round, str], str]) -> Table:
-    labels = (held.workload.label for held in rounds)
-    table = Table("model", *labels, box=SIMPLE, title=title, title_justify="left")
-    for name in dict.fromkeys(chain.from_iterable((*h.rates, *h.left_out) for h in rounds)):
-        table.add_row(name, *(cell(held, name) for held in rounds))
-    return table
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure training against its peers.")
+    parser = argparse.ArgumentParser(description="Measure training beside its peers.")
     parser.add_argument("--quick", action="store_true", help="short rows, a small model")
     parser.add_argument("--lengths", nargs="+", type=int)
     parser.add_argument("--fasta", type=Path, default=SAMPLE, help="default: the shipped sample")
-    parser.add_argument("--csv", type=Path, default=Path("outputs/benchmark_training.csv"))
+    parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_training.json"))
     parsed = parser.parse_args(arguments)
     if parsed.lengths is None:
         parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
@@ -130,33 +163,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, prints the tables, and writes the CSV file.
+    """Measures, prints the tables, and writes the JSON file.
 
     Raises:
         InputDataError: the sequence file cannot be used.
-        OutputError: the CSV file cannot be written.
+        OutputError: the JSON file cannot be written.
     """
     arguments = parse()
-    check_output(arguments.csv, overwrite=True)
-    keep_freed_memory()
+    check_output(arguments.json, overwrite=True)
     torch.manual_seed(0)
-    proteins = Proteins(arguments.fasta)
-    sizes = Sizes(num_layers=1, model_dim=64, num_heads=1, feedforward_dim=128)
-    race = Race(sizes if arguments.quick else Sizes(), proteins)
-    work = race.examine(next(batches(proteins, full_rows(256, 256))))
-    rounds = []
-    for workload in workloads(arguments.lengths, tokens=TOKENS):
+    proteins, forecast = Proteins(arguments.fasta), Forecast(MOST_SECONDS)
+    small = Sizes(num_layers=1, model_dim=64, num_heads=1, feedforward_dim=128, max_length=1024)
+    sizes, pace = (small, QUICK) if arguments.quick else (Sizes(), THOROUGH)
+    held = []
+    for workload in workloads(arguments.lengths, QUICK_TOKENS if arguments.quick else TOKENS):
         print(f"{workload.label} ...", file=sys.stderr, flush=True)
-        rounds.append(race.hold(workload))
-    console = Console()
-    if not console.is_terminal:
-        # A file or a pipe has no width: tables keep theirs.
-        console.width = 160
-    console.print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {DTYPE}")
-    console.print(work_table(work), rate_table(rounds))
-    console.print(*(ratio_table(rounds, peer) for peer in PEERS), bar_table(bars(rounds)))
-    write_csv(rounds, arguments.csv)
-    print(f"Wrote {arguments.csv}")
+        held.append(compare(sizes, proteins, workload, forecast, pace))
+    place = machine(CPU)
+    report(place, held)
+    write_json(arguments.json, place, {"training": held}, (*PEERS, *OURS))
 
 
 if __name__ == "__main__":

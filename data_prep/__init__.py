@@ -1,1 +1,1 @@
-"""Policy of data preparation: what is kept, what is which split, how shards are cut."""
+"""Data preparation: selection, splits, duplicates, shards, and how a killed build resumes."""

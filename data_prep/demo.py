@@ -1,6 +1,6 @@
-"""`make demo`: the main job on the shipped sample, in commands that anyone can type.
+"""`make demo`: prepares, trains, evaluates and embeds the shipped sample by ordinary commands.
 
-A step whose output stands already is not repeated, so an interrupted demo continues.
+A step whose output exists is not repeated, so an interrupted demo resumes.
 """
 
 import json
@@ -14,19 +14,19 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from protlm.console import console
 from protlm.errors import InputDataError, exit_with_message
 from protlm.paths import sample_dir
+from protlm.terminal import console
 
 SPLITS = ("test_iid", "test_remote_homolog", "test_ood_cluster", "test_ood_family")
 FOLDER = Path("demo")
-# P10081, yeast eIF4A: 119 residues with homologues in the training split.
+# P10081, yeast eIF4A: 119 residues with homologs in the training split.
 STRUCTURE = "1fuk_A.pdb.gz"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the demo, what it is for, and what it leaves."""
+    """One command of the demo, its title, and its output."""
 
     title: str
     arguments: list[str]
@@ -34,14 +34,14 @@ class Step:
 
 
 def steps(folder: Path, sample: Path) -> list[Step]:
-    """The demo's commands in order."""
+    """Returns the demo's commands in order."""
     data, run = folder / "data", folder / "run"
     metrics, fasta = folder / "metrics.json", sample / "uniprot_tiny.fasta.gz"
     protein = sample / "structures" / "test" / STRUCTURE
     model = ["-m", str(run)]
     return [
         Step(
-            "Prepare 12,373 UniProt sequences: FASTA to checked HDF5 shards",
+            "Prepare 12,373 UniProt sequences: FASTA to verified HDF5 shards",
             [
                 "prepare",
                 str(sample / "uniprot_sample.fasta.gz"),
@@ -56,11 +56,13 @@ def steps(folder: Path, sample: Path) -> list[Step]:
             run / "loss.png",
         ),
         Step(
-            "Evaluate it: in and out of distribution, beside the unigram baseline; and contacts",
+            "Evaluate it in and out of distribution, against the unigram baseline, and on contacts",
             [
                 "evaluate",
                 f"checkpoint={run}",
                 "evaluation=[masked,contacts]",
+                # As long as the rows of training: whole proteins take longer.
+                "evaluation.masked.max_length=512",
                 f"data.dir={data}",
                 f"split=[{','.join(SPLITS)}]",
                 f"output={metrics}",
@@ -98,7 +100,7 @@ def steps(folder: Path, sample: Path) -> list[Step]:
 
 
 def demo(folder: Path = FOLDER) -> None:
-    """Runs every step, prints the results table and lists what was made.
+    """Runs every step, prints the results table and lists the files that were written.
 
     Raises:
         InputDataError: the trained model is no better than the unigram baseline.
@@ -109,7 +111,7 @@ def demo(folder: Path = FOLDER) -> None:
     for step in steps(folder, sample):
         _run(step)
     _results(folder / "metrics.json")
-    print(f"\nMade in {folder}/ in {time.monotonic() - start:.0f} seconds:")
+    print(f"\nWritten to {folder}/ in {time.monotonic() - start:.0f} seconds:")
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             print(f"  {path}  ({path.stat().st_size:,} bytes)")
@@ -118,7 +120,7 @@ def demo(folder: Path = FOLDER) -> None:
 def _run(step: Step) -> None:
     print(f"\n== {step.title}\n$ protlm {shlex.join(step.arguments)}", flush=True)
     if step.output.exists():
-        print(f"{step.output} is there already")
+        print(f"{step.output} exists already")
         return
     code = subprocess.run([sys.executable, "-m", "protlm", *step.arguments], check=False).returncode
     if code:

@@ -1,4 +1,4 @@
-"""Which sequences came before: a hash table of digests, on disk when it is large."""
+"""Detection of duplicate sequences by a hash table of digests, on disk when it is large."""
 
 import mmap
 from pathlib import Path
@@ -9,22 +9,21 @@ import numpy as np
 _FIRST_SLOTS, _MEMORY_SLOTS = 1 << 16, 1 << 23
 _MAX_LOAD = 0.7
 _SLOT_BYTES = 16
-# Digests looked up between two releases of the pages of a table on disk: each brings in up to
-# 64 KiB of it.
+# Digests looked up between two releases of the pages of a table on disk; each loads up to 64 KiB.
 _LOOKUPS = 1 << 11
 _PIECE = 1 << 16
 
 
 class DigestSet:
-    """A set of 128-bit digests that tells which of those added are new.
+    """A set of 128-bit digests that reports which of the added digests are new.
 
-    Open addressing with linear probing; the slot of a digest is its highest bits, so digests in
-    ascending order walk through the table, and a table twice as large is filled from one end to
-    the other. docs/decisions/0008-duplicates.md says what it costs.
+    It uses open addressing with linear probing. The slot of a digest is given by its highest bits,
+    so digests in ascending order access the table sequentially, and so does growing it to twice the
+    size. docs/decisions/0008-duplicates.md lists its costs.
 
     Args:
-        path: the file of a table that is too large for the memory; made when it is needed, and
-            replaced when it is outgrown. What is there already is overwritten.
+        path: file of a table that is too large for memory. It is created when needed, overwrites
+            an existing file, and is replaced when the table grows.
         memory_slots: slots of the largest table that is kept in memory, a power of two.
     """
 
@@ -38,9 +37,9 @@ class DigestSet:
         return self._size
 
     def add(self, digests: np.ndarray) -> np.ndarray:
-        """Adds digests, uint64 [n, 2]; tells which were not there, bool [n].
+        """Adds digests, uint64 [n, 2], and returns which of them are new, bool [n].
 
-        Of equal ones the first is new.
+        Of equal digests, the first is new.
 
         Raises:
             OSError: the disk is full.
@@ -54,17 +53,17 @@ class DigestSet:
         return is_new
 
     def _insert(self, digests: np.ndarray) -> np.ndarray:
-        """Adds digests for which there is room; tells which were not there, bool [n]."""
+        """Adds digests that fit in the table, and returns which of them are new, bool [n]."""
         is_new = np.zeros(len(digests), bool)
         high, low = digests[:, 0], digests[:, 1]
-        # An empty slot is all zeros, so the digest that is too becomes another one.
+        # Zeros mark an empty slot, so the digest of all zeros is replaced by another one.
         low = np.where(high | low, low, ~low)
         table_high, table_low = self._table[:, 0], self._table[:, 1]
         shift, last = np.uint64(65 - len(self._table).bit_length()), len(self._table) - 1
         home = (high >> shift).astype(np.int64)
-        # Those that wait for a slot, by their home and then by their order. All of them go one
-        # slot further in a round, so two meet in a slot only if they have the same home, and of
-        # equal digests the first stays ahead.
+        # Digests without a slot yet, sorted by their first slot and then by their order. All of
+        # them advance by one slot per round, so two compete for a slot only if they started at the
+        # same one, and of equal digests the first stays ahead.
         waiting = np.argsort(home, kind="stable")
         distance = 0
         while waiting.size:
@@ -82,7 +81,7 @@ class DigestSet:
         return is_new
 
     def _grow(self) -> None:
-        """Moves everything to a table twice as large."""
+        """Moves all digests to a table of twice the size."""
         old, old_pages = self._table, self._pages
         self._table, self._pages = self._make_table(2 * len(old))
         self._size = 0
@@ -94,8 +93,8 @@ class DigestSet:
     def _make_table(self, slots: int) -> tuple[np.ndarray, mmap.mmap | None]:
         if slots <= self._memory_slots:
             return np.zeros((slots, 2), np.uint64), None
-        # The file of the table before goes with its last reader. This one is written in full: a
-        # hole that cannot be filled later ends the process without a word.
+        # The file is written in full: when the disk is full, writing to a hole of a mapped file
+        # kills the process by SIGBUS. The mapping of the previous file outlives its name.
         self._path.unlink(missing_ok=True)
         with self._path.open("xb+") as file:
             zeros = bytes(_PIECE)
@@ -107,6 +106,6 @@ class DigestSet:
 
 
 def _release(pages: mmap.mmap | None) -> None:
-    """Lets go of the pages of a file: they stay cached, but are no memory of this process."""
+    """Releases the mapped pages of a file, which stay in the cache of the system only."""
     if pages is not None:
         pages.madvise(mmap.MADV_DONTNEED)

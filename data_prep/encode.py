@@ -1,4 +1,4 @@
-"""A block of records to arrays: filtered, split and encoded, in whichever process."""
+"""Conversion of a block of records to arrays: filtered, split and encoded."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -6,24 +6,27 @@ from itertools import compress
 
 import numpy as np
 
-from data_prep.select import Selection
-from data_prep.split import SplitRule
 from protlm.data.records import Block, Tally
-from protlm.data.shard_writer import PackedSequences
+from protlm.data.shards.writer import PackedSequences
+
+from .cluster_table import ClusterTable
+from .select import Selection
+from .split import SplitRule
 
 DIGEST_BYTES = 16
+UNLISTED = "a cluster by itself, because it is missing from the cluster table"
 
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """The records of a block that are wanted, as arrays, and what became of all of them.
+    """The selected records of a block as arrays, and the counts of all its records.
 
     Args:
-        splits: the sequences of each split, in the order of the input.
-        members: the place of each record's split in `splits`, in the order of the input,
+        splits: sequences of each split, in the order of the input.
+        members: index into `splits` of each record's split, in the order of the input,
             uint16 [records].
-        digests: the hash of each record's sequence, uint64 [records, 2].
-        tally: the counts of the block.
+        digests: hash of each record's sequence, uint64 [records, 2].
+        tally: counts of the block.
     """
 
     splits: dict[str, PackedSequences]
@@ -33,11 +36,11 @@ class EncodedBlock:
 
     @property
     def num_residues(self) -> int:
-        """Residues over all splits."""
+        """Number of residues in all splits."""
         return sum(len(packed.tokens) for packed in self.splits.values())
 
     def keep(self, is_kept: np.ndarray) -> "EncodedBlock":
-        """Those records alone where `is_kept`, bool [records], is true; the tally stays."""
+        """Keeps only the records where `is_kept`, bool [records], is true; keeps the tally."""
         splits = {
             split: packed.keep(is_kept[self.members == number])
             for number, (split, packed) in enumerate(self.splits.items())
@@ -47,13 +50,17 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What is to be done with every record; shared by all processes, and changed by none."""
+    """Selects, splits and encodes records; immutable, and shared by all processes.
+
+    With `clusters`, the cluster of each sequence is stored too.
+    """
 
     selection: Selection
     split_rule: SplitRule
+    clusters: ClusterTable | None = None
 
     def __call__(self, block: Block) -> EncodedBlock:
-        """Parses a block, and encodes its records.
+        """Parses a block and encodes its records.
 
         Raises:
             InputDataError: the block cannot be of its format, or is DNA.
@@ -76,14 +83,26 @@ class Encoder:
             identifiers.append(record.identifier)
             sequences.append(letters)
             digests.append(digest)
+        clusters = self._clusters_of(identifiers, tally)
         numbers = {split: number for number, split in enumerate(dict.fromkeys(splits))}
         members = np.array([numbers[split] for split in splits], np.uint16)
         packed: dict[str, PackedSequences] = {}
         for split, number in numbers.items():
-            is_in = (members == number).tolist()
+            is_in = members == number
             packed[split] = PackedSequences.pack(
-                list(compress(identifiers, is_in)), list(compress(sequences, is_in))
+                list(compress(identifiers, is_in.tolist())),
+                list(compress(sequences, is_in.tolist())),
+                None if clusters is None else clusters[is_in],
             )
-        # Big-endian, as the splits read them.
+        # Big-endian, as the split rules interpret them.
         halves = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)
         return EncodedBlock(packed, members, halves, tally)
+
+    def _clusters_of(self, identifiers: list[str], tally: Tally) -> np.ndarray | None:
+        """Returns the cluster of each record, uint64; counts the records missing from the table."""
+        if self.clusters is None:
+            return None
+        clusters, is_listed = self.clusters.clusters_of(identifiers)
+        if num_unlisted := len(is_listed) - int(np.count_nonzero(is_listed)):
+            tally.noted[UNLISTED] += num_unlisted
+        return clusters

@@ -1,15 +1,16 @@
-"""Out-of-distribution by protein family: all sequences of some Pfam families are held out."""
+"""Out-of-distribution splits by protein family: whole Pfam families are held out."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from data_prep.split import SplitRule
-from data_prep.tables import excerpt, read_rows
 from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError
 from protlm.paths import sha256_of
+
+from .split import SplitRule
+from .tables import excerpt, read_rows
 
 OOD_FAMILY = "test_ood_family"
 # The families that the Performer paper (arXiv 2009.14794) held out of TrEMBL.
@@ -24,20 +25,20 @@ _NOTE = "of the held-out family {}"
 _FAMILY = re.compile(r"PF\d{5}")
 # "PF00069;PF07714;" as UniProt writes it, or one family, perhaps with its version.
 _FAMILIES = re.compile(r"(?:PF\d{5}(?:\.\d+)?(?:; ?|$))*")
-# A UniProt accession, alone or as the name of a UniRef cluster, and what may follow it: the number
+# A UniProt accession, alone or as the name of a UniRef cluster, with an optional suffix: the number
 # of an isoform or of a version.
 _ACCESSION = re.compile(
     r"(?:UniRef\d+_)?"
     r"([OPQ]\d[A-Z\d]{3}\d|[A-NR-Z]\d(?:[A-Z][A-Z\d]{2}\d){1,2})"
     r"(?:[-.]\d+)?"
 )
-# Headers of the tables that uniprot.org, InterPro's Pfam releases and people make.
+# Headers of the tables from uniprot.org, InterPro's Pfam releases and users.
 _ENTRY_COLUMNS = ("entry", "accession", "pfamseq_acc", "uniprot_acc")
 _FAMILY_COLUMNS = ("pfam", "pfam_acc", "pfama_acc", "family")
 
 
 def entry_of(identifier: str) -> str:
-    """The UniProt entry that an identifier belongs to; another identifier is its own entry.
+    """Returns the UniProt entry of an identifier; other identifiers are returned unchanged.
 
     >>> entry_of("P12345-2"), entry_of("P12345.3"), entry_of("UniRef50_P12345"), entry_of("x-2")
     ('P12345', 'P12345', 'P12345', 'x-2')
@@ -48,7 +49,7 @@ def entry_of(identifier: str) -> str:
 
 @final
 class HeldOutFamilies:
-    """The entries of the families that are held out; others of the table are not kept.
+    """The entries of the held-out families; other entries of the table are not stored.
 
     Args:
         table: tab-separated, plain or gzip: with a header that names `Entry` and `Pfam`, as
@@ -57,7 +58,7 @@ class HeldOutFamilies:
         families: Pfam accessions.
 
     Raises:
-        UserError: a family is no Pfam accession.
+        UserError: a family is not a Pfam accession.
         InputDataError: the table is missing or damaged, or has none of the families.
     """
 
@@ -65,7 +66,7 @@ class HeldOutFamilies:
         for family in families:
             if not _FAMILY.fullmatch(family):
                 raise UserError(
-                    f"--ood-families {family} is no Pfam accession; they look like PF00069"
+                    f"--ood-families {family} is not a Pfam accession; they look like PF00069"
                 )
         self.table, self.families = table, tuple(sorted(set(families)))
         self._families_of = _read_entries(table, frozenset(families))
@@ -78,11 +79,11 @@ class HeldOutFamilies:
         self.absent = tuple(family for family in self.families if family not in found)
 
     def families_of(self, identifier: str) -> tuple[str, ...]:
-        """Which of the families a record is of, mostly none; isoforms are of their entry's."""
+        """Returns the held-out families of a record; isoforms belong to those of their entry."""
         return self._families_of.get(entry_of(identifier), ())
 
     def describe(self) -> dict[str, Any]:
-        """The families and the table, for the manifest."""
+        """Returns the families and the table, for the manifest."""
         return {
             "families": list(self.families),
             "absent_from_table": list(self.absent),
@@ -93,10 +94,10 @@ class HeldOutFamilies:
 
 @final
 class FamilySplit:
-    """Sends held-out families to `test_ood_family` and leaves the others to another rule.
+    """A split rule that sends held-out families to `test_ood_family`.
 
     Args:
-        families: what is held out.
+        families: the held-out families.
         otherwise: the rule for all other records.
     """
 
@@ -110,7 +111,7 @@ class FamilySplit:
         return self._otherwise.split_of(record, digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """The held-out families that the record is of."""
+        """Notes the held-out families of the record."""
         families = self._families.families_of(record.identifier) if split == OOD_FAMILY else ()
         if families:
             return [_NOTE.format(family) for family in families]
@@ -126,40 +127,40 @@ class FamilySplit:
 
 
 def families_without_records(rule: dict[str, Any], noted: Mapping[str, int]) -> tuple[str, ...]:
-    """The held-out families that no record was of.
+    """Returns the held-out families without any record.
 
     Args:
-        rule: what a split rule says of itself.
-        noted: the counts of its notes.
+        rule: description of a split rule.
+        noted: counts of its notes.
     """
     families = rule.get("families", ()) if rule.get("by") == _BY else ()
     return tuple(family for family in families if _NOTE.format(family) not in noted)
 
 
 def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> None:
-    """Refuses a data set from which families were to be held out, when it has none of them.
+    """Rejects a data set whose held-out families have no record.
 
     Args:
-        rule: what a split rule says of itself.
-        noted: the counts of its notes.
+        rule: description of a split rule.
+        noted: counts of its notes.
 
     Raises:
-        InputDataError: no record is of any of the families.
+        InputDataError: no record belongs to any of the families.
     """
     absent = families_without_records(rule, noted)
     if absent and len(absent) == len(rule["families"]):
         raise InputDataError(
-            f"no record is of a family that is to be held out ({', '.join(absent)}): the "
-            f"accessions in {rule['table']} have to be those of the sources; with another table or "
-            "other --ood-families add --restart"
+            f"no record belongs to a held-out family ({', '.join(absent)}): the accessions in "
+            f"{rule['table']} must be those of the sources; with another table or other "
+            "--ood-families, add --restart"
         )
 
 
 def _read_entries(path: Path, wanted: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """The wanted families of each entry that has one."""
+    """Returns the wanted families of each entry that has any."""
     families_of: dict[str, tuple[str, ...]] = {}
     for entry, families in _entries(path):
-        # Few lines have a wanted family: the others cost no more than this look.
+        # Few lines have a wanted family; this keeps the cost of the others low.
         found = [family for family in _FAMILY.findall(families) if family in wanted]
         if found:
             name = entry_of(entry)
@@ -168,7 +169,7 @@ def _read_entries(path: Path, wanted: frozenset[str]) -> dict[str, tuple[str, ..
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str]]:
-    """The accession and the families, as written, of each line."""
+    """Yields the accession and the families, as written, of each line."""
     rows = read_rows(path, "a family table")
     number, fields = next(rows)
     columns = _columns(fields)
@@ -196,7 +197,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _columns(fields: list[str]) -> tuple[int, int, bool] | None:
-    """Where accession and families stand, and whether a first line is a header; or nothing."""
+    """Returns the columns of accession and families, and whether the line is a header."""
     names = [field.strip().lower() for field in fields]
     entry = next((names.index(name) for name in _ENTRY_COLUMNS if name in names), None)
     family = next((names.index(name) for name in _FAMILY_COLUMNS if name in names), None)

@@ -1,4 +1,4 @@
-"""Ctrl-C, and SIGTERM by which clusters end jobs: locks are given back before the end."""
+"""Handling of Ctrl-C and of SIGTERM, by which clusters end jobs, so that locks are released."""
 
 import signal
 import threading
@@ -10,11 +10,10 @@ from typing import Any
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raises `KeyboardInterrupt` in its block when the process is told to end.
+    """Raises `KeyboardInterrupt` in its block when the process receives SIGTERM.
 
-    The lock of a process that ends without a word stays, and on another machine, where the job
-    may go on, nobody can know that it is dead. Only the main thread can listen to signals; in
-    another one nothing is changed.
+    A process that is killed leaves its lock file, which the resumed job cannot judge on another
+    machine. Only the main thread can handle signals; in other threads nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,10 +31,10 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Has Ctrl-C and SIGTERM wait for the end of the block.
+    """Delays Ctrl-C and SIGTERM until the end of the block.
 
-    They are noted in place of what they would do. To block them would not do: a mask is one
-    thread's own, and the system gives a signal to any thread that takes it.
+    Handlers record the signals. Blocking them would not suffice: a signal mask belongs to one
+    thread, and the system delivers a signal to any thread that accepts it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_prep.sources import Place
-from protlm.data.manifest import ShardEntry, SourceEntry
 from protlm.data.records import Tally
+from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.errors import InputDataError
 from protlm.paths import complete_file
+
+from .sources import Place
 
 _NAME = "segment-{:05d}.json"
 _PATTERN = re.compile(r"segment-(\d{5,})\.json")
@@ -23,28 +24,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Segment:
-    """What a finished segment is.
+    """A finished segment.
 
     Args:
-        end: the place in the sources behind it.
-        sources: the sources that lie before this place, as far as no earlier segment names them.
-        shards: for each split the shard with its sequences.
-        tally: what became of its records.
-        digests_sha256: of the file with the digests of its sequences that came for the first time.
+        end: position in the sources after it.
+        sources: sources before this position that no earlier segment lists.
+        shards: the shard of each split.
+        tally: counts of its records.
+        digests_sha256: SHA-256 of the file with the digests of its sequences; None if duplicates
+            are not looked for.
     """
 
     end: Place
     sources: tuple[SourceEntry, ...]
     shards: dict[str, ShardEntry]
     tally: Tally
-    digests_sha256: str
+    digests_sha256: str | None
 
 
 class Journal:
     """The finished segments of a build, in order.
 
     Args:
-        folder: where the entries are, one file each.
+        folder: folder of the entries, one file each.
 
     Raises:
         InputDataError: an entry is damaged or missing.
@@ -60,20 +62,20 @@ class Journal:
         ]
 
     def append(self, segment: Segment) -> None:
-        """Writes the entry of the next segment, whose shards are all there.
+        """Writes the entry of the next segment, whose shards are complete.
 
         Raises:
-            OutputError: there is no space.
+            OutputError: the entry cannot be written.
         """
         write_checked(self._folder / _NAME.format(len(self.segments)), _fields(segment))
         self.segments.append(segment)
 
 
 def write_checked(path: Path, fields: dict[str, Any]) -> None:
-    """Writes JSON together with its SHA-256, complete or not at all.
+    """Writes JSON with its SHA-256 atomically.
 
     Raises:
-        OutputError: there is no space or no permission.
+        OutputError: the file cannot be written.
     """
     content = {"sha256": _hash(fields), "content": fields}
     with complete_file(path) as temporary:
@@ -81,7 +83,7 @@ def write_checked(path: Path, fields: dict[str, Any]) -> None:
 
 
 def read_checked(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Reads what `write_checked` wrote.
+    """Reads a file written by `write_checked`.
 
     Raises:
         InputDataError: the file is missing or damaged.
@@ -89,12 +91,12 @@ def read_checked(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["sha256"] != _hash(content["content"]):
-            raise ValueError("its SHA-256 differs")
+            raise ValueError("its SHA-256 does not match")
         return parse(content["content"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputDataError(
-            f"{path} is missing or damaged ({error}): what was begun cannot be continued; type the "
-            "same command with --restart"
+            f"{path} is missing or damaged ({error}): the build cannot be resumed; type the same "
+            "command with --restart"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`protlm data leakage`: how many held-out sequences have a near neighbour in `train`."""
+"""`protlm data leakage`: counts held-out sequences with a close relative in `train`."""
 
 import hashlib
 import json
@@ -9,32 +9,32 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from data_prep.homologues import MAX_E_VALUE, highest_identities
-from data_prep.mmseqs import find_mmseqs
-from data_prep.sketch import SKETCH_SIZE, K, SketchIndex, sketch
-from data_prep.split import TRAIN
-from protlm.console import console
-from protlm.data.shards import SplitReader, open_split, read_manifest
+from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
 from protlm.errors import UserError, one_of
 from protlm.paths import check_output, complete_file
-from protlm.progress import JobProgress
+from protlm.terminal import JobProgress, console
 
-# Of a larger split so many are compared by k-mers and by MMseqs2, drawn by their hashes: enough
-# for a share to be known to within half a percent.
+from .mmseqs import find_mmseqs
+from .mmseqs_search import MAX_E_VALUE, highest_identities
+from .sketch import SKETCH_SIZE, K, SketchIndex, sketch
+from .split import TRAIN
+
+# Number of sequences of a larger split that are compared, sampled by their hashes. This estimates
+# a fraction to within half a percent.
 _MAX_COMPARED = 50_000
 _BATCH_RESIDUES = 1 << 20
-# Further shares that the table has a line for, in tenths.
+# Further fractions that have a row in the table, in tenths.
 _LEVELS = (9, 5, 2)
 
 
 @dataclass(frozen=True)
 class LeakageOptions:
-    """How near is near.
+    """Options of the comparison.
 
     Args:
-        min_shared: the share of its k-mers that makes a train sequence a neighbour.
-        json: a file to write the numbers into as well.
-        mmseqs: searches with MMseqs2 besides.
+        min_shared: the fraction of a sequence's k-mers that a close relative must contain.
+        json: file to which the numbers are written as well.
+        mmseqs: also searches with MMseqs2.
     """
 
     min_shared: float = 0.5
@@ -44,13 +44,12 @@ class LeakageOptions:
 
 @dataclass(frozen=True)
 class SplitLeakage:
-    """What of a split has a neighbour in `train`.
+    """Counts of the sequences of a split that have a relative in `train`.
 
-    `identical` counts, among all `sequences`, those that stand in `train` letter by letter. Among
-    the `compared` ones `near` counts those of which one train sequence contains at least
-    `min_shared` of the k-mers; `shared_tenths` counts them by that share: below 0.1, from 0.1 to
-    0.2, and so on, 0.9 and above. `homologous` counts those that MMseqs2 finds a hit for; None if
-    it was not asked.
+    `identical` counts, among all `sequences`, those that are also in `train`. Among the `compared`
+    sequences, `near` counts those whose k-mers are contained in one train sequence to at least the
+    fraction `min_shared`; `shared_tenths` is the histogram of that fraction: below 0.1, from 0.1 to
+    0.2, and so on. `homologous` counts those with a hit of MMseqs2; None if it was not run.
     """
 
     sequences: int
@@ -64,13 +63,13 @@ class SplitLeakage:
 def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]:
     """Compares every split with `train`, prints a table and returns its numbers.
 
-    The shards' SHA-256 are compared before: that reads once more what takes far longer to compare.
+    The SHA-256 of the shards are verified first, which is fast compared with the search.
     Memory is bounded by 50,000 sketches of each held-out split and 32 bytes for each of its
     sequences.
 
     Raises:
-        UserError: `min_shared` is impossible, there is nothing to compare, or no MMseqs2.
-        InputDataError: there is no data set, or it is damaged.
+        UserError: `min_shared` is invalid, there is nothing to compare, or MMseqs2 is missing.
+        InputDataError: the data set is missing or damaged.
         OutputError: the JSON file exists or cannot be written.
     """
     if not 0 < options.min_shared <= 1:
@@ -101,14 +100,14 @@ def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]
 
 
 class _HeldOut:
-    """A split to be compared: the hashes of all its sequences, and a sample of them."""
+    """A held-out split: the hashes of all its sequences, and a sample of them."""
 
     def __init__(self, reader: SplitReader) -> None:
         self.digests = _digests(reader[i] for i in range(len(reader)))
-        share = min(1.0, _MAX_COMPARED / max(len(reader), 1))
+        fraction = min(1.0, _MAX_COMPARED / max(len(reader), 1))
         places = self.digests.view(">u8")[::2] / 2**64
-        # Copies: a view would keep the memory map of its shard, and there may be many.
-        sample = [reader[i].copy() for i, place in enumerate(places) if place <= share]
+        # Copies, because a view would keep the memory map of its shard open.
+        sample = [reader[i].copy() for i, place in enumerate(places) if place <= fraction]
         sketches = [(tokens, sketch(tokens)) for tokens in sample]
         self.compared = [tokens for tokens, kmers in sketches if len(kmers)]
         self.sketches = [kmers for _, kmers in sketches if len(kmers)]
@@ -127,7 +126,7 @@ def _open(directory: Path) -> tuple[SplitReader, dict[str, _HeldOut]]:
 
 
 def _digests(sequences: Iterable[np.ndarray]) -> np.ndarray:
-    """The BLAKE2b-128 of each sequence, S16 [sequences]: 16 bytes that numpy sorts and compares."""
+    """Returns the BLAKE2b-128 of each sequence, S16 [sequences], which numpy can sort."""
     return np.fromiter(
         (hashlib.blake2b(tokens.data, digest_size=16).digest() for tokens in sequences), "S16"
     )
@@ -136,7 +135,7 @@ def _digests(sequences: Iterable[np.ndarray]) -> np.ndarray:
 def _search(
     train: SplitReader, held_out: dict[str, _HeldOut]
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """How many of each split occur in `train`, and the highest share of each sketch's k-mers."""
+    """Counts identical sequences per split, and finds the best match of each sketch."""
     wanted = np.unique(np.concatenate([one.digests for one in held_out.values()]))
     is_found = np.zeros(len(wanted), bool)
     index = SketchIndex([kmers for one in held_out.values() for kmers in one.sketches])
@@ -200,7 +199,7 @@ def _summary(
 
 
 def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
-    table = Table("split", "nearest in train", "sequences", "of", "share", box=None)
+    table = Table("split", "nearest in train", "sequences", "of", "fraction", box=None)
     for column in table.columns[2:]:
         column.justify = "right"
     for split, one in results.items():
@@ -212,22 +211,22 @@ def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
         if one.homologous is not None:
             rows.append(("MMseqs2 hit", one.homologous, one.compared))
         for name, (what, number, total) in zip([split, *[""] * len(rows)], rows, strict=False):
-            share = f"{number / max(total, 1):.1%}"
-            table.add_row(name, what, f"{number:,}", f"{total:,}", share)
+            fraction = f"{number / max(total, 1):.1%}"
+            table.add_row(name, what, f"{number:,}", f"{total:,}", fraction)
     return table
 
 
 def _limits(options: LeakageOptions) -> str:
-    """What the numbers mean, and what they cannot see."""
+    """Explains the numbers and their limits."""
     identity = options.min_shared ** (1 / K)
     text = (
-        f"{K}-mers: the share of a sequence's, by a sketch of {SKETCH_SIZE}, that one train "
-        f"sequence contains: {options.min_shared:.0%} is about {identity:.0%} identity, and at 50% "
-        f"identity {0.5**K:.1%} is left. "
+        f"{K}-mers: the fraction of a sequence's {K}-mers, by a sketch of {SKETCH_SIZE}, that one "
+        f"train sequence contains: {options.min_shared:.0%} is about {identity:.0%} identity, and "
+        f"at 50% identity {0.5**K:.1%} remains. "
     )
     if options.mmseqs:
         return text + f"MMseqs2 hits have E < {MAX_E_VALUE:g}."
-    return text + "Remote homologues are not seen: --mmseqs looks for them."
+    return text + "Remote homologs are not detected: --mmseqs searches for them."
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""The sources clustered by MMseqs2's linclust, in time linear in their size."""
+"""Clustering of the sources by MMseqs2 linclust, in time linear in their size."""
 
 import os
 import shutil
@@ -10,32 +10,33 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.clusters import member_name
-from data_prep.duplicates import DigestSet
-from data_prep.encode import DIGEST_BYTES
-from data_prep.interruption import sigterm_as_interrupt
-from data_prep.lock import BuildLock
-from data_prep.mmseqs import find_mmseqs, run_mmseqs
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
 from protlm.errors import InputDataError, UserError
-from protlm.lock import LOCK
 from protlm.paths import complete_file, existing_file, explain_os_error
+from protlm.terminal import printable
 
-# As in UniRef: so much of a member lies on the longer sequence that stands for the cluster.
+from .cluster_table import member_name
+from .duplicates import DigestSet
+from .encode import DIGEST_BYTES
+from .interruption import sigterm_as_interrupt
+from .lock import BuildLock, clear_folder
+from .mmseqs import find_mmseqs, run_mmseqs
+
+# As in UniRef: the fraction of a member that aligns with the longer representative.
 _COVERAGE = ("-c", "0.8", "--cov-mode", "1")
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """How the sources are clustered.
+    """Options of the clustering.
 
     Args:
-        identity: the least share of identical residues between a member and its representative.
-        reading: what is taken of the sources besides what is right.
-        break_lock: takes over what a process of another machine was clustering.
+        identity: minimum fraction of identical residues between a member and its representative.
+        reading: options for reading the sources.
+        break_lock: takes over the lock of a dead process of another machine.
 
     Raises:
-        UserError: there is no such identity.
+        UserError: the identity is out of range.
     """
 
     identity: float = 0.5
@@ -48,19 +49,19 @@ class Clustering:
 
 
 def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> Path:
-    """Makes the table of clusters beside `out`, or finds it there from an earlier run.
+    """Writes the cluster table next to `out`, or returns the table of an earlier run.
 
-    Its name tells the sources, as they are now, and the settings: `OUT.clusters-1a2b3c4d.tsv`.
+    Its name has a hash of the sources' states and of the settings: `OUT.clusters-1a2b3c4d.tsv`.
 
     Args:
         sources: sequence files of any format.
-        out: the data set that is to be made; the temporary files lie on its disk.
-        clustering: how to cluster.
+        out: the data set to make; temporary files are written to its disk.
+        clustering: options of the clustering.
 
     Raises:
         UserError: standard input is among the sources, or MMseqs2 is not installed.
-        InputDataError: a source cannot be read, or changes, or MMseqs2 fails.
-        OutputError: another process clusters for `out`, no space, or no permission.
+        InputDataError: a source cannot be read or changes, or MMseqs2 fails.
+        OutputError: another process clusters for `out`, or the disk cannot be written to.
     """
     if Path("-") in sources:
         raise UserError(
@@ -70,7 +71,7 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
     fingerprint = _fingerprint(sources, clustering)
     table = out.with_name(f"{out.name}.clusters-{fingerprint}.tsv")
     if table.is_file():
-        print(f"the clusters are there from an earlier run: {table}", file=sys.stderr)
+        print(printable(f"using the clusters of an earlier run: {table}"), file=sys.stderr)
         return table
     find_mmseqs()
     folder = table.with_name(f"{table.name}.partial").absolute()
@@ -81,11 +82,11 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
         raise explain_os_error(error, folder) from error
     with sigterm_as_interrupt():
         try:
-            _empty(folder)
+            clear_folder(folder)
             print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
             with complete_file(table) as temporary:
                 made = _linclust(sources, folder, clustering)
-                # Who took over writes there too: its table may be half there.
+                # A process that took over writes here too, and its table may be incomplete.
                 lock.check()
                 made.replace(temporary)
                 if _fingerprint(sources, clustering) != fingerprint:
@@ -96,13 +97,14 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
         finally:
             if lock.is_held:
                 shutil.rmtree(folder)
+            lock.release()
     return table
 
 
 def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
     """Clusters in `folder`, and returns the table."""
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
-    # MMseqs2 gets the records as we read them: each format, and each identifier, as it is here.
+    # MMseqs2 reads the records as protlm does, whatever their format, with the same identifiers.
     with fasta.open("x", encoding="utf-8") as file:
         names = _Names(folder)
         for source in sources:
@@ -117,10 +119,10 @@ def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> 
 
 
 class _Names:
-    """Refuses a name of two sequences before hours of clustering: the table knows names alone.
+    """Rejects two sequences with the same name, because the cluster table has only names.
 
     Args:
-        folder: where tables of digests lie when they are large.
+        folder: folder for tables of digests that are too large for memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +133,7 @@ class _Names:
         """Adds the records of a block of a source.
 
         Raises:
-            InputDataError: one has the name of another.
+            InputDataError: a record has the same name as another sequence.
             OSError: the disk is full.
         """
         names = [member_name(record.identifier) for record in records]
@@ -142,29 +144,21 @@ class _Names:
             record = records[int(found[0])]
             raise InputDataError(
                 f"{source}, line {record.line}: {record.identifier!r:.80} is the name of another "
-                "sequence too, and clusters are known by names: give each its own, or leave "
-                "--cluster out"
+                "sequence too, and clusters are identified by names: rename one, or omit --cluster"
             )
 
 
 def _digests(texts: Iterable[str]) -> np.ndarray:
-    """Hashes of the texts, uint64 [n, 2]."""
+    """Returns the hashes of the texts, uint64 [n, 2]."""
     digests = (blake2b(text.encode(), digest_size=DIGEST_BYTES).digest() for text in texts)
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
 def _fingerprint(sources: Sequence[Path], clustering: Clustering) -> str:
-    """What the clusters depend on, in eight letters."""
+    """Returns a hash, in eight letters, of everything that the clusters depend on."""
     digest = blake2b(repr((clustering.identity, clustering.reading)).encode(), digest_size=4)
     for source in sources:
         status = existing_file(source, "a sequence file").stat()
         digest.update(os.fsencode(source.absolute()))
         digest.update(f"\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _empty(folder: Path) -> None:
-    """Removes what a killed process left."""
-    for entry in folder.iterdir():
-        if entry.name != LOCK:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)

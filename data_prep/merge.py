@@ -1,4 +1,4 @@
-"""Data sets to one: their shards linked in order, their counts and sources added up."""
+"""Merging of data sets: shards are linked in order, counts and sources are added up."""
 
 import os
 import shutil
@@ -7,28 +7,31 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.report import Report, read_rejected, write_rejected
-from data_prep.wording import difference
-from protlm.console import console
-from protlm.data.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.data.records import MAX_LISTED
-from protlm.data.shards import open_split
+from protlm.data.shards.data_set import open_split
+from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.errors import UserError
 from protlm.paths import check_output, complete_folder
+from protlm.terminal import console, printable
+
+from .messages import difference
+from .prepare import index_clusters
+from .report import Report, read_rejected, write_rejected
 
 
 def merge(parts: Sequence[Path], out: Path) -> Report:
-    """Makes one data set of several; where the disk allows it, no shard is copied.
+    """Merges several data sets into one; where the disk allows it, shards are hard-linked.
 
-    Sequences that occur in two parts stay in both.
+    Sequences that occur in two parts are kept in both. Clusters are kept if all parts have those
+    of the same table.
 
     Args:
-        parts: the data sets, in the order that their sequences are to have.
+        parts: the data sets, in the order of their sequences in the result.
         out: the data set to make.
 
     Raises:
-        UserError: no part, one given twice, or parts split by different rules.
-        InputDataError: a part is no data set, or damaged.
+        UserError: there are no parts, one is given twice, or they were split by different rules.
+        InputDataError: a part is not a data set, or is damaged.
         OutputError: `out` exists or cannot be written.
     """
     check_output(out)
@@ -36,6 +39,7 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
         raise UserError("give the data sets to merge, each once: protlm data merge A B --out DIR")
     manifests = _mergeable(parts, verify="full")
     _warn_of_sources_in_common(parts, manifests)
+    _warn_of_lost_clusters(parts, manifests)
     with complete_folder(out) as directory:
         report = _merge(parts, manifests, directory)
     console(stderr=True).print(report.table())
@@ -43,39 +47,63 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
 
 
 def merge_into(directory: Path, parts: Sequence[Path]) -> Report:
-    """As `merge`, into an empty folder that the caller gives its name when it is complete.
+    """Merges into an empty folder, which the caller renames when it is complete.
 
     Raises:
         UserError, InputDataError: as from `merge`.
         OSError: the disk is full.
     """
-    # They were hashed when they were written, just now.
+    # They were hashed when they were written, moments ago.
     return _merge(parts, _mergeable(parts, verify="sizes"), directory)
 
 
 def _warn_of_sources_in_common(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
-    """Says which parts hold the same sequences, all of which the merged set will hold twice."""
+    """Warns of parts made from the same source, whose sequences will be duplicated."""
     first: dict[str, tuple[Path, str]] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for source in manifest.sources:
             other, name = first.setdefault(source.sha256, (part, source.file))
             if other != part:
+                message = f"{part} and {other} were both made from {name}"
                 print(
-                    f"protlm: warning: {part} and {other} were both made of {name}: its sequences "
-                    "will be there twice",
+                    f"protlm: warning: {printable(message)}: its sequences will occur twice",
                     file=sys.stderr,
                 )
 
 
+def _warn_of_lost_clusters(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+    """Warns if some part has clusters and the merged data set will not."""
+    tables = [_table(manifest) for manifest in manifests]
+    if len(set(tables)) == 1:
+        return
+    number = next(number for number, table in enumerate(tables) if table != tables[0])
+    which = " and ".join(f"{parts[n]} has {_in_words(tables[n])}" for n in (0, number))
+    print(
+        f"protlm: warning: {printable(which)}: the merged data set will have no clusters, so "
+        "data.sampling=cluster cannot be used with it; prepare both with one table to keep them",
+        file=sys.stderr,
+    )
+
+
+def _table(manifest: Manifest) -> tuple[str, str] | None:
+    """Returns the name and the SHA-256 of the cluster table, if the data set has clusters."""
+    found = manifest.clusters
+    return None if found is None else (found.table, found.sha256)
+
+
+def _in_words(table: tuple[str, str] | None) -> str:
+    return "no clusters" if table is None else f"clusters of {table[0]} ({table[1]:.8})"
+
+
 def _mergeable(parts: Sequence[Path], *, verify: str) -> list[Manifest]:
-    """The manifests of data sets that fit together."""
+    """Returns the manifests of data sets that were split by the same rule."""
     manifests = [read_manifest(part) for part in parts]
     for part, manifest in zip(parts, manifests, strict=True):
         if manifest.split_rule != manifests[0].split_rule:
-            told = difference(manifest.split_rule, manifests[0].split_rule)
+            what = difference(manifest.split_rule, manifests[0].split_rule)
             raise UserError(
-                f"{part} was split by another rule than {parts[0]} ({told}): prepare it again with "
-                "the same options"
+                f"{part} and {parts[0]} were split by different rules ({what}): prepare one of "
+                "them again with the options of the other"
             )
         for split in manifest.splits:
             open_split(part, split, verify=verify)
@@ -83,11 +111,14 @@ def _mergeable(parts: Sequence[Path], *, verify: str) -> list[Manifest]:
 
 
 def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path) -> Report:
+    splits, table = _link(parts, manifests, directory), _table(manifests[0])
+    is_one_table = all(_table(manifest) == table for manifest in manifests)
     merged = Manifest(
-        splits=_link(parts, manifests, directory),
+        splits=splits,
         sources=tuple(source for manifest in manifests for source in manifest.sources),
         counts=_sum([manifest.counts for manifest in manifests]),
         split_rule=manifests[0].split_rule,
+        clusters=index_clusters(directory, splits, table) if table and is_one_table else None,
     )
     merged.write(directory)
     report = Report.of(merged)
@@ -99,7 +130,7 @@ def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
 def _link(
     parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
 ) -> dict[str, tuple[ShardEntry, ...]]:
-    """Brings the shards together under new numbers; their entries, by split."""
+    """Links the shards under new numbers, and returns their entries by split."""
     splits: dict[str, list[ShardEntry]] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for split, shards in manifest.splits.items():
@@ -118,7 +149,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # Another disk, or one that knows no links.
+        # The source is on another disk, or its file system has no hard links.
         shutil.copyfile(source, target)
 
 

@@ -1,4 +1,4 @@
-"""MMseqs2, where it is installed, as a program that is run."""
+"""MMseqs2, run as an external program."""
 
 import shutil
 import subprocess
@@ -11,15 +11,15 @@ _LAST_LINES = 3
 
 
 def find_mmseqs() -> str:
-    """The executable.
+    """Returns the path of the executable.
 
     Raises:
-        UserError: it is not installed; the message says how to get it.
+        UserError: MMseqs2 is not installed; the message explains how to install it.
     """
     executable = shutil.which("mmseqs")
     if executable is None:
         raise UserError(
-            "MMseqs2 is not installed (there is no mmseqs on the PATH); type: conda install -c "
+            "MMseqs2 is not installed (no mmseqs on the PATH); type: conda install -c "
             "conda-forge -c bioconda mmseqs2, or: apt install mmseqs2, or unpack a release of "
             "github.com/soedinglab/MMseqs2"
         )
@@ -30,9 +30,9 @@ def run_mmseqs(arguments: Sequence[str | Path]) -> None:
     """Runs MMseqs2 quietly.
 
     Raises:
-        UserError: it is not installed.
-        OutputError: it found no space.
-        InputDataError: it failed otherwise; the message ends with what it said last.
+        UserError: MMseqs2 is not installed.
+        OutputError: MMseqs2 ran out of disk space.
+        InputDataError: MMseqs2 failed otherwise; the message ends with its last lines.
     """
     command = [find_mmseqs(), *map(str, arguments), "-v", "1"]
     done = subprocess.run(
@@ -40,7 +40,7 @@ def run_mmseqs(arguments: Sequence[str | Path]) -> None:
     )
     if done.returncode == 0:
         return
-    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    reason = "; ".join(said[-_LAST_LINES:]) or "it said nothing"
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    reason = "; ".join(lines[-_LAST_LINES:]) or "it printed nothing"
     kind = OutputError if "no space" in reason.lower() else InputDataError
     raise kind(f"mmseqs {arguments[0]} ended with {done.returncode}: {reason}")

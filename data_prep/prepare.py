@@ -1,48 +1,50 @@
-"""Sequence files to a data set: read, select, split, encode, write; killed at any moment, go on."""
+"""From sequence files to a data set: read, select, split, encode, write; resumable at any time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.encode import Encoder
-from data_prep.families import refuse_empty_hold_out
-from data_prep.interruption import sigterm_as_interrupt
-from data_prep.rejects import refuse_too_many_rejects, warn_of_rejects
-from data_prep.report import Report, write_rejected
-from data_prep.segments import OpenSegment, known_before
-from data_prep.select import Selection
-from data_prep.sources import Place, SourceReader, find_sources, recognise, refuse_inside
-from data_prep.split import SplitRule
-from data_prep.work_folder import Plan, WorkFolder, refuse_finished, work_folder
-from data_prep.workers import in_order
-from protlm.console import console
-from protlm.data.manifest import Counts, Manifest, ShardEntry
 from protlm.data.records import ReadOptions, Tally
+from protlm.data.shards.cluster_writer import write_cluster_index
+from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
 from protlm.errors import UserError
-from protlm.progress import JobProgress
+from protlm.terminal import JobProgress, console
+
+from .cluster_table import ClusterTable
+from .encode import Encoder
+from .families import refuse_empty_hold_out
+from .interruption import sigterm_as_interrupt
+from .reject_rate import refuse_too_many_rejects, warn_of_rejects
+from .report import Report, write_rejected
+from .segments import OpenSegment, known_before
+from .select import Selection
+from .sources import Place, SourceReader, check_formats, find_sources, refuse_inside
+from .split import SplitRule
+from .work_folder import Plan, WorkFolder, refuse_finished, work_folder
+from .workers import in_order
 
 _MAX_WORKERS = 256
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How a data set is made, besides its splits.
+    """Options of a build, except those of its splits.
 
     Args:
-        workers: processes that parse and encode; the result does not depend on it.
-        selection: which records are wanted.
-        deduplicate: leaves out sequences that came before, letter by letter.
-        max_reject_rate: the share of records that may be unusable, for whatever reason.
-        shard_residues: a segment, whose splits get a shard each, has so many residues at least,
-            unless its sequences are very short.
-        reading: what is taken besides what is right.
-        restart: begins anew where something was begun.
-        break_lock: takes over what a process of another machine was building.
-        is_part: other parts will be merged with it, so what is not in it may be in those.
+        workers: number of processes that parse and encode; it does not change the result.
+        selection: which records are kept.
+        deduplicate: keeps only the first of identical sequences.
+        max_reject_rate: maximum fraction of records that may be rejected.
+        shard_residues: minimum number of residues of a segment, which becomes one shard in each
+            split, unless its sequences are very short.
+        reading: which deviations from the formats are accepted.
+        restart: discards an unfinished build and starts over.
+        break_lock: takes over the lock of a dead process of another machine.
+        is_part: the data set will be merged with others, so it may lack held-out families.
 
     Raises:
-        UserError: impossible settings.
+        UserError: a setting is out of range.
     """
 
     workers: int = 1
@@ -64,7 +66,7 @@ class PrepareOptions:
             raise UserError(f"--shard-residues {self.shard_residues} must be at least 1")
 
     def settings(self) -> dict[str, Any]:
-        """What the result depends on, by the flags that ask for it."""
+        """Returns the settings that the result depends on, by flag."""
         return {
             "--shard-residues": self.shard_residues,
             "--deduplicate": self.deduplicate,
@@ -81,23 +83,25 @@ def prepare(
     out: Path,
     *,
     split_rule: SplitRule,
+    clusters: ClusterTable | None = None,
     options: PrepareOptions | None = None,
 ) -> Report:
-    """Turns sequence files into a data set of checked shards, and prints what became of them.
+    """Converts sequence files to a data set of verified shards, and prints a report.
 
-    Killed, it is continued by the same call. The bytes of the data set depend on the sources, the
-    split rule and the settings alone.
+    The same call resumes a killed build. The bytes of the data set depend only on the sources, the
+    split rule, the clusters and the settings.
 
     Args:
         sources: files or folders of FASTA, Swiss-Prot flat files or UniProt XML, plain or gzip,
-            taken in this order; `-` is standard input.
+            read in this order; `-` is standard input.
         out: the folder to make.
-        split_rule: which split a record belongs to.
-        options: everything else.
+        split_rule: assigns records to splits.
+        clusters: assigns records to clusters, if the data set is to store them.
+        options: all other options.
 
     Raises:
-        UserError: no source, or something else was begun there.
-        InputDataError: a source cannot be used or changes, or too many of its records.
+        UserError: there is no source, or an unfinished build had other settings.
+        InputDataError: a source cannot be used or changes, or too many of its records are rejected.
         OutputError: `out` exists, is being built by another process, or cannot be written.
         WorkerDiedError: a worker process was killed.
     """
@@ -105,14 +109,14 @@ def prepare(
     refuse_finished(out)
     refuse_inside(sources, out)
     settings = {**options.settings(), "--executor": None}
-    plan = Plan(find_sources(sources), settings, split_rule.describe())
+    plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
     with (
         sigterm_as_interrupt(),
         work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
     ):
         if not work.journal.segments:
-            recognise(plan.sources, options.reading)
-        _build(work, plan, Encoder(options.selection, split_rule), options)
+            check_formats(plan.sources, options.reading)
+        _build(work, plan, Encoder(options.selection, split_rule, clusters), options)
         report = _conclude(work, plan)
         if not options.is_part:
             refuse_empty_hold_out(report.split_rule, report.counts.noted)
@@ -121,7 +125,7 @@ def prepare(
 
 
 def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptions) -> None:
-    """Writes all segments that are not there yet."""
+    """Writes all segments that are not finished yet."""
     segments = work.journal.segments
     start = segments[-1].end if segments else Place()
     entries = [entry for segment in segments for entry in segment.sources]
@@ -130,8 +134,8 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
         return
     reading = replace(options.reading, origins=options.selection.needs_origins)
     reader = SourceReader(plan.sources, reading, start, entries)
-    known, totals, is_warned = known_before(work), _totals(work), False
-    segment = OpenSegment(known, deduplicate=options.deduplicate)
+    known = known_before(work) if options.deduplicate else None
+    segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with JobProgress("records", None, done=totals.records) as progress:
         for place, block in in_order(encoder, reader.blocks(), options.workers):
             segment.add(block)
@@ -140,22 +144,47 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
             if segment.is_full(options.shard_residues):
                 segment.write(work, place, reader.entries)
                 totals.add(segment.tally)
-                segment = OpenSegment(known, deduplicate=options.deduplicate)
+                segment = OpenSegment(known)
     totals.add(segment.tally)
     refuse_too_many_rejects(totals, options.max_reject_rate)
     segment.write(work, end, reader.entries)
 
 
 def _totals(work: WorkFolder) -> Tally:
-    """What became of the records of all finished segments."""
+    """Returns the counts of all finished segments."""
     totals = Tally()
     for segment in work.journal.segments:
         totals.add(segment.tally)
     return totals
 
 
+def table_of(clusters: ClusterTable | None) -> tuple[str, str] | None:
+    """Returns the name and the SHA-256 of a cluster table."""
+    return None if clusters is None else (clusters.path.name, clusters.sha256)
+
+
+def index_clusters(
+    directory: Path, splits: Mapping[str, Sequence[ShardEntry]], table: tuple[str, str]
+) -> Clusters:
+    """Writes the cluster index of each split of a data set whose shards are complete.
+
+    Args:
+        directory: the folder of the data set.
+        splits: the shards of each split.
+        table: name and SHA-256 of the cluster table.
+
+    Raises:
+        InputDataError: a shard has no clusters, or is damaged.
+        OutputError: the index cannot be written.
+    """
+    indexes = {
+        split: write_cluster_index(directory, split, shards) for split, shards in splits.items()
+    }
+    return Clusters(*table, indexes)
+
+
 def _conclude(work: WorkFolder, plan: Plan) -> Report:
-    """Writes the manifest and the report of a data set whose shards are all there."""
+    """Writes the manifest and the report of a data set whose shards are complete."""
     segments, totals = work.journal.segments, _totals(work)
     splits: dict[str, tuple[ShardEntry, ...]] = {}
     for split in sorted({split for segment in segments for split in segment.shards}):
@@ -168,7 +197,8 @@ def _conclude(work: WorkFolder, plan: Plan) -> Report:
         dict(totals.changed),
         dict(totals.noted),
     )
-    manifest = Manifest(splits, sources, counts, plan.split_rule)
+    clusters = plan.clusters and index_clusters(work.data, splits, plan.clusters)
+    manifest = Manifest(splits, sources, counts, plan.split_rule, clusters)
     manifest.write(work.data)
     report = Report.of(manifest)
     report.write(work.data)

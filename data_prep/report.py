@@ -1,18 +1,20 @@
-"""What became of every record: the report of a preparation, as files and as a table."""
+"""The report of a build, which accounts for every record, as files and as a table."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from rich.markup import escape
 from rich.table import Table
 
-from data_prep.families import families_without_records
-from protlm.data.manifest import Counts, Manifest, SourceEntry
-from protlm.data.shards import REJECTED, REPORT
+from protlm.data.shards.data_set import REJECTED, REPORT
+from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
 from protlm.errors import InputDataError
+from protlm.terminal import printable
+
+from .families import families_without_records
 
 _COLUMNS = ("reason", "identifier", "file", "line")
 
@@ -28,9 +30,10 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class Report:
-    """What a preparation read, kept and left out.
+    """The records that a build read, kept and left out.
 
-    `families_without_records` were to be held out, and no record is of them.
+    `families_without_records` are held-out families without any record. `clusters` has the number
+    of clusters of each split, and is empty if the data set does not store clusters.
     """
 
     sources: tuple[SourceEntry, ...]
@@ -38,10 +41,11 @@ class Report:
     splits: dict[str, SplitSummary]
     counts: Counts
     families_without_records: tuple[str, ...] = ()
+    clusters: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """The report of a data set."""
+        """Returns the report of a data set."""
         splits = {
             split: SplitSummary(
                 sequences=sum(shard.sequences for shard in shards),
@@ -52,30 +56,37 @@ class Report:
         }
         rule, counts = manifest.split_rule, manifest.counts
         absent = families_without_records(rule, counts.noted)
-        return cls(manifest.sources, rule, splits, counts, absent)
+        indexes = manifest.clusters.indexes if manifest.clusters else {}
+        clusters = {split: index.clusters for split, index in indexes.items()}
+        return cls(manifest.sources, rule, splits, counts, absent, clusters)
 
     def write(self, directory: Path) -> None:
         """Writes `report.json`."""
-        text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
+        fields = asdict(self)
+        if not self.clusters:
+            del fields["clusters"]
+        text = json.dumps(fields, indent=1, sort_keys=True, ensure_ascii=False)
         (directory / REPORT).write_text(text + "\n", encoding="utf-8")
 
     def table(self) -> Table:
-        """The report for a terminal."""
+        """Returns the report as a table for the terminal."""
         table = Table("", "records", "residues", box=None)
         table.columns[1].justify = table.columns[2].justify = "right"
         table.add_row("read", f"{self.counts.records:,}", "")
         for name, split in sorted(self.splits.items()):
             table.add_row(f"split {name}", f"{split.sequences:,}", f"{split.residues:,}")
+        for name, number in sorted(self.clusters.items()):
+            table.add_row(f"clusters of {name}", f"{number:,}", "")
         for label, counts in self.counts.by_kind().items():
             for reason, number in sorted(counts.items()):
-                table.add_row(escape(f"{label}: {reason}"), f"{number:,}", "")
+                table.add_row(escape(printable(f"{label}: {reason}")), f"{number:,}", "")
         for family in self.families_without_records:
             table.add_row(f"no record: of the held-out family {family}", "0", "")
         return table
 
 
 def write_rejected(directory: Path, listed: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
-    """Writes `rejected.tsv`: of each reason the first records, by identifier, file and line."""
+    """Writes `rejected.tsv`: the first records of each reason, by identifier, file and line."""
     lines = ["\t".join(_COLUMNS)]
     for reason, records in sorted(listed.items()):
         lines += [f"{reason}\t{_one_field(i)}\t{_one_field(f)}\t{line}" for i, f, line in records]
@@ -84,15 +95,15 @@ def write_rejected(directory: Path, listed: Mapping[str, Sequence[tuple[str, str
 
 
 def _one_field(text: str) -> str:
-    """The text without what would end a field or a line of a table."""
-    return " ".join(text.split())
+    """Escapes tabs, line ends and control characters, so that the text is one field of a table."""
+    return printable(" ".join(text.split()))
 
 
 def read_rejected(directory: Path) -> dict[str, list[tuple[str, str, int]]]:
-    """Reads `rejected.tsv`: of each reason the records by identifier, file and line.
+    """Reads `rejected.tsv`: the records of each reason, by identifier, file and line.
 
     Raises:
-        InputDataError: it is missing or damaged.
+        InputDataError: the file is missing or damaged.
     """
     path = directory / REJECTED
     try:

@@ -1,32 +1,36 @@
-"""From the options of `protlm prepare` to the split rule."""
+"""Construction of the split rule from the options of `protlm prepare`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.clusters import ClusterSplit
-from data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
-from data_prep.linclust import Clustering, cluster_sources
-from data_prep.prepare import PrepareOptions
-from data_prep.split import HashSplit, SplitRule, TableSplit
-from data_prep.work_folder import refuse_finished
 from protlm.errors import UserError
+from protlm.paths import OUTPUT_FAULTS, explain_os_error
+
+from .cluster_table import ClusterTable
+from .clusters import ClusterSplit
+from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
+from .linclust import Clustering, cluster_sources
+from .prepare import PrepareOptions
+from .split import HashSplit, SplitRule, TableSplit
+from .work_folder import refuse_finished
 
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """How records are to be split; what is not given is a random split.
+    """Options of the split rule; the default is a random split.
 
     Args:
-        valid_fraction: share of `valid`.
-        test_fraction: share of `test`.
-        split_table: names the split of each accession; excludes the others.
-        ood_families: Pfam accessions, each alone or several joined by commas; none means the
-            Performer paper's, where a family table is given.
-        family_table: the Pfam families of the accessions.
-        cluster_table: the `cluster.tsv` of MMseqs2.
-        cluster: makes such a table with MMseqs2.
-        cluster_identity: the least identity within its clusters; default 0.5.
+        valid_fraction: fraction of `valid`.
+        test_fraction: fraction of `test`.
+        split_table: table of the split of each accession; excludes all options except clusters.
+        ood_families: Pfam accessions, separate or joined by commas; if empty and a family table is
+            given, the families of the Performer paper.
+        family_table: table of the Pfam families of the accessions.
+        cluster_table: the `cluster.tsv` of MMseqs2; determines the clusters, and without a split
+            table also the splits.
+        cluster: creates such a table with MMseqs2.
+        cluster_identity: minimum identity within its clusters; default 0.5.
     """
 
     valid_fraction: float = 0.01
@@ -41,42 +45,66 @@ class SplitOptions:
 
 def make_rule(
     options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
-) -> SplitRule:
-    """Builds the split rule; reads its tables, and clusters the sources if that was asked for.
+) -> tuple[SplitRule, ClusterTable | None]:
+    """Builds the split rule, and the clusters that the data set stores, if any.
+
+    Reads the tables, and clusters the sources if requested.
 
     Args:
-        options: what the user asked for.
+        options: options of the split rule.
         sources: the sequence files.
-        out: the data set that is to be made.
-        building: how it is to be made.
+        out: the data set to make.
+        building: options of the build.
 
     Raises:
-        UserError: options that exclude each other, lack another, or are impossible.
+        UserError: options exclude each other, require another, or are out of range.
         InputDataError: a table cannot be used.
         OutputError: `out` exists or cannot be written.
     """
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)
-    # Tables and clusters may take hours: that nothing can be written is said before.
+    # Tables and clusters may take hours, so an output that cannot be written is reported first.
     refuse_finished(out)
     if options.split_table is not None:
-        return TableSplit(options.split_table)
-    families = None
-    if options.family_table is not None:
-        names = [name for given in options.ood_families for name in given.split(",") if name]
-        if options.ood_families and not names:
-            raise UserError("--ood-families names no family; give Pfam accessions: PF00069 PF07714")
-        families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
-    clusters = options.cluster_table
+        return TableSplit(options.split_table), _clusters(options, sources, out, building)
+    families = _held_out_families(options)
+    clusters = _clusters(options, sources, out, building)
+    rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)
+    return rule if families is None else FamilySplit(families, rule), clusters
+
+
+def _held_out_families(options: SplitOptions) -> HeldOutFamilies | None:
+    if options.family_table is None:
+        return None
+    names = [name for given in options.ood_families for name in given.split(",") if name]
+    if options.ood_families and not names:
+        raise UserError("--ood-families is empty; give Pfam accessions: PF00069 PF07714")
+    return HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
+
+
+def _clusters(
+    options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
+) -> ClusterTable | None:
+    """Returns the clusters of the given table, or of a table that is created now."""
+    path = options.cluster_table
     if options.cluster:
         clustering = Clustering(
             Clustering.identity if options.cluster_identity is None else options.cluster_identity,
             building.reading,
             building.break_lock,
         )
-        clusters = cluster_sources(sources, out, clustering)
-    rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)
-    return rule if families is None else FamilySplit(families, rule)
+        path = cluster_sources(sources, out, clustering)
+    if path is None:
+        return None
+    near = out.absolute().parent
+    while not near.exists():
+        near = near.parent
+    try:
+        return ClusterTable(path, near=near)
+    except OSError as error:
+        if error.errno in OUTPUT_FAULTS:
+            raise explain_os_error(error, out) from error
+        raise
 
 
 def _unless_default(value: float, default: float) -> float | None:
@@ -88,20 +116,18 @@ def _check(options: SplitOptions) -> None:
         "--valid-fraction": _unless_default(options.valid_fraction, SplitOptions.valid_fraction),
         "--test-fraction": _unless_default(options.test_fraction, SplitOptions.test_fraction),
         "--family-table": options.family_table,
-        "--cluster-table": options.cluster_table,
-        "--cluster": options.cluster or None,
     }
     given = [flag for flag, value in others.items() if value is not None]
     if options.split_table is not None and given:
         raise UserError(
-            f"--split-table says where every record goes, so it excludes {given[0]}: give one"
+            f"--split-table determines the split of every record and excludes {given[0]}: give one"
         )
     if options.cluster_table is not None and options.cluster:
-        raise UserError("--cluster makes the table that --cluster-table names: give one of them")
+        raise UserError("--cluster creates a cluster table and excludes --cluster-table: give one")
     if options.cluster_identity is not None and not options.cluster:
-        raise UserError("--cluster-identity is for --cluster, which is not given")
+        raise UserError("--cluster-identity requires --cluster, which is not given")
     if options.ood_families and options.family_table is None:
         raise UserError(
-            "--ood-families needs --family-table TABLE, which says which accession is of which "
-            "family: at uniprot.org choose Download, TSV, and the columns Entry and Pfam"
+            "--ood-families requires --family-table TABLE, which lists the families of accessions: "
+            "at uniprot.org choose Download, TSV, and the columns Entry and Pfam"
         )

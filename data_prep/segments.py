@@ -1,20 +1,22 @@
-"""A segment: what lies between two points from which a killed build can be continued."""
+"""A segment: the records between two points from which a killed build can resume."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from data_prep.duplicates import DigestSet
-from data_prep.encode import EncodedBlock
-from data_prep.journal import Segment
-from data_prep.sources import Place
-from data_prep.work_folder import WorkFolder
-from protlm.data.manifest import SourceEntry
 from protlm.data.records import Tally
-from protlm.data.shard_writer import PackedSequences, write_shard
+from protlm.data.shards.manifest import SourceEntry
+from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.paths import complete_file
+
+from .duplicates import DigestSet
+from .encode import EncodedBlock
+from .journal import Segment
+from .sources import Place
+from .work_folder import WorkFolder
 
 DUPLICATE = "duplicate sequence"
 # Short sequences take more memory than their residues: identifiers, offsets and digests.
@@ -25,19 +27,18 @@ class OpenSegment:
     """Collects blocks, in the order of the input, until they are written as one segment.
 
     Args:
-        known: the sequences of the segments before, and soon of this one.
-        deduplicate: leaves out sequences that came before; else they are counted alone.
+        known: digests of earlier sequences, to remove duplicates; None keeps all sequences.
     """
 
-    def __init__(self, known: DigestSet, *, deduplicate: bool) -> None:
-        self._known, self._deduplicate = known, deduplicate
+    def __init__(self, known: DigestSet | None) -> None:
+        self._known = known
         self._splits: dict[str, list[PackedSequences]] = {}
         self._first_seen: list[np.ndarray] = []
         self._num_sequences, self._num_residues = 0, 0
         self.tally = Tally()
 
     def is_full(self, shard_residues: int) -> bool:
-        """Whether there are so many residues in it, or 4,194,304 sequences."""
+        """Returns whether the segment has this number of residues, or 4,194,304 sequences."""
         return self._num_residues >= shard_residues or self._num_sequences >= _MAX_SEQUENCES
 
     def add(self, block: EncodedBlock) -> None:
@@ -46,31 +47,34 @@ class OpenSegment:
         Raises:
             OSError: the disk is full.
         """
-        is_new = self._known.add(block.digests)
-        self._first_seen.append(block.digests[is_new])
         self.tally.add(block.tally)
-        if num_copies := len(is_new) - int(np.count_nonzero(is_new)):
-            if self._deduplicate:
-                block = block.keep(is_new)
-                self.tally.filtered[DUPLICATE] += num_copies
-            else:
-                self.tally.noted[DUPLICATE] += num_copies
+        if self._known is not None:
+            block = self._without_duplicates(block, self._known)
         for split, packed in block.splits.items():
             if len(packed):
                 self._splits.setdefault(split, []).append(packed)
         self._num_sequences += len(block.members)
         self._num_residues += block.num_residues
 
+    def _without_duplicates(self, block: EncodedBlock, known: DigestSet) -> EncodedBlock:
+        is_new = known.add(block.digests)
+        self._first_seen.append(block.digests[is_new])
+        num_copies = len(is_new) - int(np.count_nonzero(is_new))
+        if not num_copies:
+            return block
+        self.tally.filtered[DUPLICATE] += num_copies
+        return block.keep(is_new)
+
     def write(self, work: WorkFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
         """Writes a shard for each split that has a sequence, and then the journal's entry.
 
         Args:
-            work: where to.
-            end: the place in the sources behind the last block.
-            sources: all sources that were read so far; those before `end` count.
+            work: the work folder.
+            end: position in the sources after the last block.
+            sources: all sources that were read so far; those before `end` are recorded.
 
         Raises:
-            OutputError: no space, or another process has taken over.
+            OutputError: the disk is full, or another process has taken over.
         """
         work.lock.check()
         before = work.journal.segments
@@ -79,18 +83,23 @@ class OpenSegment:
             split: write_shard(work.data, f"{split}/shard-{numbers[split]:05d}.h5", parts)
             for split, parts in sorted(self._splits.items())
         }
-        digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen]).tobytes()
-        with complete_file(work.first_seen(len(before))) as temporary:
-            # Not by numpy, whose error on a full disk does not say that the disk is full.
-            temporary.write_bytes(digests)
+        digests = work.first_seen(len(before))
+        sha256 = None if self._known is None else self._write_first_seen(digests)
         num_named = sum(len(segment.sources) for segment in before)
         finished = tuple(sources[num_named : end.source])
-        sha256 = hashlib.sha256(digests).hexdigest()
         work.journal.append(Segment(end, finished, shards, self.tally, sha256))
+
+    def _write_first_seen(self, path: Path) -> str:
+        """Writes the digests of the segment's sequences, and returns the SHA-256 of the file."""
+        digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen]).tobytes()
+        with complete_file(path) as temporary:
+            # numpy's own error on a full disk does not say that the disk is full.
+            temporary.write_bytes(digests)
+        return hashlib.sha256(digests).hexdigest()
 
 
 def known_before(work: WorkFolder) -> DigestSet:
-    """The digests of all sequences in the finished segments.
+    """Returns the digests of all sequences in the finished segments.
 
     Raises:
         InputDataError: a file of digests is damaged.

@@ -1,4 +1,4 @@
-"""Which records the user wants: by length, completeness and organism."""
+"""Selection of records by length, completeness and organism."""
 
 import re
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ _VIRUS = re.compile(r"\b(bacterio)?phage|virus\b")
 
 @dataclass(frozen=True)
 class Selection:
-    """What a record must be to be taken; nothing is asked for unless it is given.
+    """Criteria for records to keep; the default keeps all.
 
     Args:
-        min_length: the fewest residues.
-        max_length: the most residues.
-        no_fragments: leaves out what the source calls a fragment; a source that does not say so
-            loses nothing.
-        organisms: names, whose strains count too, or numbers of NCBI taxa; any of them will do.
-            A record whose organism the source does not tell is left out.
+        min_length: minimum number of residues.
+        max_length: maximum number of residues.
+        no_fragments: leaves out records that the source marks as fragments; records without such
+            information are kept.
+        organisms: names, which include strains, or NCBI taxon numbers; a record must match one of
+            them. Records without an organism in the source are left out.
 
     Raises:
-        UserError: lengths that no record can have, or an organism without a name.
+        UserError: no record can have these lengths, or the name of an organism is empty.
     """
 
     min_length: int | None = None
@@ -43,15 +43,15 @@ class Selection:
                 "the first not above the second"
             )
         if not all(organism.strip() for organism in self.organisms):
-            raise UserError("--organism '' is no organism; give a name or a number: 9606")
+            raise UserError("--organism '' is empty; give a name or a number: 9606")
 
     @property
     def needs_origins(self) -> bool:
-        """Whether it matters what organism a record is of, or whether it is a fragment."""
+        """Whether the selection depends on organisms or fragments."""
         return self.no_fragments or bool(self.organisms)
 
     def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
-        """Passes on the records that are wanted, and counts the others as filtered."""
+        """Yields the selected records, and counts the others as filtered."""
         return records if self == Selection() else self._select(records, tally)
 
     def _select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
@@ -66,17 +66,17 @@ class Selection:
             elif self.no_fragments and record.is_fragment:
                 tally.filter("fragment")
             elif self.organisms and not _is_of(record, taxa, names):
-                is_told = not (
+                is_known = not (
                     (taxa and record.taxon is None) or (names and record.organism is None)
                 )
-                tally.filter("other organism" if is_told else "organism not told by the source")
+                tally.filter("other organism" if is_known else "organism missing in the source")
             else:
                 if self.no_fragments and record.is_fragment is None:
-                    tally.note("fragment or not, the source does not tell")
+                    tally.note("fragment status missing in the source")
                 yield record
 
     def describe(self) -> dict[str, Any]:
-        """The selection by the flags that ask for it."""
+        """Returns the selection by flag."""
         return {
             "--min-length": self.min_length,
             "--max-length": self.max_length,
@@ -86,12 +86,12 @@ class Selection:
 
 
 def _is_of(record: Record, taxa: set[int], names: tuple[str, ...]) -> bool:
-    """Whether the organism is one of these, by its number or its name."""
+    """Returns whether the organism is one of these, by number or by name."""
     if record.taxon in taxa:
         return True
     organism = (record.organism or "").casefold()
-    # Behind the name stand the strain or subspecies and, in flat files, other names; but the
-    # phages and viruses of a species are not the species.
+    # The name is followed by the strain or subspecies and, in flat files, by other names; but
+    # phages and viruses of a species are excluded.
     return any(
         organism == name
         or (organism.startswith(f"{name} ") and not _VIRUS.search(organism, len(name)))

@@ -1,8 +1,8 @@
-"""Sketches of sequences by their k-mers, and the search for the sequence that shares most of one.
+"""K-mer sketches of sequences, and the search for the sequence that contains most of a sketch.
 
-The sketch of a sequence is the 64 k-mers, of all its different ones, whose hashes are smallest: a
-fair sample of them. The share of a sketch that another sequence contains, anywhere, estimates the
-share of the k-mers. Where a residue is kept with probability p, independently, that is p^k.
+The sketch of a sequence consists of its 64 distinct k-mers with the smallest hashes, which is a
+uniform sample. The fraction of a sketch that another sequence contains, anywhere, estimates the
+fraction of the k-mers. If each residue is conserved independently with probability p, it is p^k.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from protlm.data.splitmix64 import splitmix64
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 
 K = 6
@@ -24,10 +25,10 @@ _PAIRS = 1 << 23
 
 
 def kmers(tokens: np.ndarray) -> np.ndarray:
-    """The number of the k-mer that begins at each residue, uint32 [num_residues - K + 1].
+    """Returns the number of the k-mer that begins at each residue, uint32 [num_residues - K + 1].
 
     Args:
-        tokens: residues, uint8 [num_residues]; k-mers with X, B, U, Z or O are no k-mers.
+        tokens: residues, uint8 [num_residues]; k-mers with X, B, U, Z or O are excluded.
     """
     digits = tokens.astype(np.uint32) - _FIRST
     if len(digits) < K:
@@ -42,31 +43,24 @@ def kmers(tokens: np.ndarray) -> np.ndarray:
 
 
 def sketch(tokens: np.ndarray) -> np.ndarray:
-    """The k-mers of a sequence with the smallest hashes, all different, uint32 [<= 64]."""
+    """Returns the distinct k-mers of a sequence with the smallest hashes, uint32 [<= 64]."""
     numbers = np.unique(kmers(tokens))
     if len(numbers) and numbers[-1] == _NO_KMER:
         numbers = numbers[:-1]
     if len(numbers) <= SKETCH_SIZE:
         return numbers
-    return numbers[np.argpartition(_hash(numbers), SKETCH_SIZE)[:SKETCH_SIZE]]
-
-
-def _hash(numbers: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64, a permutation of the 64-bit numbers."""
-    mixed = numbers.astype(np.uint64)
-    mixed = (mixed ^ (mixed >> 30)) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> 27)) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> 31)
+    hashes = splitmix64(numbers.astype(np.uint64))
+    return numbers[np.argpartition(hashes, SKETCH_SIZE)[:SKETCH_SIZE]]
 
 
 class SketchIndex:
-    """Finds how much of each sketch the best of many sequences contains.
+    """Finds, for each sketch, the largest part that any one of many sequences contains.
 
-    Sequences come in batches and are not kept. Memory is 16 bytes for each k-mer of the sketches
-    and, whatever their number, 256 MB.
+    Sequences are searched in batches and not stored. Memory is 16 bytes for each k-mer of the
+    sketches plus a constant 256 MB.
 
     Args:
-        sketches: of the sequences that are asked about.
+        sketches: sketches of the query sequences.
     """
 
     def __init__(self, sketches: Sequence[np.ndarray]) -> None:
@@ -83,7 +77,7 @@ class SketchIndex:
 
     @property
     def highest_shares(self) -> np.ndarray:
-        """For each sketch the highest share that one sequence contained, float64 [num_sketches].
+        """Highest fraction of each sketch that one sequence contained, float64 [num_sketches].
 
         NaN for sketches without a k-mer.
         """
@@ -93,20 +87,20 @@ class SketchIndex:
 
     def search(self, sequences: Sequence[np.ndarray]) -> None:
         """Compares sequences, uint8 tokens, with all sketches."""
-        # A letter that is in no k-mer keeps neighbours apart.
+        # A letter that occurs in no k-mer separates adjacent sequences.
         tokens = np.concatenate([part for one in sequences for part in (one, _BREAK)])
         ends = np.cumsum([len(one) + 1 for one in sequences])
         rows = self._row_of[kmers(tokens)]
         places = np.flatnonzero(rows >= 0)
         numbers = np.searchsorted(ends, places, side="right")
-        # A k-mer counts once, however often the sequence repeats it.
+        # A k-mer that a sequence repeats is counted once.
         hits = np.unique(numbers * len(self._starts) + rows[places])
         numbers, rows = np.divmod(hits, len(self._starts))
         for part in self._parts(numbers, rows):
             self._count(numbers[part], rows[part])
 
     def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> list[slice]:
-        """Cuts hits between sequences, so that the pairs of a part fit in memory."""
+        """Splits hits between sequences, so that the pairs of each part fit in memory."""
         num_pairs = np.cumsum(self._starts[rows + 1] - self._starts[rows])
         borders = np.flatnonzero(np.diff(numbers)) + 1
         parts_at = num_pairs[borders - 1] // _PAIRS
@@ -115,7 +109,7 @@ class SketchIndex:
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def _count(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Counts the k-mers that each pair of a sequence and a sketch shares."""
+        """Counts the k-mers that each sequence has in common with each sketch."""
         repeats = self._starts[rows + 1] - self._starts[rows]
         firsts = np.repeat(self._starts[rows] - np.cumsum(repeats) + repeats, repeats)
         owners = self._owners[firsts + np.arange(len(firsts))]

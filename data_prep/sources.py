@@ -1,4 +1,4 @@
-"""The files a data set is made of: found, read from a place on, and refused if they change."""
+"""The source files of a data set: found, read from a position on, and rejected if they change."""
 
 import os
 import zlib
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from protlm.data.manifest import SourceEntry
 from protlm.data.records import Block, ReadOptions, SequenceFile
+from protlm.data.shards.manifest import SourceEntry
 from protlm.errors import InputDataError, UserError
 from protlm.paths import existing_file
 
@@ -17,7 +17,7 @@ STANDARD_INPUT = Path("-")
 
 @dataclass(frozen=True)
 class Source:
-    """A file, its size and its time when the build began; standard input has neither."""
+    """A file with its size and modification time at the start; standard input has neither."""
 
     path: Path
     bytes: int = 0
@@ -30,29 +30,29 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's name without its folder, as text that any UTF-8 file can hold."""
+        """File name without its folder, escaped to valid UTF-8."""
         if self.is_stream:
             return "standard input"
         return os.fsencode(self.path.name).decode("utf-8", "backslashreplace")
 
     @property
     def place(self) -> str:
-        """Where the file is, from whatever folder one looks."""
+        """Absolute path of the file."""
         return os.fspath(self.path if self.is_stream else self.path.absolute())
 
     def has_changed(self) -> bool:
-        """Whether the file is not what it was when the build began."""
+        """Returns whether the file has changed since the build began."""
         return not self.is_stream and _source(self.path) != self
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the sources, between two blocks.
+    """A position in the sources, between two blocks.
 
     Args:
-        source: the number of the source that comes next or goes on.
-        blocks: how many of its blocks lie before.
-        crc32: the CRC-32 of their bytes.
+        source: number of the source that contains the next block.
+        blocks: number of its blocks before the position.
+        crc32: CRC-32 of the bytes of these blocks.
     """
 
     source: int = 0
@@ -60,23 +60,23 @@ class Place:
     crc32: int = 0
 
     def after(self, block: Block) -> "Place":
-        """The place behind the next block."""
+        """Returns the position after the next block."""
         return Place(self.source, self.blocks + 1, _zlib().crc32(block.data, self.crc32))
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are meant, in order; of a folder all that it holds, by name, less hidden ones.
+    """Lists the files in order; folders are replaced by their files, sorted, except hidden ones.
 
     Raises:
-        UserError: none is given, or one twice.
-        InputDataError: a folder is empty or holds another folder.
+        UserError: no file is given, or one is given twice.
+        InputDataError: a folder is empty or contains another folder.
     """
     if not paths:
         raise UserError("no source given; type: protlm prepare SOURCE.fasta.gz --out DIR")
     files = [file for path in paths for file in _files_of(path)]
     given: set[str] = set()
     for path in files:
-        # `Path.resolve` fails at a link that leads to itself.
+        # `Path.resolve` fails on a link to itself.
         place = os.path.realpath(path)
         if place in given:
             raise UserError(f"{path} is given twice; give each source once")
@@ -85,34 +85,34 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """The files that are meant, as they are now; nothing of them is read.
+    """Lists the files with their sizes and times, without reading them.
 
     Raises:
-        UserError: none is given, or one twice.
-        InputDataError: a file is missing, or a folder holds something else.
+        UserError: no file is given, or one is given twice.
+        InputDataError: a file is missing, or a folder contains something other than files.
     """
     return [_source(path) for path in list_files(paths)]
 
 
 def refuse_inside(paths: Sequence[Path], out: Path) -> None:
-    """Refuses an output in a folder of sources, where what is half made would be taken for one.
+    """Rejects an output in a folder of sources, where the unfinished output would become a source.
 
     Raises:
-        UserError: it lies in such a folder.
+        UserError: the output is in such a folder.
     """
     parent = os.path.realpath(out.absolute().parent)
     for path in paths:
         if path.is_dir() and os.path.realpath(path) == parent:
             raise UserError(
-                f"--out {out} lies in {path}, all of whose files are sources: choose another place"
+                f"--out {out} is inside {path}, where all files are sources: choose another folder"
             )
 
 
-def recognise(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Looks at the beginning of every file, so that what cannot be read is said at once.
+def check_formats(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Reads the beginning of every file, so that an unknown format is reported at once.
 
     Raises:
-        InputDataError: a file is of a format that is not known.
+        InputDataError: the format of a file is unknown.
     """
     for source in sources:
         if not source.is_stream:
@@ -121,7 +121,7 @@ def recognise(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """The file itself, or all files of the folder."""
+    """Returns the file itself, or all files of a folder."""
     try:
         if not path.is_dir():
             return [path]
@@ -133,7 +133,7 @@ def _files_of(path: Path) -> list[Path]:
         raise InputDataError(f"{path} is empty; give a sequence file, or a folder of them")
     if others:
         raise InputDataError(
-            f"{others[0]} is no file: move it away, or give the files of {path} by name"
+            f"{others[0]} is not a file: move it away, or give the files of {path} by name"
         )
     return files
 
@@ -146,15 +146,15 @@ def _source(path: Path) -> Source:
 
 
 class SourceReader:
-    """Reads the sources from a place on, block by block.
+    """Reads the sources from a position on, block by block.
 
-    `entries` holds the manifest's entry of each source that was read to its end.
+    `entries` contains the manifest entry of each source that was read completely.
 
     Args:
         sources: the files in order.
-        options: what is taken besides what is right.
-        start: where to begin.
-        entries: those of the sources that lie before.
+        options: which deviations from the formats are accepted.
+        start: position at which to begin.
+        entries: manifest entries of the sources before it.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class SourceReader:
         self.entries = list(entries)
 
     def blocks(self) -> Iterator[tuple[Place, Block]]:
-        """Yields each block with the place behind it.
+        """Yields each block with the position after it.
 
         Raises:
-            InputDataError: a source is damaged, or not what it was.
+            InputDataError: a source is damaged, or has changed.
         """
         for number, source in enumerate(self._sources):
-            # A file that was read is known by its size and time; a stream has to be read again.
+            # A file that was read is identified by size and time; a stream must be read again.
             if number >= self._start.source or source.is_stream:
                 yield from self._blocks(number, source)
 
@@ -208,13 +208,13 @@ def _refuse_change(source: Source) -> None:
 def _changed(source: Source) -> InputDataError:
     what = source.name if source.is_stream else source.path
     return InputDataError(
-        f"{what} changed while it was read, or is not what was read before; when it is complete, "
-        "type the same command with --restart"
+        f"{what} changed while it was read, or differs from what was read before; when it is "
+        "complete, type the same command with --restart"
     )
 
 
 def _zlib() -> ModuleType:
-    """Intel's implementation, ten times faster, where it is installed."""
+    """Returns Intel's implementation if it is installed, which is ten times faster."""
     try:
         from isal import isal_zlib
     except ImportError:

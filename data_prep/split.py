@@ -1,4 +1,4 @@
-"""Which split a record belongs to: by a hash of its sequence, or by a table."""
+"""Split rules: by a hash of the sequence, or by a table."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,25 +6,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from data_prep.tables import excerpt, read_rows
-from protlm.data.manifest import is_split_name
+import numpy as np
+
 from protlm.data.records import Record
+from protlm.data.shards.manifest import is_split_name
 from protlm.errors import InputDataError, UserError
 from protlm.paths import sha256_of
+
+from .tables import excerpt, read_rows
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 _COLUMNS = ("accession", "split")
 
 
 class SplitRule(Protocol):
-    """Says for each record which split it is in.
+    """Assigns records to splits.
 
-    A rule reads its tables when it is made, is small afterwards and never changes, so processes
-    that are forked share it. Where a record goes depends on the record and the rule alone.
+    A rule reads its tables when it is constructed, and is immutable and small afterwards, so that
+    forked processes share it. The split of a record depends only on the record and the rule.
     """
 
     def split_of(self, record: Record, digest: bytes) -> str | None:
-        """The name of the split, or None for a record that is in none.
+        """Returns the name of the split, or None for a record that is in no split.
 
         Args:
             record: the record.
@@ -33,28 +36,28 @@ class SplitRule(Protocol):
         ...
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """What ought to be counted as noted about a record that went to `split`."""
+        """Returns the reasons under which a record of `split` is counted as noted."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """The rule in words and numbers, for the manifest; equal rules give equal words."""
+        """Returns a description for the manifest; equal rules have equal descriptions."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class HashSplit:
-    """Splits by a hash of the sequence, so equal sequences fall on one side.
+    """Splits by a hash of the sequence, so that identical sequences are in the same split.
 
-    The side is a function of the sequence alone: it stays when a file is reordered, read again, or
-    appended to. Homologues may part; where that matters, split by family or by cluster.
+    The split depends only on the sequence: it does not change when a file is reordered or extended.
+    Homologs may be separated; if that matters, split by family or by cluster.
 
     Args:
-        valid_fraction: share of the sequences in `valid`.
-        test_fraction: share of them in `test`; the rest is `train`.
+        valid_fraction: fraction of the sequences in `valid`.
+        test_fraction: fraction of the sequences in `test`; the others are in `train`.
 
     Raises:
-        UserError: the fractions leave nothing to train on.
+        UserError: the fractions leave nothing for `train`.
     """
 
     valid_fraction: float
@@ -69,10 +72,19 @@ class HashSplit:
             )
 
     def side_of(self, digest: bytes) -> str:
-        """`train`, `valid` or `test`, by the first 8 bytes of a hash."""
+        """Returns `train`, `valid` or `test`, by the first 8 bytes of a hash."""
         if digest >= self._end_of_test:
             return TRAIN
         return VALID if digest < self._end_of_valid else TEST
+
+    @property
+    def ends(self) -> tuple[np.uint64, np.uint64]:
+        """The upper bounds of the hashes of `valid` and of `test`.
+
+        The first 8 bytes of a hash are read as a big-endian number.
+        """
+        ends = (self._end_of_valid, self._end_of_test)
+        return np.uint64(int.from_bytes(ends[0], "big")), np.uint64(int.from_bytes(ends[1], "big"))
 
     @cached_property
     def _end_of_valid(self) -> bytes:
@@ -87,7 +99,7 @@ class HashSplit:
         return self.side_of(digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Nothing."""
+        """Returns no notes."""
         return ()
 
     def describe(self) -> dict[str, Any]:
@@ -100,8 +112,8 @@ class HashSplit:
 
 
 def _first_place(fraction: float) -> bytes:
-    """The first 8 bytes, big-endian, that are `fraction` of 2^64 or more as numbers."""
-    # Found by the very division that says which side a number is on, which rounds.
+    """Returns the smallest 8 bytes, big-endian, whose value divided by 2^64 is >= `fraction`."""
+    # By bisection with the same rounded division that compares a number with the fraction.
     low, high = 0, 2**64 - 1
     while low < high:
         middle = (low + high) // 2
@@ -114,7 +126,7 @@ def _first_place(fraction: float) -> bytes:
 
 @final
 class TableSplit:
-    """Splits by a table of accessions; records that it does not list are in none.
+    """Splits by a table of accessions; records that it does not list are in no split.
 
     Args:
         path: tab-separated, plain or gzip, with a header that names `accession` and `split`.
@@ -132,7 +144,7 @@ class TableSplit:
         return self._splits.get(record.identifier)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Nothing."""
+        """Returns no notes."""
         return ()
 
     def describe(self) -> dict[str, Any]:
@@ -150,7 +162,7 @@ def _read_splits(path: Path) -> dict[str, str]:
         )
     accession_column, split_column = (columns.index(name) for name in _COLUMNS)
     splits: dict[str, str] = {}
-    # All accessions of a split share one copy of its name.
+    # One string per split serves all its accessions.
     names: dict[str, str] = {}
     for number, fields in rows:
         place = f"{path}, line {number}"
@@ -161,7 +173,7 @@ def _read_splits(path: Path) -> dict[str, str]:
         accession, split = fields[accession_column], fields[split_column]
         if not is_split_name(split):
             raise InputDataError(
-                f"{place}: a split cannot be called {split!r:.80}; use small letters, digits and _"
+                f"{place}: {split!r:.80} is not a valid split name; use small letters, digits and _"
             )
         name = names.setdefault(split, split)
         if splits.setdefault(accession, name) != name:

@@ -1,4 +1,4 @@
-"""One job for each source, on a SLURM cluster or as local processes, and their parts merged."""
+"""Preparation by one job per source, on SLURM or as local processes, and merging of the parts."""
 
 import os
 import re
@@ -11,21 +11,22 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Self
 
-from data_prep.families import refuse_empty_hold_out
-from data_prep.interruption import sigterm_as_interrupt
-from data_prep.merge import merge_into
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.report import Report
-from data_prep.sources import STANDARD_INPUT, find_sources, recognise, refuse_inside
-from data_prep.split import SplitRule
-from data_prep.work_folder import Plan, refuse_finished, work_folder
-from protlm.console import console
-from protlm.data.manifest import MANIFEST
+from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError, one_of
-from protlm.progress import JobProgress
+from protlm.terminal import JobProgress, console
+
+from .cluster_table import ClusterTable
+from .families import refuse_empty_hold_out
+from .interruption import sigterm_as_interrupt
+from .merge import merge_into
+from .prepare import PrepareOptions, prepare, table_of
+from .report import Report
+from .sources import STANDARD_INPUT, check_formats, find_sources, refuse_inside
+from .split import SplitRule
+from .work_folder import Plan, refuse_finished, work_folder
 
 _WORD = re.compile(r"[\w.:,@+-]{1,100}", re.ASCII)
-# What `--slurm` may set: submitit's name for it, and the kind of its value.
+# Settings of `--slurm`: submitit's name of each, and the type of its value.
 _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "time": ("slurm_time", str),
@@ -38,13 +39,13 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 _TIMEOUT_MINUTES = 24 * 60
 _POLL_SECONDS = 0.02
-# As many has an array of SLURM's, unless its administrator wants more.
+# SLURM's default limit on the size of a job array.
 _MOST_JOBS = 1_000
 _STANDARD_ERROR, _CONTROLLERS = 2, "controllers.err"
 
 
 class Executor(StrEnum):
-    """What runs the jobs."""
+    """The system that runs the jobs."""
 
     SLURM = "slurm"
     LOCAL = "local"
@@ -52,11 +53,11 @@ class Executor(StrEnum):
 
 @dataclass(frozen=True)
 class Submission:
-    """How jobs are submitted.
+    """Options for submitting jobs.
 
     Args:
-        executor: what runs them.
-        parameters: of a job, by submitit's names.
+        executor: the system that runs them.
+        parameters: parameters of a job, by submitit's names.
     """
 
     executor: Executor
@@ -64,24 +65,25 @@ class Submission:
 
     @classmethod
     def parse(cls, executor: Executor | None, settings: Sequence[str] | None) -> Self | None:
-        """The submission that `--executor` and `--slurm key=value` ask for, if any.
+        """Parses `--executor` and `--slurm key=value`; None runs no jobs.
 
         Raises:
-            UserError: settings without SLURM, an unknown one, or an impossible value.
+            UserError: settings without SLURM, an unknown setting, or an invalid value.
         """
         if settings and executor is not Executor.SLURM:
             given = "" if executor is None else f", not --executor {executor.value}"
-            raise UserError(f"--slurm {settings[0]} needs --executor slurm{given}")
+            raise UserError(f"--slurm {settings[0]} requires --executor slurm{given}")
         if executor is None:
             return None
         return cls(executor, dict(_parameter(setting) for setting in settings or ()))
 
 
 def _parameter(setting: str) -> tuple[str, Any]:
-    """The name and value for submitit of one `key=value`; both go into a batch script."""
+    """Returns submitit's name and the value of one `key=value`, both safe for a batch script."""
     key, _, value = setting.partition("=")
     if key not in _PARAMETERS:
-        raise UserError(f"--slurm {setting}: there is no {key!r}, only {one_of(list(_PARAMETERS))}")
+        allowed = one_of(list(_PARAMETERS))
+        raise UserError(f"--slurm {setting}: {key!r} is unknown; choose one of: {allowed}")
     name, kind = _PARAMETERS[key]
     try:
         if not _WORD.fullmatch(value):
@@ -89,14 +91,14 @@ def _parameter(setting: str) -> tuple[str, Any]:
         return name, kind(value)
     except ValueError:
         raise UserError(
-            f"--slurm {setting} is no value for {key}; for instance: partition=cpu time=12:00:00 "
+            f"--slurm {setting} is not a value of {key}; for instance: partition=cpu time=12:00:00 "
             "mem_gb=8 cpus=4"
         ) from None
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a job has not made its part."""
+    """The reason why a job failed."""
 
     message: str
     exit_code: ExitCode
@@ -107,44 +109,49 @@ def prepare_by_jobs(
     out: Path,
     *,
     split_rule: SplitRule,
+    clusters: ClusterTable | None = None,
     options: PrepareOptions,
     submission: Submission,
 ) -> Report:
-    """Prepares each source in a job of its own, waits for them all, and merges what they made.
+    """Prepares each source in a separate job, waits for all of them, and merges their parts.
 
-    Interrupted, it is continued by the same call: jobs go on from where they were.
+    The same call resumes an interrupted build, including its unfinished jobs.
 
     Args:
         sources: the files.
         out: the folder to make.
-        split_rule: which split a record belongs to.
+        split_rule: assigns records to splits.
+        clusters: assigns records to clusters, if the data set is to store them.
         options: as for `prepare`.
-        submission: how jobs are submitted.
+        submission: options for submitting jobs.
 
     Raises:
-        UserError: submitit is missing, or what is asked for needs all sources at once.
+        UserError: submitit is missing, or an option requires all sources in one process.
         InputDataError, OutputError: as from `prepare`, of the first job that failed.
     """
     refuse_finished(out)
     refuse_inside(sources, out)
     if options.deduplicate or STANDARD_INPUT in sources:
         what = "--deduplicate" if options.deduplicate else "standard input"
-        raise UserError(f"--executor makes a job of each file, which {what} does not allow")
+        raise UserError(f"--executor runs one job per file, which excludes {what}")
     settings = {**options.settings(), "--executor": submission.executor.value}
-    plan = Plan(find_sources(sources), settings, split_rule.describe())
+    plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
     run = _submitter(submission, options.workers)
     with (
         sigterm_as_interrupt(),
         work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
     ):
-        recognise(plan.sources, options.reading)
+        check_formats(plan.sources, options.reading)
         work.parts.mkdir(exist_ok=True)
+        if clusters is not None:
+            clusters.store(work.clusters)
         parts = [work.parts / f"{number:05d}" for number in range(len(plan.sources))]
         tasks = [
             _Task(
                 source.path.absolute(),
                 part.absolute(),
                 split_rule,
+                clusters,
                 replace(options, restart=False, is_part=True),
             )
             for source, part in zip(plan.sources, parts, strict=True)
@@ -158,26 +165,33 @@ def prepare_by_jobs(
 
 @dataclass(frozen=True)
 class _Task:
-    """What a job is to do."""
+    """The arguments of a job."""
 
     source: Path
     part: Path
     split_rule: SplitRule
+    clusters: ClusterTable | None
     options: PrepareOptions
 
 
 def _prepare_part(task: _Task) -> _Failure | None:
-    """The job: makes a part, unless it is there already."""
+    """Runs a job: prepares a part, unless it exists already."""
     try:
         if not (task.part / MANIFEST).is_file():
-            prepare([task.source], task.part, split_rule=task.split_rule, options=task.options)
+            prepare(
+                [task.source],
+                task.part,
+                split_rule=task.split_rule,
+                clusters=task.clusters,
+                options=task.options,
+            )
     except UserError as error:
         return _Failure(str(error), error.exit_code)
     return None
 
 
 def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequence[_Task]], None]:
-    """What runs jobs with their records in a folder; raises what the first failed one says."""
+    """Returns a function that runs jobs, and raises the error of the first that fails."""
     try:
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
@@ -188,15 +202,15 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
 
     if submission.executor is Executor.SLURM and not (which("srun") and which("sbatch")):
         raise UserError(
-            "--executor slurm needs srun and sbatch, which are not on the PATH here: type it on a "
-            "machine of the cluster, or --executor local"
+            "--executor slurm needs srun and sbatch, which are not on the PATH here: run it on a "
+            "machine of the cluster, or use --executor local"
         )
 
     def run(records: Path, tasks: Sequence[_Task]) -> None:
         executor = AutoExecutor(folder=records, cluster=submission.executor.value)
         executor.update_parameters(**_parameters(submission, num_workers))
         is_local = submission.executor is Executor.LOCAL
-        # A cluster queues its jobs; this machine would run them all at once.
+        # A cluster queues its jobs, but the local executor would start all of them at once.
         size = max(1, (os.cpu_count() or 1) // num_workers) if is_local else _MOST_JOBS
         with JobProgress("files", len(tasks)) as progress:
             for first in range(0, len(tasks), size):
@@ -215,17 +229,19 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
 
 
 def _parameters(submission: Submission, num_workers: int) -> dict[str, Any]:
-    """What submitit is told of a job."""
+    """Returns the parameters of a job by submitit's names."""
     defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": num_workers}
     parameters = {"name": "protlm-prepare", **defaults, **submission.parameters}
-    # SLURM 22.05 to 23.02 gives srun one core of the job's, unless it asks for them again.
+    # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
     return {**parameters, "slurm_srun_args": [f"--cpus-per-task={parameters['cpus_per_task']}"]}
 
 
 @contextmanager
 def _standard_error_to(path: Path) -> Iterator[None]:
-    """Gives what is started in the block a file to complain to: submitit's controllers, which end
-    with a traceback where jobs are ended."""
+    """Redirects the standard error of processes started in the block to a file.
+
+    These are submitit's controllers, which print a traceback when their jobs are canceled.
+    """
     before = os.dup(_STANDARD_ERROR)
     try:
         with path.open("ab") as file:
@@ -237,7 +253,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 
 def _end(jobs: Sequence[Any], *, are_awaited: bool) -> None:
-    """Ends the jobs; those of this machine are gone then, and build nothing behind our back."""
+    """Cancels the jobs, and waits for local ones, so that none continues to build."""
     for job in jobs:
         job.cancel()
     while are_awaited and not all(job.done() for job in jobs):
@@ -250,8 +266,8 @@ def _submit(
     try:
         return executor.map_array(_prepare_part, tasks)
     except failed as error:
-        told = " ".join(str(error).split())
-        raise UserError(f"the jobs could not be submitted: {told:.500}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
 
 
 def _results(jobs: Sequence[Any], failed: type[Exception]) -> Iterator[_Failure | None]:
@@ -260,8 +276,8 @@ def _results(jobs: Sequence[Any], failed: type[Exception]) -> Iterator[_Failure 
             yield job.result()
         except failed:
             yield _Failure(
-                f"a job ended before its time; see {job.paths.stderr}, then type the same command "
-                "again to go on",
+                f"a job ended prematurely; see {job.paths.stderr}, then type the same command "
+                "again to resume",
                 ExitCode.INTERNAL,
             )
 
@@ -276,6 +292,6 @@ def _raise_if(failure: _Failure | None) -> None:
 
 
 class JobFailedError(UserError):
-    """A job was killed or broke down."""
+    """A job was killed or crashed."""
 
     exit_code = ExitCode.INTERNAL

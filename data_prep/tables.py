@@ -1,4 +1,4 @@
-"""Tab-separated tables, plain or gzip, a line at a time: they may be larger than memory."""
+"""Tab-separated tables, plain or gzip, read line by line, since they may exceed memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +13,13 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
 
     Args:
         path: the table.
-        what: names it in messages, for instance "a split table".
+        what: description for messages, for instance "a split table".
 
     Raises:
         InputDataError: the table is missing, empty, in UTF-16, or damaged gzip.
     """
     is_empty = True
-    # Tables are read more than once, so standard input will not do.
+    # Tables are read more than once, so standard input is not allowed.
     with TextSource(existing_file(path, what), what) as source:
         for number, line in enumerate(source.text, start=1):
             fields = line.rstrip("\n").split("\t")
@@ -31,7 +31,7 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def excerpt(fields: list[str]) -> str:
-    """The line as a message shows it: tabs and odd characters visible, and not all of a long one.
+    """Formats a line for messages, with tabs and control characters escaped, and truncated.
 
     >>> print(excerpt(["P1", "train"]))
     'P1\\ttrain'

@@ -1,7 +1,6 @@
-"""`OUT.partial`: where a data set grows until it is complete, and can be continued."""
+"""`OUT.partial`: the folder in which a data set grows, and from which a build resumes."""
 
 import hashlib
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,43 +10,48 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.journal import Journal, read_checked, write_checked
-from data_prep.lock import BuildLock
-from data_prep.sources import Source
-from data_prep.wording import as_typed, difference
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.lock import LOCK
-from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error, fsync
+from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error, finish, fsync
+from protlm.terminal import printable
+
+from .journal import Journal, read_checked, write_checked
+from .lock import BuildLock, clear_folder
+from .messages import as_typed, difference
+from .sources import Source
 
 _PLAN, _DATA, _JOURNAL, _DIGESTS, _PARTS = "plan.json", "data", "journal", "digests", "parts"
 _FIRST_SEEN = "first-{:05d}.bin"
-# What a plan holds besides the settings, and what it is called when it is another one.
+# Fields of a plan besides the settings, and their wording if they differ.
 _OTHERS = {
     "protlm": "another protlm",
     "vocabulary": "another vocabulary",
     "sources": "other sources",
     "split_rule": "another split rule",
+    "clusters": "another cluster table",
 }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be built: all that the bytes of the data set depend on.
+    """Everything that the bytes of a data set depend on.
 
     Args:
         sources: the files, in order.
-        settings: what was asked for, by the flags that ask for it.
-        split_rule: the rule in words and numbers.
+        settings: the settings, by flag.
+        split_rule: description of the split rule.
+        clusters: name and SHA-256 of the cluster table, if clusters are stored.
     """
 
     sources: list[Source]
     settings: dict[str, Any]
     split_rule: dict[str, Any]
+    clusters: tuple[str, str] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The plan as JSON holds it."""
+        """Returns the plan as JSON values."""
         files = {source.place: [source.bytes, source.mtime_ns] for source in self.sources}
         return {
             "protlm": __version__,
@@ -56,11 +60,12 @@ class Plan:
             "sizes and times": list(files.values()),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
             "split_rule": _plain(self.split_rule),
+            "clusters": _plain(self.clusters),
         }
 
 
 class WorkFolder:
-    """The parts of a work folder that is locked by this process.
+    """A work folder that is locked by this process.
 
     Args:
         path: the folder.
@@ -73,27 +78,31 @@ class WorkFolder:
     def __init__(self, path: Path, lock: BuildLock) -> None:
         self.path, self.lock = path, lock
         self.data, self._digests = path / _DATA, path / _DIGESTS
-        for folder in (self.data, self._digests):
-            folder.mkdir(exist_ok=True)
+        self.data.mkdir(exist_ok=True)
         self.journal = Journal(path / _JOURNAL)
         self._sweep()
 
     @property
     def known_digests(self) -> Path:
-        """Where the table of all digests may lie when it is large."""
+        """Path of the table of all digests, if it is too large for memory."""
         return self.path / "digests.table"
 
     @property
+    def clusters(self) -> Path:
+        """Path of the sorted cluster table for the jobs that build the parts."""
+        return self.path / "clusters.sorted"
+
+    @property
     def parts(self) -> Path:
-        """Where the data sets lie of which this one is merged, if it is."""
+        """Folder of the data sets that are merged into this one, if any."""
         return self.path / _PARTS
 
     def first_seen(self, segment: int) -> Path:
-        """Where the digests lie of the sequences that come for the first time in a segment."""
+        """Returns the path of the digests of the sequences that are new in a segment."""
         return self._digests / _FIRST_SEEN.format(segment)
 
     def read_first_seen(self, segment: int) -> np.ndarray:
-        """The digests of `first_seen`, uint64 [n, 2].
+        """Returns the digests of `first_seen`, uint64 [n, 2].
 
         Raises:
             InputDataError: the file is missing or damaged.
@@ -106,7 +115,7 @@ class WorkFolder:
         return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
     def _sweep(self) -> None:
-        """Removes what a killed build left unfinished; a shard that is finished has to be there."""
+        """Removes unfinished files of a killed build, and checks that finished shards exist."""
         segments = self.journal.segments
         shards = {entry.file: entry for segment in segments for entry in segment.shards.values()}
         for file, entry in shards.items():
@@ -122,18 +131,18 @@ class WorkFolder:
 
 
 def refuse_finished(out: Path) -> None:
-    """Refuses a data set that is there, and clears what its build left if it was killed behind it.
+    """Rejects an existing data set, and removes the remains of its work folder.
 
     Raises:
-        OutputError: there is such a data set.
+        OutputError: the data set exists already.
     """
     with suppress(OSError, OutputError):
-        _clear_behind(out)
+        _clear_remains(out)
     check_output(out)
 
 
-def _clear_behind(out: Path) -> None:
-    # This folder, or none at all, has no name to which something can be added.
+def _clear_remains(out: Path) -> None:
+    # `.` and `..` have no name to which a suffix can be added.
     if not (out.name and out.exists()):
         return
     path = _beside(out)
@@ -146,21 +155,21 @@ def _clear_behind(out: Path) -> None:
 def work_folder(
     out: Path, plan: Plan, *, restart: bool = False, break_lock: bool = False
 ) -> Iterator[WorkFolder]:
-    """Yields the folder in which `out` is built; it gets its name when the block ends well.
+    """Yields the folder in which `out` is built, and renames it when the block succeeds.
 
-    On an error, what is finished stays to be continued by the same command; where nothing is, the
-    folder is removed.
+    After an error, finished segments are kept, so that the same command resumes; if there are none,
+    the folder is removed.
 
     Args:
         out: the data set.
-        plan: what is to be built.
-        restart: begins anew, whatever there is.
-        break_lock: takes over the lock of another machine.
+        plan: the plan of the build.
+        restart: discards an unfinished build.
+        break_lock: takes over the lock of a process of another machine.
 
     Raises:
-        UserError: something else was begun there.
-        InputDataError: a source is not what it was then, or the folder is damaged.
-        OutputError: another process builds there, there is no space, or no permission.
+        UserError: an unfinished build had another plan.
+        InputDataError: a source has changed since, or the folder is damaged.
+        OutputError: another process builds there, or the folder cannot be written.
     """
     path = _beside(out)
     try:
@@ -179,7 +188,7 @@ def work_folder(
         work = WorkFolder(path, lock)
         if work.journal.segments:
             records = sum(segment.tally.records for segment in work.journal.segments)
-            print(f"continuing {path} behind {records:,} records", file=sys.stderr)
+            print(printable(f"resuming {path} after {records:,} records"), file=sys.stderr)
         yield work
         lock.check()
         _publish(work.data, out)
@@ -199,63 +208,64 @@ def _beside(out: Path) -> Path:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuses a folder that no build has made: nothing of it may be overwritten or removed."""
+    """Rejects a folder that no build has made, whose files must not be removed."""
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     if _PLAN not in names and names - {LOCK}:
         raise OutputError(
-            f"{path} is there already and is no unfinished data set: move it away or choose "
+            f"{path} exists already and is not an unfinished data set: move it away or choose "
             "another --out"
         )
 
 
 def _empty(path: Path) -> None:
-    # The plan goes last: as long as it is there, the rest is known to be ours.
-    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == _PLAN):
-        if entry.name != LOCK:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    # As long as the plan exists, everything else is known to belong to a build.
+    clear_folder(path, last=_PLAN)
 
 
 def _begin_or_continue(path: Path, plan: Plan) -> None:
-    """Writes the plan, or makes sure that it is the one that was begun."""
+    """Writes the plan, or checks that it is the plan of the unfinished build."""
     wanted = plan.fields()
     if not (path / _PLAN).exists():
         write_checked(path / _PLAN, wanted)
         return
-    begun = read_checked(path / _PLAN, lambda fields: {name: fields[name] for name in wanted})
-    again = "type what was typed then to continue it, or add --restart to begin anew"
+    # The plan of an older protlm has no clusters.
+    begun = read_checked(
+        path / _PLAN, lambda fields: {name: {"clusters": None, **fields}[name] for name in wanted}
+    )
+    again = "use the same options as then to resume it, or add --restart to start over"
     for flag in {**begun["settings"], **wanted["settings"]}:
         before, now = (as_typed(flag, some["settings"].get(flag)) for some in (begun, wanted))
         if before != now:
             raise UserError(f"{path} was begun {before}, not {now}: {again}")
     for name, words in _OTHERS.items():
         if begun[name] != wanted[name]:
-            told = difference(begun[name], wanted[name])
-            raise UserError(f"{path} was begun with {words} ({told}): {again}")
+            what = difference(begun[name], wanted[name])
+            raise UserError(f"{path} was begun with {words} ({what}): {again}")
     for source, before, now in zip(
         plan.sources, begun["sizes and times"], wanted["sizes and times"], strict=True
     ):
         if before != now:
             raise InputDataError(
                 f"{source.path} has changed since {path} was begun: type the same command with "
-                "--restart to begin anew"
+                "--restart to start over"
             )
 
 
 def _publish(data: Path, out: Path) -> None:
-    """Gives the complete data set its name; what it holds is on the disk before."""
+    """Renames the complete data set, after syncing its files to the disk."""
     for path in [*data.rglob("*"), data]:
         fsync(path)
     check_output(out)
-    data.rename(out)
+    finish(data, out)
     fsync(out.absolute().parent)
 
 
 def _leave(path: Path, lock: BuildLock) -> None:
-    """Leaves what can be continued, and nothing else."""
+    """Keeps the folder if the build can be resumed, and removes it otherwise."""
     if not lock.is_held:
         return
     if _can_be_continued(path):
-        print(f"what is finished stays in {path}", file=sys.stderr)
+        print(printable(f"finished parts are kept in {path}"), file=sys.stderr)
         lock.release()
     else:
         _remove(path, lock)
@@ -264,13 +274,13 @@ def _leave(path: Path, lock: BuildLock) -> None:
 def _remove(path: Path, lock: BuildLock) -> None:
     _empty(path)
     lock.release()
-    # Another process may have come for the lock.
+    # Another process may have created a lock there.
     with suppress(OSError):
         path.rmdir()
 
 
 def _can_be_continued(path: Path) -> bool:
-    """Whether something is finished, and has not become the data set already."""
+    """Returns whether a segment or part is finished, and the data set is not yet published."""
     if not (path / _DATA).is_dir():
         return False
     return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob(f"{_PARTS}/*"))
@@ -278,13 +288,13 @@ def _can_be_continued(path: Path) -> bool:
 
 def _lost(path: Path) -> InputDataError:
     return InputDataError(
-        f"{path} was finished, and is missing or damaged now: what was begun cannot be continued; "
+        f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
         "type the same command with --restart"
     )
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON gives it back."""
+    """Returns the value as it would be read from JSON."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

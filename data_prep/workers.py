@@ -1,4 +1,4 @@
-"""A function applied to a stream by several processes, its results in the order of the stream."""
+"""Applies a function to a stream in several processes, with results in order."""
 
 import multiprocessing
 import os
@@ -17,25 +17,26 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
-from data_prep.interruption import interrupts_held
 from protlm.errors import ExitCode, UserError
+
+from .interruption import interrupts_held
 
 Tag = TypeVar("Tag")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Items that wait beyond those in work: enough that no worker waits, few enough for the memory.
+# Items queued beyond those being processed: keeps all workers busy and memory bounded.
 _AHEAD = 4
-# The number of a slot, as the pipes carry it.
+# Size of the number of a buffer in the pipes.
 _NUMBER_BYTES = 4
-# What a slot keeps for the next content: two blocks, so that the usual ones cost no new pages.
+# Memory that a buffer keeps: two blocks, so that usual contents need no new pages.
 _KEPT_BYTES = 8 << 20
-# How long this process waits for a signal that its workers were given already.
+# How long this process waits for a signal that its workers have already received.
 _OWN_SIGNAL_SECONDS = 2.0
 
 
 class WorkerDiedError(UserError):
-    """A worker process was killed, for instance by the system when the memory ran out."""
+    """A worker process was killed, for instance by the system when memory ran out."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -43,39 +44,39 @@ class WorkerDiedError(UserError):
 def in_order(
     function: Callable[[Item], Result], items: Iterator[tuple[Tag, Item]], num_workers: int
 ) -> Iterator[tuple[Tag, Result]]:
-    """Yields the function of every item, each with its tag, in the order of the items.
+    """Yields the result of the function for every item, with its tag, in the order of the items.
 
-    One worker is this process itself; more are forked from it before the first item is drawn, so
-    that whatever the function holds is shared and never copied.
+    A single worker is this process itself. Several workers are forked before the first item is
+    read, so that they share the memory of the function.
 
     Raises:
-        UserError: the system does not give so many processes or open files.
-        WorkerDiedError: a worker has died.
-        Exception: what the function or the items raise, behind the results before.
+        UserError: the system refuses this number of processes or open files.
+        WorkerDiedError: a worker died.
+        Exception: an exception of the function or of the items, after the results before it.
     """
     if num_workers == 1:
         yield from ((tag, function(item)) for tag, item in items)
         return
-    crew = _Crew(function, num_workers)
-    # Results are taken in order, so the slot that comes next is the one that is free.
-    slots = cycle(range(crew.num_slots))
+    pool = _WorkerPool(function, num_workers)
+    # Results are taken in order, so the next buffer in the cycle is always free.
+    buffers = cycle(range(pool.num_buffers))
     waiting: deque[tuple[Tag, int]] = deque()
     try:
         with _refusal_explained(num_workers):
-            crew.start()
+            pool.start()
         for drawn in _and_error(items):
             if isinstance(drawn, Exception):
-                yield from _rest(crew, waiting)
+                yield from _rest(pool, waiting)
                 raise drawn
             tag, item = drawn
-            slot = next(slots)
-            crew.begin(slot, item)
-            waiting.append((tag, slot))
-            if len(waiting) == crew.num_slots:
-                yield _first(crew, waiting)
-        yield from _rest(crew, waiting)
+            buffer = next(buffers)
+            pool.begin(buffer, item)
+            waiting.append((tag, buffer))
+            if len(waiting) == pool.num_buffers:
+                yield _first(pool, waiting)
+        yield from _rest(pool, waiting)
     finally:
-        crew.end()
+        pool.end()
 
 
 @contextmanager
@@ -90,95 +91,97 @@ def _refusal_explained(num_workers: int) -> Iterator[None]:
 
 
 def _and_error(items: Iterator[tuple[Tag, Item]]) -> Iterator[tuple[Tag, Item] | Exception]:
-    """The items, and the error in drawing one: as with one worker, what came before it is first."""
+    """Yields the items and then any exception, so that earlier results are yielded before it."""
     try:
         yield from items
     except Exception as error:
         yield error
 
 
-def _first(crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]) -> tuple[Tag, Result]:
-    tag, slot = waiting.popleft()
-    return tag, crew.finish(slot)
+def _first(
+    pool: "_WorkerPool[Item, Result]", waiting: deque[tuple[Tag, int]]
+) -> tuple[Tag, Result]:
+    tag, buffer = waiting.popleft()
+    return tag, pool.finish(buffer)
 
 
 def _death(dead: list[BaseProcess]) -> WorkerDiedError:
-    """What is to be told of workers that have died.
+    """Returns the error for workers that died.
 
-    Clusters end the processes of a job one by one: where a worker was told to end, this process
-    soon is too, and what listens to that signal here says it better.
+    Clusters terminate the processes of a job one by one: after a SIGTERM to a worker, this process
+    waits for its own, whose handler gives a better message.
     """
     for worker in dead:
         worker.join()
-    again = "type the same command again to go on from where it was"
+    again = "type the same command again to resume"
     if any(worker.exitcode == -signal.SIGTERM for worker in dead):
         time.sleep(_OWN_SIGNAL_SECONDS)
-        return WorkerDiedError(f"a worker process was told to end (SIGTERM); {again}")
+        return WorkerDiedError(f"a worker process was terminated (SIGTERM); {again}")
     return WorkerDiedError(
-        f"a worker process was killed, perhaps because the memory ran out; {again}, with fewer "
-        "--workers if it was the memory"
+        f"a worker process was killed, perhaps because memory ran out; {again}, with fewer "
+        "--workers if it was"
     )
 
 
 def _rest(
-    crew: "_Crew[Item, Result]", waiting: deque[tuple[Tag, int]]
+    pool: "_WorkerPool[Item, Result]", waiting: deque[tuple[Tag, int]]
 ) -> Iterator[tuple[Tag, Result]]:
     while waiting:
-        yield _first(crew, waiting)
+        yield _first(pool, waiting)
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What the function raised."""
+    """An exception of the function."""
 
     error: Exception
 
 
-def _as_it_can_be_handed_over(error: Exception) -> Exception:
-    """The error, or what it says where another process could not be given it."""
+def _picklable(error: Exception) -> Exception:
+    """Returns the error, or a RuntimeError with its message if it cannot be pickled."""
     try:
-        # Many an exception can be pickled, but not be made again of its message alone.
+        # Some exceptions can be pickled but not reconstructed from their arguments.
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
-class _Crew(Generic[Item, Result]):
-    """Workers, and the slots through which they are given items and give back results.
+class _WorkerPool(Generic[Item, Result]):
+    """Workers, and the shared buffers that carry items to them and results back.
 
-    Whoever is free takes the next number of a slot from one pipe, and puts it into another when
-    the result is there. The slots are made before the workers are forked, which so share them.
+    A free worker reads the number of a buffer from one pipe, and writes it to another pipe when
+    the result is in the buffer. The workers inherit the buffers when they are forked.
     """
 
     def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
-        self.num_slots = num_workers + _AHEAD
+        self.num_buffers = num_workers + _AHEAD
         self._function, self._num_workers = function, num_workers
         self._finished: set[int] = set()
-        self._slots: list[_Slot] = []
+        self._buffers: list[_SharedBuffer] = []
         self._workers: list[BaseProcess] = []
         self._closing = ExitStack()
 
     def start(self) -> None:
-        """Opens the slots and the pipes, and forks the workers.
+        """Opens the buffers and the pipes, and forks the workers.
 
         Raises:
-            OSError: the system does not give so many processes or open files.
+            OSError: the system refuses this number of processes or open files.
         """
-        for _ in range(self.num_slots):
-            self._slots.append(_Slot())
-            self._closing.callback(self._slots[-1].close)
+        for _ in range(self.num_buffers):
+            self._buffers.append(_SharedBuffer())
+            self._closing.callback(self._buffers[-1].close)
         self._to_do, self._begun = self._pipe()
         self._done, self._ended = self._pipe()
         context = multiprocessing.get_context("fork")
         with warnings.catch_warnings():
-            # Python 3.12 warns of forks where there are threads, as those of numpy's linear
-            # algebra, which no worker uses.
+            # Python 3.12 warns of forks in processes with threads. The threads here are those of
+            # numpy's linear algebra, which no worker uses.
             warnings.simplefilter("ignore", DeprecationWarning)
             for _ in range(self._num_workers):
                 worker = context.Process(target=self._work, daemon=True)
-                # A signal in a child that is not yet a worker would unwind its parent's stack
-                # there, with all that cleans up behind it.
+                # A signal to a child that is not yet a worker would unwind a copy of the parent's
+                # stack, and run the parent's cleanup.
                 with interrupts_held():
                     worker.start()
                     self._workers.append(worker)
@@ -189,31 +192,31 @@ class _Crew(Generic[Item, Result]):
             self._closing.callback(os.close, end)
         return ends
 
-    def begin(self, slot: int, item: Item) -> None:
-        """Has a worker apply the function to the item; its result will be in the slot."""
-        self._slots[slot].put(item)
-        os.write(self._begun, slot.to_bytes(_NUMBER_BYTES))
+    def begin(self, buffer: int, item: Item) -> None:
+        """Passes an item to a worker, which replaces it in the buffer by the result."""
+        self._buffers[buffer].put(item)
+        os.write(self._begun, buffer.to_bytes(_NUMBER_BYTES))
 
-    def finish(self, slot: int) -> Result:
-        """Waits for the result in a slot, and takes it out.
+    def finish(self, buffer: int) -> Result:
+        """Waits for the result in a buffer, and returns it.
 
         Raises:
-            WorkerDiedError: a worker has died.
-            Exception: what the function raised.
+            WorkerDiedError: a worker died.
+            Exception: an exception of the function.
         """
-        while slot not in self._finished:
+        while buffer not in self._finished:
             ready = wait([self._done, *(worker.sentinel for worker in self._workers)])
             if self._done not in ready:
                 raise _death([worker for worker in self._workers if worker.sentinel in ready])
             self._finished.add(int.from_bytes(os.read(self._done, _NUMBER_BYTES)))
-        self._finished.remove(slot)
-        result = self._slots[slot].take()
+        self._finished.remove(buffer)
+        result = self._buffers[buffer].take()
         if isinstance(result, _Failure):
             raise result.error
         return result
 
     def end(self) -> None:
-        """Ends the workers, whatever they are at: nobody waits for it."""
+        """Kills the workers and closes pipes and buffers."""
         with interrupts_held(), self._closing:
             for worker in self._workers:
                 worker.kill()
@@ -221,37 +224,37 @@ class _Crew(Generic[Item, Result]):
                 worker.join()
 
     def _work(self) -> None:
-        """What a worker does: it leaves Ctrl-C and all else to its parent, and ends with that."""
-        # A cluster gives a signal to all processes of a job, and what it is to set going, such as
-        # submitit's end of a job whose time is over, is for one of them.
+        """Runs in a worker, which ignores signals that its parent handles, and ends with it."""
+        # A cluster sends signals to all processes of a job, but only one of them must handle them,
+        # for instance when submitit ends a job at its time limit.
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # A pipe ends when nobody is left who could write into it.
+        # A pipe ends when all its writers are closed.
         os.close(self._begun)
         while number := os.read(self._to_do, _NUMBER_BYTES):
-            slot = self._slots[int.from_bytes(number)]
+            buffer = self._buffers[int.from_bytes(number)]
             try:
-                slot.put(self._function(slot.take()))
+                buffer.put(self._function(buffer.take()))
             except Exception as error:
-                failure = _as_it_can_be_handed_over(error)
+                failure = _picklable(error)
                 failure.add_note(f"In a worker process:\n{traceback.format_exc()}")
-                slot.put(_Failure(failure))
+                buffer.put(_Failure(failure))
             os.write(self._ended, number)
 
 
-class _Slot:
-    """Room in memory for an item or a result, which one process puts in and another takes out.
+class _SharedBuffer:
+    """Shared memory for an item or a result, written by one process and read by another.
 
-    A pipe holds 64 KiB: for a block of 4 MiB both its ends would have to wake up a hundred times.
+    A pipe holds only 64 KiB, so a block of 4 MiB would wake up both of its ends a hundred times.
     """
 
     def __init__(self) -> None:
         try:
             self._file = os.memfd_create("protlm")
         except (AttributeError, OSError):
-            # Only Linux knows it, and a hardened one (vm.memfd_noexec=2) refuses it.
+            # Only Linux has memfd_create, and hardened systems (vm.memfd_noexec=2) refuse it.
             with tempfile.TemporaryFile() as file:
                 self._file = os.dup(file.fileno())
 
@@ -259,13 +262,13 @@ class _Slot:
         os.lseek(self._file, 0, os.SEEK_SET)
         with os.fdopen(self._file, "wb", closefd=False) as file:
             pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
-            # Else every slot would keep the memory of the largest content that it ever had.
+            # Without this, every buffer would keep the memory of its largest content.
             file.truncate(max(file.tell(), _KEPT_BYTES))
 
     def take(self) -> Any:
         os.lseek(self._file, 0, os.SEEK_SET)
         with os.fdopen(self._file, "rb", closefd=False) as file:
-            # Nobody but this process and those it forked can write there.
+            # Only this process and its forks can write there.
             return pickle.load(file)  # noqa: S301
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Protein language models with linear-cost attention: train, embed, look inside."""
+"""Protein language models with linear-cost attention: train, embed and inspect them."""
 
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def load(path: "str | Path") -> "PretrainedModel":
-    """Loads a model for use from a run folder, a checkpoint or an exported folder.
+    """Loads a trained model from a run folder, a checkpoint or an exported model.
 
     Raises:
-        UserError: the path holds no model, or a damaged one.
+        UserError: the path does not contain a model, or the model is damaged.
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m protlm` is the command `protlm`."""
+"""Runs the command `protlm` as `python -m protlm`."""
 
 from protlm.cli import main
 

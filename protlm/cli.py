@@ -1,4 +1,4 @@
-"""The command table. Heavy modules are imported by the command that needs them."""
+"""The command line. Each command imports the heavy modules that it needs."""
 
 import os
 import re
@@ -10,18 +10,49 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 from typer.exceptions import TyperException
 
-from data_prep.interruption import sigterm_as_interrupt
+from protlm import __version__
+from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
+from protlm.options import (
+    AllowComments,
+    AllowGaps,
+    AllowNucleotides,
+    BreakLock,
+    Cluster,
+    ClusterIdentity,
+    ClusterTable,
+    Deduplicate,
+    Device,
+    Dtype,
+    Duplicates,
+    FamilyTable,
+    Figure,
+    IgnoreTrailingGarbage,
+    JobExecutor,
+    MaxRejectRate,
+    Model,
+    NoFragments,
+    OodFamilies,
+    Organism,
+    Output,
+    Restart,
+    SequenceFile,
+    ShardResidues,
+    SlurmSettings,
+    SplitTable,
+    Workers,
+)
 
 app = typer.Typer(
     name="protlm",
-    help="Train protein language models with linear-cost attention, embed proteins, look inside.",
+    help="Train protein language models with linear-cost attention, embed proteins, and inspect "
+    "attention.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Check, describe or export prepared shards.")
-checkpoint_app = typer.Typer(help="Describe, check or export a model.")
+data_app = typer.Typer(help="Verify, describe, merge or export prepared data sets.")
+checkpoint_app = typer.Typer(help="Describe, verify or export a model.")
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
 
@@ -35,72 +66,41 @@ _SEVERAL = {
 }
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-Model = Annotated[
-    Path, typer.Option("--model", "-m", help="A run folder, a .ckpt file or an exported folder.")
-]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Figure = Annotated[Path | None, typer.Option(help="Also draw the one protein into this PNG.")]
-Duplicates = Annotated[
-    str, typer.Option(help="A repeated identifier: error, first (skip it), suffix (call it _2).")
-]
-FamilyTable = Annotated[
-    Path | None, typer.Option(help="TSV with the columns Entry and Pfam, for --ood-families.")
-]
-OodFamilies = Annotated[
-    list[str] | None,
-    typer.Option(help="PF00069 ...: held out as test_ood_family; default: the paper's 20."),
-]
-ClusterTable = Annotated[
-    Path | None, typer.Option(help="cluster.tsv of MMseqs2: clusters stay together.")
-]
-Cluster = Annotated[bool, typer.Option("--cluster", help="Make that table with MMseqs2 linclust.")]
-ClusterIdentity = Annotated[
-    float | None, typer.Option(help="Least identity within its clusters; default: 0.5.")
-]
-SplitTable = Annotated[Path | None, typer.Option(help="TSV with the columns accession and split.")]
-NoFragments = Annotated[
-    bool, typer.Option("--no-fragments", help="Leave out what UniProt calls a fragment.")
-]
-Organism = Annotated[
-    list[str] | None, typer.Option(help="Only this one: a name or an NCBI taxon; repeatable.")
-]
-Deduplicate = Annotated[
-    bool, typer.Option("--deduplicate", help="Keep the first of equal sequences only.")
-]
-MaxRejectRate = Annotated[
-    float, typer.Option(help="Stop when more than this share of the records is rejected.")
-]
-AllowNucleotides = Annotated[
-    bool, typer.Option("--allow-nucleotides", help="Accept what looks like DNA or RNA.")
-]
-AllowComments = Annotated[
-    bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
-]
-AllowGaps = Annotated[
-    bool, typer.Option("--allow-gaps", help="Remove the gaps - . ~ of alignments.")
-]
-IgnoreTrailingGarbage = Annotated[
-    bool, typer.Option("--ignore-trailing-garbage", help="Take gzip with junk behind it.")
-]
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"protlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Defines the options before the command."""
 
 
 @app.command()
 def prepare(
     sources: Annotated[
-        list[Path], typer.Argument(help="Files or folders of them; - is standard input.")
+        list[Path], typer.Argument(help="Sequence files or folders; - reads standard input.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder of shards to make.")],
+    out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
     split_table: SplitTable = None,
-    valid_fraction: Annotated[float, typer.Option(help="Share of the validation split.")] = 0.01,
-    test_fraction: Annotated[float, typer.Option(help="Share of the test split.")] = 0.01,
+    valid_fraction: Annotated[float, typer.Option(help="Fraction of the split valid.")] = 0.01,
+    test_fraction: Annotated[float, typer.Option(help="Fraction of the split test.")] = 0.01,
     family_table: FamilyTable = None,
     ood_families: OodFamilies = None,
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
     cluster_identity: ClusterIdentity = None,
-    min_length: Annotated[int | None, typer.Option(help="The fewest residues.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="The most residues.")] = None,
+    min_length: Annotated[int | None, typer.Option(help="Minimum number of residues.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Maximum number of residues.")] = None,
     no_fragments: NoFragments = False,
     organism: Organism = None,
     deduplicate: Deduplicate = False,
@@ -109,33 +109,20 @@ def prepare(
     allow_comments: AllowComments = False,
     allow_gaps: AllowGaps = False,
     ignore_trailing_garbage: IgnoreTrailingGarbage = False,
-    workers: Annotated[int, typer.Option(help="Processes; the result is the same.")] = 1,
-    shard_residues: Annotated[
-        int, typer.Option(help="Residues of a shard, about; of all splits together.")
-    ] = 256_000_000,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin anew, not where a killed build was.")
-    ] = False,
-    break_lock: Annotated[
-        bool, typer.Option("--break-lock", help="Take over from a dead process elsewhere.")
-    ] = False,
-    executor: Annotated[
-        str | None, typer.Option(help="One job for each file: slurm, or local processes.")
-    ] = None,
-    slurm: Annotated[
-        list[str] | None, typer.Option(help="A job's partition=, time=, mem_gb=, ...; repeatable.")
-    ] = None,
+    workers: Workers = 1,
+    shard_residues: ShardResidues = 256_000_000,
+    restart: Restart = False,
+    break_lock: BreakLock = False,
+    executor: JobExecutor = None,
+    slurm: SlurmSettings = None,
 ) -> None:
-    """Turn FASTA, Swiss-Prot (.dat) or XML into checked HDF5 shards; killed, it goes on."""
-    from data_prep.prepare import PrepareOptions
-    from data_prep.prepare import prepare as run
-    from data_prep.rules import SplitOptions, make_rule
-    from data_prep.select import Selection
-    from data_prep.sources import list_files
-    from data_prep.submission import Executor, Submission, prepare_by_jobs
+    """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
     from protlm.data.records import ReadOptions
+    from protlm.data_prep import prepare as building
+    from protlm.data_prep import rules, select, submission
+    from protlm.data_prep import sources as files_of
 
-    split = SplitOptions(
+    split = rules.SplitOptions(
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         split_table=split_table,
@@ -145,9 +132,9 @@ def prepare(
         cluster=cluster,
         cluster_identity=cluster_identity,
     )
-    options = PrepareOptions(
+    options = building.PrepareOptions(
         workers=workers,
-        selection=Selection(min_length, max_length, no_fragments, tuple(organism or ())),
+        selection=select.Selection(min_length, max_length, no_fragments, tuple(organism or ())),
         deduplicate=deduplicate,
         max_reject_rate=max_reject_rate,
         shard_residues=shard_residues,
@@ -155,39 +142,41 @@ def prepare(
         restart=restart,
         break_lock=break_lock,
     )
-    runner = None if executor is None else _choice("--executor", executor, Executor)
-    submission = Submission.parse(runner, slurm)
-    files = list_files(sources)
-    rule = make_rule(split, files, out, options)
-    if submission is None:
-        run(files, out, split_rule=rule, options=options)
+    runner = None if executor is None else _choice("--executor", executor, submission.Executor)
+    jobs = submission.Submission.parse(runner, slurm)
+    files = files_of.list_files(sources)
+    rule, clusters = rules.make_rule(split, files, out, options)
+    if jobs is None:
+        building.prepare(files, out, split_rule=rule, clusters=clusters, options=options)
     else:
-        prepare_by_jobs(files, out, split_rule=rule, options=options, submission=submission)
+        submission.prepare_by_jobs(
+            files, out, split_rule=rule, clusters=clusters, options=options, submission=jobs
+        )
 
 
 @data_app.command("merge")
 def data_merge(
-    parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order they are to have.")],
-    out: Annotated[Path, typer.Option(help="The data set to make.")],
+    parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order of the result.")],
+    out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
 ) -> None:
-    """Join data sets that were split by the same rule into one."""
-    from data_prep.merge import merge
+    """Merge data sets that were split by the same rule."""
+    from protlm.data_prep import merge
 
-    merge(parts, out)
+    merge.merge(parts, out)
 
 
 @data_app.command("verify")
 def data_verify(directory: Path) -> None:
-    """Check every shard against the manifest."""
-    from protlm.data_sets import verify
+    """Verify every shard against the manifest."""
+    from protlm.commands.data import verify
 
     verify(directory)
 
 
 @data_app.command("info")
 def data_info(directory: Path) -> None:
-    """Print splits, lengths, sources, and what was dropped or changed."""
-    from protlm.data_sets import info
+    """Print splits, lengths, sources, and counts of rejected and changed records."""
+    from protlm.commands.data import info
 
     info(directory)
 
@@ -196,14 +185,15 @@ def data_info(directory: Path) -> None:
 def data_export(
     directory: Path,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; default: print.")
+        Path | None,
+        typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; default: print."),
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option(help="A split; may be repeated. Default: all.")
+        list[str] | None, typer.Option(help="A split; repeatable. Default: all.")
     ] = None,
 ) -> None:
-    """Write the sequences back as FASTA."""
-    from protlm.data_sets import export
+    """Write the sequences as FASTA."""
+    from protlm.commands.data import export
 
     export(directory, output, split or ())
 
@@ -212,51 +202,53 @@ def data_export(
 def data_leakage(
     directory: Path,
     min_shared: Annotated[
-        float, typer.Option(help="Share of its k-mers that make a sequence a neighbour.")
+        float, typer.Option(help="Fraction of shared k-mers that makes two sequences neighbors.")
     ] = 0.5,
-    json: Annotated[Path | None, typer.Option(help="Also write the numbers into this.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the counts as JSON.")] = None,
     mmseqs: Annotated[
-        bool, typer.Option("--mmseqs", help="Also search with MMseqs2, for remote homologues.")
+        bool, typer.Option("--mmseqs", help="Also search remote homologs with MMseqs2.")
     ] = False,
 ) -> None:
-    """Count the sequences of each split that have a near neighbour in train."""
-    from data_prep.leakage import LeakageOptions, leakage
+    """Count the sequences of each split that are similar to a training sequence."""
+    from protlm.data_prep import leakage
 
-    leakage(directory, LeakageOptions(min_shared=min_shared, json=json, mmseqs=mmseqs))
+    options = leakage.LeakageOptions(min_shared=min_shared, json=json, mmseqs=mmseqs)
+    leakage.leakage(directory, options)
 
 
 @app.command(context_settings=_HYDRA)
 def train(context: typer.Context) -> None:
-    """Train a model, or continue a run: protlm train [key=value ...]."""
+    """Train a model or continue a run: protlm train [key=value ...]."""
     _replace_by("protlm.train", context.args)
 
 
 @app.command(context_settings=_HYDRA)
 def evaluate(context: typer.Context) -> None:
-    """Evaluate a model: protlm evaluate checkpoint=RUN [key=value ...]."""
-    _replace_by("protlm.evaluate", context.args)
+    """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
+    _replace_by("protlm.commands.evaluate", context.args)
 
 
 @app.command()
 def embed(
-    fasta: Annotated[Path, typer.Argument(help="Proteins, plain or gzip.")],
+    fasta: SequenceFile,
     model: Model,
     output: Output,
     include: Annotated[list[str] | None, typer.Option(help="mean, per_tok, bos.")] = None,
     repr_layers: Annotated[
-        list[int] | None, typer.Option(help="0: the embedding; n: after block n; -1: the last.")
+        list[int] | None,
+        typer.Option(help="0: embedding; n: output of block n; -1: last (default)."),
     ] = None,
     toks_per_batch: Annotated[
-        int, typer.Option(help="Tokens in a batch, padding included.")
+        int, typer.Option(help="Tokens per batch, including padding.")
     ] = 4096,
-    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    dtype: Dtype = "float32",
     device: Device = "auto",
     duplicates: Duplicates = "error",
 ) -> None:
-    """Embed the proteins of a file (FASTA, .dat, XML) into one HDF5 file."""
-    from protlm.embed import EmbedOptions, Include
-    from protlm.embed import embed as run
-    from protlm.proteins import Duplicates
+    """Embed the proteins of a sequence file into an HDF5 file."""
+    from protlm.commands.embed import EmbedOptions, Include
+    from protlm.commands.embed import embed as run
+    from protlm.commands.inputs import Duplicates
 
     options = EmbedOptions(
         include=tuple(_choice("--include", name, Include) for name in include or ["mean"]),
@@ -271,19 +263,21 @@ def embed(
 
 @app.command()
 def attention(
-    fasta: Annotated[Path, typer.Argument(help="Proteins, plain or gzip.")],
+    fasta: SequenceFile,
     model: Model,
     output: Output,
-    layers: Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last.")] = None,
-    heads: Annotated[list[int] | None, typer.Option(help="From 1.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    layers: Annotated[
+        list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")
+    ] = None,
+    heads: Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")] = None,
+    dtype: Dtype = "float32",
     device: Device = "auto",
     duplicates: Duplicates = "error",
     figure: Figure = None,
 ) -> None:
-    """Write the exact attention maps of proteins, in blocks of rows."""
-    from protlm.attention_maps import MapOptions, attention_maps
-    from protlm.proteins import Duplicates
+    """Write exact attention maps, computed in blocks of rows."""
+    from protlm.commands.attention import MapOptions, attention_maps
+    from protlm.commands.inputs import Duplicates
 
     options = MapOptions(
         layers=tuple(layers) if layers else None,
@@ -298,51 +292,63 @@ def attention(
 
 @app.command()
 def contacts(
-    protein: Annotated[Path, typer.Argument(help="Proteins, or a PDB or mmCIF structure.")],
+    proteins: Annotated[
+        list[Path], typer.Argument(help="Files of proteins, or PDB or mmCIF structures.")
+    ],
     model: Model,
     output: Output,
     fit: Annotated[
-        Path | None, typer.Option(help="Structures to fit on; default: the shipped ones.")
+        Path | None,
+        typer.Option(
+            help="A folder of structures to fit on, or the NAME.fit.json of an earlier fit; "
+            "default: the shipped structures."
+        ),
     ] = None,
-    chain: Annotated[str | None, typer.Option(help="The chain of the structure.")] = None,
+    chain: Annotated[str | None, typer.Option(help="The chain of the structures.")] = None,
     device: Device = "auto",
-    figure: Figure = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
+    ] = None,
 ) -> None:
-    """Predict contacts from attention maps."""
-    from protlm.contacts import ContactOptions
-    from protlm.contacts import contacts as run
+    """Predict contact maps from attention maps."""
+    from protlm.commands.contacts import ContactOptions
+    from protlm.commands.contacts import contacts as run
 
-    run(protein, model, output, ContactOptions(fit, chain, device, figure))
+    run(proteins, model, output, ContactOptions(fit, chain, device, figure))
 
 
 @app.command()
 def generate(
     model: Model,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="x.fasta or x.fasta.gz to write; - prints.")
+        Path,
+        typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; - prints."),
     ],
-    prefix: Annotated[str, typer.Option(help="Residues that all sequences begin with.")] = "",
-    number: Annotated[int, typer.Option(help="How many sequences.")] = 10,
+    prefix: Annotated[str, typer.Option(help="Residues at the start of every sequence.")] = "",
+    number: Annotated[int, typer.Option(help="Number of sequences.")] = 10,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Residues at most, prefix included; default: as in training."),
+        typer.Option(help="Maximum residues, including the prefix; default: as in training."),
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Below 1: more probable residues; 0: the most probable one.")
+        float,
+        typer.Option(help="Below 1 favors probable residues; 0 takes the most probable."),
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from this many of the most probable residues.")
+        int | None, typer.Option(help="Sample from the K most probable residues.")
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the most probable, of this mass together.")
+        float | None,
+        typer.Option(help="Sample from the most probable residues, up to this probability."),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 32,
     device: Device = "auto",
 ) -> None:
-    """Sample new proteins from a causal model into a FASTA file."""
-    from protlm.generate import GenerateOptions
-    from protlm.generate import generate as run
+    """Sample proteins from a causal model and write them as FASTA."""
+    from protlm.commands.generate import GenerateOptions
+    from protlm.commands.generate import generate as run
     from protlm.model.decoding import Sampling
 
     options = GenerateOptions(
@@ -359,24 +365,24 @@ def generate(
 
 @checkpoint_app.command("info")
 def checkpoint_info(path: Path) -> None:
-    """Print what a run, a checkpoint or an exported folder holds."""
-    from protlm.checkpoints import info
+    """Describe a run, a checkpoint or an exported model."""
+    from protlm.commands.checkpoint import info
 
     info(path)
 
 
 @checkpoint_app.command("verify")
 def checkpoint_verify(path: Path) -> None:
-    """Check the checkpoints of a run, or one checkpoint, against their SHA-256."""
-    from protlm.checkpoints import verify
+    """Verify the SHA-256 of one checkpoint, or of all checkpoints of a run."""
+    from protlm.commands.checkpoint import verify
 
     verify(path)
 
 
 @checkpoint_app.command("export")
 def checkpoint_export(path: Path, output: Annotated[Path, typer.Option("--output", "-o")]) -> None:
-    """Write model.safetensors and config.json into a new folder."""
-    from protlm.checkpoints import export
+    """Export model.safetensors and config.json to a new folder."""
+    from protlm.commands.checkpoint import export
 
     export(path, output)
 
@@ -385,26 +391,26 @@ def checkpoint_export(path: Path, output: Annotated[Path, typer.Option("--output
 def checkpoint_consolidate(
     path: Path, output: Annotated[Path, typer.Option("--output", "-o")]
 ) -> None:
-    """Write one ordinary .ckpt file of a checkpoint in parts, as trainer=fsdp makes them."""
-    from protlm.checkpoints import consolidate
+    """Convert a sharded checkpoint of trainer=fsdp to one ordinary .ckpt file."""
+    from protlm.commands.checkpoint import consolidate
 
     consolidate(path, output)
 
 
 def main() -> NoReturn:
-    """The entry point: runs the command of this process's arguments."""
+    """Runs the command that the arguments of this process name."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
     if debug and not hydra:
         arguments.remove("--debug")
-    # What a cluster ends tidies up, and says a word.
-    with sigterm_as_interrupt():
+    # On SIGTERM, clean up and print a message.
+    with interruption.sigterm_as_interrupt():
         exit_with_message(lambda: _run(arguments), debug=debug)
 
 
 def _run(arguments: list[str]) -> None:
-    """Parses and runs; a usage error is a `UserError` like any other."""
+    """Parses the arguments and runs the command; raises usage errors as `UserError`."""
     if arguments in ([], ["data"], ["checkpoint"]):
         arguments = [*arguments, "--help"]
     try:
@@ -414,14 +420,15 @@ def _run(arguments: list[str]) -> None:
         known = arguments[:1] if arguments[0] in _command_names() else []
         raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
     except SystemExit as end:
-        # The parser ends with 1 when nobody reads the output any more, which is no failure.
+        # Click turns any broken pipe into exit code 1 without a message.
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
         raise
     if code == ExitCode.INTERRUPTED:
-        # The parser has taken Ctrl-C for this code, and nobody has said a word.
+        # Click turned Ctrl-C into this exit code without printing anything.
         raise KeyboardInterrupt
-    sys.exit(code or 0)
+    if code:
+        sys.exit(code)
 
 
 def _command_names() -> set[str]:
@@ -431,7 +438,7 @@ def _command_names() -> set[str]:
 
 
 def _spread(arguments: list[str]) -> list[str]:
-    """Lets one flag take several values: `--include mean per_tok`, as in esm-extract.
+    """Allows several values after one flag: `--include mean per_tok`, as in esm-extract.
 
     >>> _spread(["--include", "mean", "per_tok", "--heads", "1", "x.fasta"])
     ['--include', 'mean', '--include', 'per_tok', '--heads', '1', 'x.fasta']
@@ -452,8 +459,8 @@ def _spread(arguments: list[str]) -> list[str]:
 
 
 def _replace_by(module: str, arguments: list[str]) -> NoReturn:
-    # Launchers start the other ranks as `python -m <main module> <arguments>`: that must be the
-    # module that trains, so this process becomes it.
+    # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
+    # to be the one that trains.
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 

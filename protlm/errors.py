@@ -1,7 +1,6 @@
-"""The errors a user can mend, and the exit code each one ends a command with."""
+"""The errors that a user can fix, and the exit code of each."""
 
 import errno
-import os
 import sys
 import traceback
 import warnings
@@ -10,9 +9,12 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
+from protlm.streams import ReaderGoneError, discard, protect_streams
+from protlm.terminal import printable_lines
+
 
 class ExitCode(IntEnum):
-    """What a command's exit status means."""
+    """The exit status of a command."""
 
     OK = 0
     INTERNAL = 1
@@ -24,40 +26,40 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Something the user can mend: a wrong path, key, option or setting.
+    """An error that the user can fix: a wrong path, key, option or setting.
 
-    The message says in one sentence or two what came, what is allowed, and what to type.
+    The message says in one or two sentences what was given, what is allowed, and what to type.
     """
 
     exit_code: ExitCode = ExitCode.USAGE
 
 
 class InputDataError(UserError):
-    """Input data that cannot be used as they are; names the file and, where known, the line."""
+    """Invalid input data; the message names the file and, if possible, the line."""
 
     exit_code = ExitCode.BAD_INPUT
 
 
 class OutputError(UserError):
-    """An output that cannot be written: no space, no permission, or something is there already."""
+    """An output that cannot be written: no space, no permission, or it exists already."""
 
     exit_code = ExitCode.OUTPUT
 
 
 class TrainingDivergedError(UserError):
-    """Bad steps in a row; the run stops, and none of them is in a checkpoint."""
+    """Too many skipped steps in a row; the run stops, and none of them is in a checkpoint."""
 
     exit_code = ExitCode.INTERNAL
 
 
 class LostRankError(UserError):
-    """Another process of the run has ended, or does not answer."""
+    """Another process of the run has ended or does not respond."""
 
     exit_code = ExitCode.INTERNAL
 
 
 def one_of(names: list[str]) -> str:
-    """Writes alternatives for a message.
+    """Formats alternatives for a message.
 
     >>> one_of(["b", "a"])
     'a, b'
@@ -66,46 +68,63 @@ def one_of(names: list[str]) -> str:
 
 
 def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuses a name that an option does not have.
+    """Refuses a value that is not among the allowed ones.
 
     Raises:
-        UserError: the value is not among the allowed ones.
+        UserError: lists the allowed values.
     """
     names = [str(name) for name in allowed]
     if value not in names:
         raise UserError(f"{option}={value} does not exist; there are: {one_of(names)}")
 
 
-def exit_with_message(command: Callable[[], None], *, debug: bool = False) -> NoReturn:
-    """Runs a command and ends the process: 0, or one sentence on standard error and its code.
+def exit_with_message(
+    command: Callable[[], None], *, debug: bool = False, result_on_stdout: bool = True
+) -> NoReturn:
+    """Runs a command and exits: with 0, or with one sentence on standard error and its code.
 
-    With `debug` the traceback of a `UserError` is shown too.
+    Args:
+        command: the function to run.
+        debug: also prints the traceback of a `UserError`.
+        result_on_stdout: the command prints its result, so it exits with 0 when the reader of
+            standard output has closed it. Failed writes to standard error are always ignored.
     """
+    protect_streams(result_on_stdout=result_on_stdout)
     warnings.formatwarning = _as_a_sentence
+    code = _exit_code_of(command, debug=debug)
+    sys.exit(code)
+
+
+def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
     try:
         command()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except SystemExit as end:
+        # Click and rich turn a broken pipe into this.
+        if not isinstance(end.__context__, ReaderGoneError):
+            raise
+        _discard_output()
     except UserError as error:
         if debug:
             traceback.print_exc()
         _say(str(error))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
-        sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away, as `head` does; nothing is left to tell it.
-        _print_no_more()
-        sys.exit(ExitCode.OK)
+        return ExitCode.INTERRUPTED
+    except ReaderGoneError:
+        _discard_output()
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            # Files say so by their names: this is what is printed.
-            _print_no_more()
-            _say("there is no space left where the output goes; make room, or send it elsewhere")
-            sys.exit(ExitCode.OUTPUT)
+            # Errors of files contain their names: this one is of standard output.
+            _discard_output()
+            _say("standard output: no space left; free some or redirect to another disk")
+            return ExitCode.OUTPUT
         traceback.print_exc()
         _say(f"internal error, please report it: {type(error).__name__}: {error}")
-        sys.exit(ExitCode.INTERNAL)
-    sys.exit(ExitCode.OK)
+        return ExitCode.INTERNAL
+    return ExitCode.OK
 
 
 def _as_a_sentence(
@@ -115,16 +134,17 @@ def _as_a_sentence(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """What protlm warns of is told to its users, without the place in the code."""
+    """Formats protlm's own warnings without file and line number."""
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parent):
-        return f"protlm: warning: {message}\n"
+        return f"protlm: warning: {printable_lines(str(message))}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
-def _print_no_more() -> None:
-    """Lets go of standard output, which would fail again when the process ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard_output() -> None:
+    """Discards the buffered output, which would fail again when the process exits."""
+    if sys.stdout is not None:
+        discard(sys.stdout.fileno())
 
 
 def _say(message: str) -> None:
-    print(f"protlm: {message}", file=sys.stderr)
+    print(f"protlm: {printable_lines(message)}", file=sys.stderr)

@@ -1,220 +1,212 @@
-"""One writer to a folder: a lock file that says who writes there, and since when."""
+"""One writer per folder: a lock file that names its owner and that the kernel keeps locked."""
 
+import errno
 import fcntl
 import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
 from protlm.errors import OutputError
+from protlm.terminal import printable
 
 LOCK = "lock.json"
-_MAX_PID = 2**31 - 1
+# What flock answers on file systems that do not implement it.
+_NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 @dataclass(frozen=True)
-class Holder:
-    """A process that holds a lock, told apart from a later one with the same number.
+class LockOwner:
+    """The process that holds a lock, as the lock file names it.
 
     Args:
-        host: the name of its machine.
-        pid: its number there.
-        since: when it took the lock, for people.
-        start: when the process started, in the ticks of its machine; None where nobody knows.
-        job: its job of SLURM, whose number stays the same when the job is requeued.
+        host: name of its machine.
+        pid: process ID on that machine.
+        since: time at which it took the lock, for messages.
+        job: its SLURM job, whose number stays the same when the job is requeued.
         restart: how many times the job was requeued before.
     """
 
     host: str
     pid: int
     since: str
-    start: str | None
     job: str | None = None
     restart: int = 0
 
     @classmethod
-    def this_process(cls) -> "Holder":
-        """The holder that this process is."""
+    def this_process(cls) -> "LockOwner":
+        """Returns this process as an owner."""
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
             since=datetime.now().astimezone().isoformat(timespec="seconds"),
-            start=_start_of(os.getpid()),
             job=_slurm_job(),
             restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
         )
 
-    @property
-    def is_here(self) -> bool:
-        """Whether it is, or was, on this machine."""
-        return self.host == socket.gethostname()
+    def was_requeued_as(self, other: "LockOwner") -> bool:
+        """Returns whether `other` is a later start of the same SLURM job.
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a process of this machine is still the one that took the lock."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return _start_of(self.pid) == self.start
-
-    def is_known_to_be_gone(self, me: "Holder") -> bool:
-        """Whether `me` can tell that it runs no more: a dead process here, or an ended turn."""
-        if self.is_here:
-            return not self.is_running
-        # SLURM ends a job everywhere before it starts it again.
-        return self.job is not None and self.job == me.job and self.restart < me.restart
+        SLURM ends a job everywhere before it starts it again.
+        """
+        return self.job is not None and self.job == other.job and self.restart < other.restart
 
 
 class FolderLock:
-    """The lock of a folder, held from the constructor on until `release`.
+    """The lock of a folder, held from construction until `release` or the end of the process.
 
-    A lock whose holder is known to be gone is taken over, with a line that says so; one of another
-    machine otherwise only with `break_lock`, for nobody here can know whether it is still needed.
-    Subclasses word what the others are told.
+    The owner keeps an exclusive `flock` on the lock file, which the kernel drops when the process
+    dies. Some network file systems do not share these locks between machines, and some have none:
+    there, a lock file left by another process is respected unless `break_lock` is set.
+    Subclasses provide the wording of the messages.
 
     Raises:
-        OutputError: another process holds the lock, or the folder cannot be written to.
+        OutputError: another process holds the lock, or may still hold it.
+        OSError: the folder cannot be written to.
     """
 
-    # What happens in the folder; what to type while it does; what to type when it surely does not.
+    # What the owner does in the folder; advice while it runs, and when it is certainly dead.
     doing: ClassVar[str]
     if_running: ClassVar[str]
     if_gone: ClassVar[str]
 
     def __init__(self, folder: Path, *, break_lock: bool = False) -> None:
         self._path = folder / LOCK
-        self._me = Holder.this_process()
-        with _one_at_a_time(folder):
-            while not self._write():
-                self._take_over(break_lock=break_lock)
-
-    def _write(self) -> bool:
-        """Writes the lock, complete or not at all, or finds that there is one."""
-        # An empty one, of a process that was killed just then, nobody could judge.
-        whole = self._path.with_name(f".{LOCK}.{self._me.host}.{self._me.pid}")
-        while True:
-            try:
-                with whole.open("w", encoding="utf-8") as file:
-                    json.dump(asdict(self._me), file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                _give_name(whole, self._path)
-            except FileExistsError:
-                return False
-            except FileNotFoundError:
-                # Who has the lock tidies up, and takes this for the rest of a dead process.
-                if not whole.parent.exists():
-                    raise
-            else:
-                return True
-            finally:
-                whole.unlink(missing_ok=True)
+        self._me = LockOwner.this_process()
+        self._file: int | None = None
+        file, is_guarded = self._open()
+        try:
+            before = self._previous_owner(file, is_guarded=is_guarded, break_lock=break_lock)
+            self._write()
+            if before is not None:
+                message = f"taking over from {before}, which is no longer running"
+                print(printable(message), file=sys.stderr)
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+        # A forked child would otherwise keep the lock after its parent was killed.
+        os.register_at_fork(after_in_child=self._close)
+        self.check()
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody has broken the lock."""
-        return _read(self._path) == self._me
+        """Whether this process still owns the lock, which may have been broken."""
+        return self._file is not None and _read(self._path) == self._me
 
     def check(self) -> None:
-        """Makes sure that the lock is still ours, before something is written.
+        """Makes sure, before something is written, that the lock was not broken.
 
         Raises:
-            OutputError: somebody broke it.
+            OutputError: another process has taken it over.
         """
         if not self.is_held:
             raise OutputError(
-                f"{self._path} is now of {_who(_read(self._path))}, who took over: this one ends"
+                f"{self._path} now belongs to {_who(_read(self._path))}, which took it over: this "
+                "process stops"
             )
 
     def release(self) -> None:
-        """Gives the lock back, unless somebody has broken it."""
-        if self.is_held:
-            self._path.unlink()
+        """Removes the lock file, unless another process has taken it over."""
+        try:
+            if self.is_held:
+                self._path.unlink()
+        finally:
+            self._close()
 
-    def _take_over(self, *, break_lock: bool) -> None:
-        holder = _read(self._path)
-        folder, is_here = self._path.parent, holder is not None and holder.is_here
-        if holder is None or not holder.is_known_to_be_gone(self._me):
-            if is_here:
-                raise OutputError(f"{folder} is {self.doing} by {_who(holder)}: {self.if_running}")
-            if not break_lock:
-                advice = self.if_gone.format(lock=self._path)
-                raise OutputError(
-                    f"{folder} is locked by {_who(holder)}, and whether that still runs cannot be "
-                    f"seen from here: if it does not, {advice}"
-                )
-        print(f"taking over from {_who(holder)}, which is gone", file=sys.stderr)
-        self._path.unlink(missing_ok=True)
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> tuple[int, bool]:
+        """Opens and locks the lock file; returns it, and whether its file system has locks."""
+        # A file that is open for writing would keep its disk from being remounted read-only.
+        mode = os.O_RDONLY
+        while True:
+            file = os.open(self._path, mode | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                is_guarded = self._flock(file)
+                # The owner before may have removed the file since it was opened.
+                if _is_at(file, self._path):
+                    return file, is_guarded
+            except OSError as error:
+                os.close(file)
+                # NFS locks only files that are open for writing.
+                if error.errno != errno.EBADF or mode == os.O_RDWR:
+                    raise
+                mode = os.O_RDWR
+                continue
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+    def _flock(self, file: int) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            who = _who(_read(self._path))
+            raise OutputError(
+                f"{self._path.parent} is {self.doing} by {who}: {self.if_running}"
+            ) from None
+        except OSError as error:
+            if error.errno in _NO_FLOCK:
+                return False
+            raise
+        return True
+
+    def _previous_owner(self, file: int, *, is_guarded: bool, break_lock: bool) -> str | None:
+        """Names the process that left the lock file, if any; refuses one that may be running."""
+        if not os.fstat(file).st_size:
+            return None
+        owner = _read(self._path)
+        is_dead = owner is not None and (
+            (is_guarded and owner.host == self._me.host) or owner.was_requeued_as(self._me)
+        )
+        if not is_dead and not break_lock:
+            raise OutputError(
+                f"{self._path.parent} is locked by {_who(owner)}, and this process cannot see "
+                f"whether that one is still running: if it is not, "
+                f"{self.if_gone.format(lock=self._path)}"
+            )
+        return _who(owner)
+
+    def _write(self) -> None:
+        try:
+            self._path.write_text(json.dumps(asdict(self._me)), encoding="utf-8")
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            raise
 
 
-def _give_name(whole: Path, name: Path) -> None:
-    """Gives a file another name too, in one step.
-
-    Raises:
-        FileExistsError: there is a file of that name.
-        FileNotFoundError: the file is gone.
-    """
-    try:
-        os.link(whole, name)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        # A file system that knows no links; if there is such a file, it is found once more.
-        with name.open("xb") as file:
-            file.write(whole.read_bytes())
+def _is_at(file: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
 
 
-def _who(holder: Holder | None) -> str:
-    if holder is None:
-        return "a process that left a damaged lock"
-    return f"process {holder.pid} on {holder.host} since {holder.since}"
+def _who(owner: LockOwner | None) -> str:
+    if owner is None:
+        return "an unknown process"
+    return f"process {owner.pid} on {owner.host} since {owner.since}"
 
 
-def _read(path: Path) -> Holder | None:
-    """Who holds the lock; None if it is damaged or gone."""
-    with suppress(OSError, ValueError, TypeError):
-        holder = Holder(**json.loads(path.read_text(encoding="utf-8")))
-        # 0 and negative numbers mean groups of processes to the system.
-        is_pid = isinstance(holder.pid, int) and 0 < holder.pid <= _MAX_PID
-        if is_pid and isinstance(holder.restart, int):
-            return holder
+def _read(path: Path) -> LockOwner | None:
+    """Returns the owner that a lock file names; None if the file is damaged or missing."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names = [field.name for field in fields(LockOwner)]
+        return LockOwner(**{name: found[name] for name in names if name in found})
     return None
 
 
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keeps two processes of a machine from taking over the same lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems know no such locks.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _slurm_job() -> str | None:
-    """The SLURM job of this process, told apart from those of other clusters on the same disk."""
+    """Returns the SLURM job of this process, with the cluster that numbered it."""
     number = os.environ.get("SLURM_JOB_ID")
     return f"{os.environ.get('SLURM_CLUSTER_NAME', '')}/{number}" if number else None
-
-
-def _start_of(pid: int) -> str | None:
-    """When a process started, since the machine did; numbers of processes are used again."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-    # The name of the program, in parentheses, may hold anything; the 22nd field is the time.
-    return f"{boot} {status.rpartition(')')[2].split()[19]}"

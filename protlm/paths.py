@@ -1,40 +1,43 @@
-"""Where the shipped files are, and how an output comes to stand under its final name."""
+"""The places of shipped files, and outputs that get their final name once they are complete."""
 
 import errno
 import hashlib
-import importlib.util
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.errors import InputDataError, OutputError
+from protlm.processes import is_running, start_of
 
 _CHUNK = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# The system's errors that mean: here nothing can be written.
+# Errors of the system that mean that an output cannot be written.
 OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
+_EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+# A file name has at most 255 bytes, and a temporary name is longer than the final one.
+_LONGEST_STEM = 120
 _PACKAGE = Path(__file__).resolve().parent
 
 
 def conf_dir() -> Path:
-    """The folder of Hydra configs: `protlm/conf` when installed, `conf/` in a checkout."""
+    """Returns the folder of Hydra configs: `protlm/conf` when installed, `conf/` in a checkout."""
     installed = _PACKAGE / "conf"
     return installed if installed.is_dir() else _PACKAGE.parent / "conf"
 
 
 def sample_dir() -> Path:
-    """The folder of the shipped UniProt sample."""
-    spec = importlib.util.find_spec("data_prep")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("the shipped sample is missing: reinstall protlm with its data_prep folder")
-    return Path(next(iter(spec.submodule_search_locations))) / "sample"
+    """Returns the folder of the sample: in `protlm` when installed, `data_prep/` in a checkout."""
+    installed = _PACKAGE / "data_prep" / "sample"
+    return installed if installed.is_dir() else _PACKAGE.parent / "data_prep" / "sample"
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -43,18 +46,22 @@ def sha256_of(path: Path) -> str:
 
 
 def existing_file(path: Path, what: str) -> Path:
-    """Returns `path` if it is a readable file; else the error says what was looked for."""
+    """Returns `path` if it is a readable file.
+
+    Raises:
+        InputDataError: there is no such file; `what` describes the expected one.
+    """
     try:
         if path.is_dir():
             raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
         if not path.is_file() and path.exists():
             raise InputDataError(
-                f"{path} is a pipe or a device, not {what}: write what it gives to a file first"
+                f"{path} is a pipe or a device, not {what}: write its data to a file first"
             )
         if not path.is_file():
             raise InputDataError(f"{path}: no such file; give the path of {what}")
     except OSError as error:
-        # A folder on the way may be closed to us.
+        # A parent folder may be inaccessible.
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise InputDataError(f"{path} cannot be read: no permission; type: chmod u+r {path}")
@@ -62,14 +69,14 @@ def existing_file(path: Path, what: str) -> Path:
 
 
 def explain_os_error(error: OSError, path: Path) -> OutputError:
-    """Turns a failed write into one sentence that says what to do."""
+    """Turns a failed write into an error of one sentence that says what to do."""
     if error.errno in _NO_SPACE:
         return OutputError(f"{path}: no space left; free some or write to another disk")
     return OutputError(f"{path} cannot be written: {error.strerror or error}")
 
 
 def fsync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -78,13 +85,15 @@ def fsync(path: Path) -> None:
 
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
-    """Refuses an output that cannot be made, before any work is done for it."""
+    """Refuses an output that cannot be written, before any work is done for it."""
     try:
-        # A folder on the way may be closed to us.
+        # A parent folder may be inaccessible.
         if path.exists() and not overwrite:
-            raise OutputError(f"{path} exists already: remove it or choose another name")
+            raise _already_there(path)
+        _refuse_dangling_link(path, path)
         parent = path.absolute().parent
         while not parent.exists():
+            _refuse_dangling_link(parent, path)
             parent = parent.parent
         if not parent.is_dir():
             raise OutputError(f"{path} cannot be written: {parent} is not a folder")
@@ -92,6 +101,85 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
             pass
     except OSError as error:
         raise explain_os_error(error, path) from error
+
+
+def _refuse_dangling_link(link: Path, output: Path) -> None:
+    if link.is_symlink() and not link.exists():
+        raise OutputError(
+            f"{output} cannot be written: {link} is a link to {link.readlink()}, which does not "
+            "exist; remove the link or choose another name"
+        )
+
+
+def _already_there(path: Path) -> OutputError:
+    return OutputError(f"{path} exists already: remove it or choose another name")
+
+
+def finish(temporary: Path, path: Path) -> None:
+    """Gives a complete file or folder its final name; an existing one is never replaced.
+
+    A check before the work cannot see an output that another process finishes in the meantime.
+
+    Raises:
+        OutputError: the name exists.
+        OSError: any other failure.
+    """
+    try:
+        if temporary.is_dir():
+            # The system replaces only empty folders.
+            temporary.rename(path)
+        else:
+            _link(temporary, path)
+    except OSError as error:
+        if error.errno in _EXISTS:
+            raise _already_there(path) from error
+        raise
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+        temporary.unlink()
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError:
+        # A file system without links: the name is reserved by an empty file, which is replaced.
+        path.open("xb").close()
+        try:
+            temporary.replace(path)
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def _stem(path: Path) -> str:
+    """Returns the start of the names of an output's temporary files."""
+    name, host = path.name, re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
+    if len(os.fsencode(name)) > _LONGEST_STEM:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    return f".{name}.{host}."
+
+
+def _digest(start: str | None) -> str:
+    return hashlib.sha256(str(start).encode()).hexdigest()[:8]
+
+
+def _temporary(path: Path) -> Path:
+    """Returns the temporary name of an output, with the machine and the process that write it."""
+    pid = os.getpid()
+    return path.with_name(f"{_stem(path)}{pid}-{_digest(start_of(pid))}.part")
+
+
+def _clear_parts(path: Path) -> None:
+    """Removes the temporary files of an output that killed processes of this machine left."""
+    form = re.compile(re.escape(_stem(path)) + r"(\d{1,10})-([0-9a-f]{8})\.part")
+    with suppress(OSError):
+        for entry in path.absolute().parent.iterdir():
+            if found := form.fullmatch(entry.name):
+                pid = int(found[1])
+                start = start_of(pid)
+                if _digest(start) != found[2] or not is_running(pid, start):
+                    _remove(entry)
 
 
 def _remove(path: Path) -> None:
@@ -105,18 +193,22 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[Path]:
     check_output(path, overwrite=overwrite)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    _clear_parts(path)
+    temporary = _temporary(path)
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         if is_dir:
             temporary.mkdir()
         yield temporary
-        # Names are in folders, which have to be on the disk too.
+        # Names are stored in folders, which have to be on the disk too.
         for written in [*temporary.rglob("*"), temporary] if is_dir else [temporary]:
             fsync(written)
-        if path.is_dir() and overwrite:
-            shutil.rmtree(path)
-        temporary.replace(path)
+        if not overwrite:
+            finish(temporary, path)
+        else:
+            if path.is_dir():
+                shutil.rmtree(path)
+            temporary.replace(path)
         fsync(path.absolute().parent)
     except OSError as error:
         if error.errno in OUTPUT_FAULTS:
@@ -129,7 +221,7 @@ def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[P
 def complete_file(path: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
     """Yields a temporary path beside `path`; the file gets its name only when it is complete.
 
-    On any exception the temporary file is removed and `path` is as it was before.
+    On any exception the temporary file is removed and `path` is left unchanged.
     """
     return _complete_output(path, is_dir=False, overwrite=overwrite)
 

@@ -1,7 +1,7 @@
-"""Figures: a run's loss, attention maps, contacts beside the true ones.
+"""Figures of losses, attention maps and contacts.
 
-Each function returns a matplotlib figure that no window and no global state knows of, so that it
-can be drawn on a machine without a screen, shown in a notebook, and saved.
+Each function returns a matplotlib figure without a window or global state, which can be drawn on a
+machine without a screen, shown in a notebook, and saved.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, told apart by colour-blind people too.
+# Okabe and Ito's colorblind-safe palette.
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
 _DPI = 150
-# What each format would otherwise be stamped with: the time, and the version of matplotlib.
+# Metadata to remove from each format: the time, and the version of matplotlib.
 _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -32,11 +32,12 @@ _MIN_SEPARATION = _ANY_RANGE[0]
 
 
 def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -> "Figure":
-    """Training and validation loss against the optimiser's step.
+    """Draws training and validation loss against the optimizer step.
 
     Args:
         rows: each has `step` and `train_loss` or `valid_loss` or both, in nats per residue.
-        baseline: the loss of the empirical baseline, in nats per residue.
+        baseline: the loss of residue frequencies, in nats per residue; by default the last
+            `valid_unigram_loss` of the rows, if any.
 
     Raises:
         UserError: no row has a loss.
@@ -52,9 +53,12 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
         axes.plot(steps, _running_mean(losses), color=_BLUE, label="training (running mean)")
     if len(valid):
         axes.plot(*valid.T, "o-", color=_ORANGE, markersize=4, linewidth=1, label="validation")
+    unigram = _series(rows, "valid_unigram_loss")
+    if baseline is None and len(unigram):
+        baseline = float(unigram[-1, 1])
     if baseline is not None:
-        axes.axhline(baseline, color=_GREY, linestyle="--", label="residue frequencies alone")
-    axes.set_xlabel("optimiser step")
+        axes.axhline(baseline, color=_GREY, linestyle="--", label="residue frequencies")
+    axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
@@ -65,14 +69,14 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
 def attention_grid(
     maps: dict[int, np.ndarray], *, title: str, heads: Sequence[int] | None = None
 ) -> "Figure":
-    """Attention maps side by side: layers downwards, heads across.
+    """Draws attention maps in a grid of layers (rows) and heads (columns).
 
-    Each map has its own colour scale, from 0 to the 99th percentile of its entries: the maps of
+    Each map has its own color scale, from 0 to the 99th percentile of its entries: the maps of
     linear mechanisms differ in contrast by orders of magnitude.
 
     Args:
         maps: HLL by layer number, as `PretrainedModel.attention_maps` has them: position 0 is
-            `<cls>`, residue n stands at n, and the last position is `<eos>`.
+            `<cls>`, residue n is at position n, and the last position is `<eos>`.
         title: what stands above the maps.
         heads: the numbers of the heads, where not all of them from 1 on are given.
 
@@ -101,15 +105,15 @@ def attention_grid(
 def contact_figure(
     probabilities_LL: np.ndarray, contacts_LL: np.ndarray | None, *, title: str
 ) -> "Figure":
-    """Contact probabilities above the diagonal; below it the true contacts and the top L pairs.
+    """Draws contact probabilities above the diagonal, true contacts and the top L pairs below.
 
-    The top L pairs are the most probable ones 6 or more apart. Where no structure is known
-    they are drawn without being told right from wrong.
+    The top L pairs are the most probable ones 6 or more apart. Without a known
+    structure they are all drawn alike.
 
     Args:
         probabilities_LL: predicted probabilities.
-        contacts_LL: 1, 0, or -1 where unresolved; None when no structure is known.
-        title: what stands above the figure; the precision is added to it.
+        contacts_LL: 1, 0, or -1 where unresolved; None without a known structure.
+        title: title of the figure; the precision is appended.
     """
     length = len(probabilities_LL)
     known_LL = np.zeros((length, length), np.int8) if contacts_LL is None else contacts_LL
@@ -122,7 +126,7 @@ def contact_figure(
     figure.colorbar(image, ax=axes, shrink=0.75, label="predicted contact probability")
     rows, columns = top_pairs(probabilities_LL, known_LL, separation=_ANY_RANGE)
     if np.ptp(probabilities_LL) == 0:
-        # Equal probabilities predict nothing: pairs picked among them would be chance.
+        # Equal probabilities predict nothing: the order of pairs would be random.
         rows, columns = rows[:0], columns[:0]
         title = f"{title}\nno prediction: no head carries contacts, all pairs are equal"
     size = min(12.0, 2400.0 / length)
@@ -154,7 +158,7 @@ def contact_figure(
 
 
 def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> None:
-    """Writes a figure as PNG, PDF or SVG by the suffix of `path`; equal figures give equal bytes.
+    """Writes a figure as PNG, PDF or SVG by the suffix of `path`, reproducibly to the byte.
 
     Raises:
         UserError: another suffix.
@@ -166,7 +170,7 @@ def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> Non
     if format_ not in _METADATA:
         known = one_of([f".{name}" for name in _METADATA])
         raise UserError(f"{path} is not a figure by its name: it must end in one of {known}")
-    # Without the salt the identifiers inside an SVG are drawn anew each time.
+    # Without the salt, the identifiers inside an SVG are random.
     with (
         complete_file(path, overwrite=overwrite) as temporary,
         matplotlib.rc_context({"svg.hashsalt": "protlm"}),
@@ -191,13 +195,13 @@ def _new_grid(num_layers: int, num_heads: int) -> "tuple[Figure, Any]":
 
 
 def _series(rows: list[dict[str, float]], name: str) -> np.ndarray:
-    """The (step, value) pairs of one column, where it has a value, float64 [n, 2]."""
+    """Returns the (step, value) pairs of one column, without missing values, float64 [n, 2]."""
     pairs = [(row["step"], row[name]) for row in rows if name in row and np.isfinite(row[name])]
     return np.array(pairs, dtype=np.float64).reshape(-1, 2)
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over a window of a twentieth of the values, narrower at both ends."""
+    """Returns a moving average over a twentieth of the values, narrower at both ends."""
     half = max(len(values) // 40, 1)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     here = np.arange(len(values))

@@ -1,4 +1,4 @@
-"""The legend of shape suffixes: a name such as `q_BHLK` says which axes a tensor has.
+"""The legend of shape suffixes: the name `q_BHLK` lists the axes of a tensor.
 
 Digits in a suffix are literal sizes (`mask_B11L`). Scalars, flat buffers and parameters that
 torch names carry no suffix. A test rejects suffix letters that are not in the legend.

@@ -1,14 +1,19 @@
 """What every test stands on: no network, one thread, the command line, and shapes that are true."""
 
 import hashlib
+import io
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -18,18 +23,38 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.data.manifest import MANIFEST, MANIFEST_SHA256, Counts, Manifest, ShardEntry
-from protlm.data.shard_writer import PackedSequences, write_shard
+from protlm.data.shards.cluster_writer import write_cluster_index
+from protlm.data.shards.manifest import (
+    MANIFEST,
+    MANIFEST_SHA256,
+    Clusters,
+    Counts,
+    Manifest,
+    ShardEntry,
+)
+from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.data.vocabulary import RESIDUES
 from protlm.paths import sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Tests run side by side: a second thread in each would only take the cores from the others.
-torch.set_num_threads(1)
+# Tests run side by side: a second thread in each would only take the cores from the others. Nor
+# does a shell's OMP_NUM_THREADS count: what is compared to the bit has one thread on both sides,
+# and the commands below have one. Only `make test-portable` asks for more.
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 # A launcher's variables would make a command under test believe that it is one rank of a job.
 LAUNCHER = re.compile(r"(.*_)?RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|(SLURM|TORCHELASTIC|PL|WANDB)_.*")
+
+# What a command under test is told of its terminal.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "WANDB_MODE": "offline",
+    # A message is compared as it was written, not as a narrow terminal would break it.
+    "COLUMNS": "200",
+    "NO_COLOR": "1",
+    "TERM": "dumb",
+}
 
 # `q_BHLK`: a name in small letters, and after the last underscore one character for each axis.
 SUFFIX = re.compile(r"[a-z]\w*_([A-Z0-9]*[A-Z][A-Z0-9]*)")
@@ -96,15 +121,7 @@ def protlm_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     environment go in `env`, what is typed at standard input in `stdin`.
     """
     inherited = {key: value for key, value in os.environ.items() if not LAUNCHER.fullmatch(key)}
-    fixed = {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "WANDB_MODE": "offline",
-        # A message is compared as it was written, not as a narrow terminal would break it.
-        "COLUMNS": "200",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-    }
+    fixed = {"PYTHONPATH": str(ROOT), **ENVIRONMENT}
 
     def run(
         *arguments: str | Path,
@@ -123,6 +140,77 @@ def protlm_command() -> Callable[..., subprocess.CompletedProcess[str]]:
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+class _ReplacedError(BaseException):
+    """Raised by `os.execv`: the command goes on as another module, with these arguments."""
+
+
+@contextmanager
+def _process_state(arguments: Sequence[str], folder: Path) -> Iterator[None]:
+    """Lets a command have this process as if it had just begun, and restores what it changes."""
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    environment = dict(os.environ)
+
+    def replace(_: str, command: Sequence[str]) -> None:
+        raise _ReplacedError(*command[2:])
+
+    def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        for name in [name for name in os.environ if LAUNCHER.fullmatch(name)]:
+            patch.delenv(name)
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["protlm", *arguments])
+        for name in ("stdout", "stderr"):
+            patch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True))
+        patch.setattr(os, "execv", replace)
+        patch.setattr(warnings, "formatwarning", warnings.formatwarning)
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", UserWarning)
+        patch.setattr(warnings, "showwarning", show)
+        try:
+            yield
+        finally:
+            for number, handler in signals.items():
+                signal.signal(number, handler)
+    # A command may set further variables.
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _exit_code(main: Callable[[], object]) -> int:
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="session")
+def protlm_in_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `protlm ARGUMENTS...` in this process, in a second less than `protlm_command` takes.
+
+    For commands that end at once. It returns what `protlm_command` does.
+    """
+    from protlm import cli
+
+    def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        with _process_state(words, cwd):
+            try:
+                code = _exit_code(cli.main)
+            except _ReplacedError as replaced:
+                module, *rest = replaced.args
+                sys.argv[:] = [module, *rest]
+                code = _exit_code(import_module(module).main)
+            texts = (stream.buffer.getvalue().decode() for stream in (sys.stdout, sys.stderr))
+            return subprocess.CompletedProcess(words, code, *texts)
 
     return run
 
@@ -188,8 +276,8 @@ def _shapes_of_the_mathematics(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def tiny_data(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny sample as shards: train, valid and test by a hash of the sequence."""
-    from data_prep.prepare import prepare
-    from data_prep.split import HashSplit
+    from protlm.data_prep.prepare import prepare
+    from protlm.data_prep.split import HashSplit
 
     folder = tmp_path_factory.mktemp("data") / "tiny"
     prepare([tiny_fasta], folder, split_rule=HashSplit(valid_fraction=0.1, test_fraction=0.2))
@@ -197,11 +285,33 @@ def tiny_data(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def tiny_clusters(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny sample as shards with clusters of one to six sequences."""
+    from protlm.data.records import Tally, read_records
+    from protlm.data_prep.cluster_table import ClusterTable
+    from protlm.data_prep.prepare import prepare
+    from protlm.data_prep.split import HashSplit
+
+    folder = tmp_path_factory.mktemp("data")
+    names = [record.identifier for record in read_records(tiny_fasta, Tally())]
+    table = folder / "cluster.tsv"
+    sizes = np.tile(np.arange(1, 7), len(names))
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rows = [(names[start], name) for start, name in zip(starts, names, strict=False)]
+    table.write_text("".join(f"{one}\t{other}\n" for one, other in rows))
+    split = HashSplit(valid_fraction=0.1, test_fraction=0.2)
+    prepare(
+        [tiny_fasta], folder / "tiny", split_rule=split, clusters=ClusterTable(table, near=folder)
+    )
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="session")
 def train_tiny(tiny_data: Path) -> Callable[..., Path]:
     """Trains the `tiny` model in this process: `train_tiny(run_dir, "trainer.max_steps=4")`."""
-    from protlm.build import compose
+    from protlm.commands.train import train
+    from protlm.composition import compose
     from protlm.config import TrainConfig
-    from protlm.train import train
 
     def run(run_dir: Path, *overrides: str) -> Path:
         settings = [
@@ -229,6 +339,18 @@ def tiny_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")
 
 
+@pytest.fixture
+def workplace(tmp_path: Path, tiny_run: Path, tiny_data: Path) -> Path:
+    """A folder with a FASTA file, links to a run and to shards, and a damaged run."""
+    (tmp_path / "x.fasta").write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n")
+    (tmp_path / "run").symlink_to(tiny_run)
+    (tmp_path / "data").symlink_to(tiny_data)
+    shutil.copytree(tiny_run, tmp_path / "broken")
+    checkpoint = next((tmp_path / "broken" / "checkpoints").glob("*.ckpt"))
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    return tmp_path
+
+
 class Killed(BaseException):
     """Stands for a process that is killed: nothing that follows is done."""
 
@@ -238,7 +360,7 @@ def killed_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[int], AbstractContextManager[None]]:
     """Ends the run within when the optimiser step of this number is done and, if due, saved."""
-    from protlm.training.save_checkpoints import SaveCheckpoints
+    from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 
     @contextmanager
     def killed(step: int) -> Iterator[None]:
@@ -271,24 +393,42 @@ def _random_proteins() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def make_data_set(tmp_path: Path) -> Callable[..., Path]:
-    """Writes proteins as the split `train`, a few to each shard, and a small split `valid`."""
+    """Writes proteins as the split `train`, a few to each shard, and a small split `valid`.
 
-    def make(proteins: Sequence[tuple[str, str]], name: str = "data") -> Path:
+    `clusters` has the hash of each protein's cluster; without it the data set has no clusters.
+    """
+
+    def make(
+        proteins: Sequence[tuple[str, str]],
+        name: str = "data",
+        clusters: Sequence[int] | None = None,
+    ) -> Path:
         directory = tmp_path / name
         directory.mkdir()
 
-        def shard(file: str, some: Sequence[tuple[str, str]]) -> ShardEntry:
+        def shard(
+            file: str, some: Sequence[tuple[str, str]], hashes: Sequence[int] | None
+        ) -> ShardEntry:
             identifiers, sequences = zip(*some, strict=True)
             letters = [sequence.encode() for sequence in sequences]
-            return write_shard(directory, file, [PackedSequences.pack(identifiers, letters)])
+            numbers = None if hashes is None else np.array(hashes, np.uint64)
+            return write_shard(
+                directory, file, [PackedSequences.pack(identifiers, letters, numbers)]
+            )
 
-        train = [
-            shard(f"train/shard-{number:05d}.h5", proteins[first : first + 16])
-            for number, first in enumerate(range(0, len(proteins), 16))
-        ]
-        valid = shard("valid/shard-00000.h5", [("V", "MKV")])
+        train = []
+        for number, first in enumerate(range(0, len(proteins), 16)):
+            here = slice(first, first + 16)
+            hashes = None if clusters is None else clusters[here]
+            train.append(shard(f"train/shard-{number:05d}.h5", proteins[here], hashes))
+        valid = shard("valid/shard-00000.h5", [("V", "MKV")], None if clusters is None else [0])
         splits = {"train": tuple(train), "valid": (valid,)}
-        Manifest(splits, (), Counts(len(proteins) + 1), {"by": "hand"}).write(directory)
+        found = None
+        if clusters is not None:
+            indexes = {name: write_cluster_index(directory, name, splits[name]) for name in splits}
+            found = Clusters("cluster.tsv", "0" * 64, indexes)
+        counts = Counts(len(proteins) + 1)
+        Manifest(splits, (), counts, {"by": "hand"}, found).write(directory)
         return directory
 
     return make

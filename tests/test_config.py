@@ -1,13 +1,16 @@
-"""Configs: every shipped one composes; a wrong key, choice or type is told with alternatives."""
+"""Configs: every shipped one composes; errors of keys, choices and types list alternatives."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from protlm.attention import names
-from protlm.build import build_network, compose, describe, to_plain
-from protlm.config import EvaluateConfig, TrainConfig
+from protlm.build import build_network, describe
+from protlm.composition import compose, read_run_config, to_plain
+from protlm.config import RENAMED, EvaluateConfig, TrainConfig
 from protlm.errors import UserError
 from protlm.paths import conf_dir
 
@@ -38,17 +41,25 @@ def test_every_evaluation_composes(evaluation: str) -> None:
     assert set(config.evaluation) == {evaluation}
 
 
+CAUSAL_EXPERIMENTS = {"trembl_performer_relu_36_causal", "trembl_reformer_36"}
+
+
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes(experiment: str) -> None:
     config = compose(TrainConfig, [f"experiment={experiment}"])
     assert config.run_dir == f"runs/{experiment}"
     assert compose(TrainConfig, [f"experiment={experiment}", "run_dir=mine"]).run_dir == "mine"
-    assert describe(config)["objective"] == "masked"
+    is_causal = experiment in CAUSAL_EXPERIMENTS
+    assert describe(config).objective == ("causal" if is_causal else "masked")
+    assert config.model.max_length >= config.data.max_length
+    layer = compose(TrainConfig, [f"experiment={experiment}", "model.num_layers=1"])
+    mechanism = build_network(layer.model, layer.attention, seed=0).mechanism(1)
+    assert mechanism.supports_causal if is_causal else mechanism.supports_bidirectional
     header = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
     assert f"protlm train experiment={experiment}" in header
 
 
-def test_the_paper_s_experiments_are_the_paper_s() -> None:
+def test_the_experiments_have_the_settings_of_the_paper() -> None:
     config = compose(TrainConfig, ["experiment=trembl_performer_softmax_36"])
     model, optimizer = config.model, config.optimizer
     assert (model.num_heads, model.num_layers) == (8, 36)
@@ -61,6 +72,28 @@ def test_the_paper_s_experiments_are_the_paper_s() -> None:
     assert config.attention["num_features"] == 256
 
 
+def test_the_paper_s_baselines_differ_in_attention_alone() -> None:
+    def plain(experiment: str) -> dict[str, object]:
+        return to_plain(compose(TrainConfig, [f"experiment={experiment}", "run_dir=run"]))
+
+    performer = plain("trembl_performer_relu_36")
+    softmax, linformer, causal = (
+        plain(f"trembl_{name}")
+        for name in ("softmax_36", "linformer_36", "performer_relu_36_causal")
+    )
+    for other in (softmax, linformer):
+        assert other | {"attention": None} == performer | {"attention": None}
+    assert causal | {"objective": None} == performer | {"objective": None}
+    # The paper trained its Reformer without clipping.
+    assert compose(TrainConfig, ["experiment=trembl_reformer_36"]).trainer.gradient_clip == 0
+
+
+@pytest.mark.parametrize("experiment", ["trembl_performer_relu_8192", "trembl_softmax_8192"])
+def test_long_rows_are_joined_proteins(experiment: str) -> None:
+    config = compose(TrainConfig, [f"experiment={experiment}"])
+    assert (config.data.mode.value, config.data.max_length) == ("concatenated", 8192)
+
+
 WRONG = [
     (["model.num_layer=3"], ["model.num_layer", "num_layers"]),
     (["modle=tiny"], ["modle", "model"]),
@@ -70,12 +103,23 @@ WRONG = [
     (["model.positions=circular"], ["circular", "rotary"]),
     (["trainer.max_steps"], ["trainer.max_steps"]),
     (["experiment=nothing"], ["nothing", "trembl_performer_relu_36"]),
+    (["objective.mask_fraction_range=[0.1]"], ["objective.mask_fraction_range=[0.1]", "[0.1,0.5]"]),
+    (["objective.mask_fraction_decays=true"], ["objective.mask_fraction_range=[0.1,0.5]"]),
+    (
+        ["objective.mask_fraction_range=[0.1,0.5]", "objective.mask_fraction_decays=true"],
+        ["constant", "type schedule=wsd"],
+    ),
+    (
+        ["objective=causal", "objective.mask_fraction_range=[0.1,0.5]"],
+        ["objective.mask_fraction_range=[0.1, 0.5]", "objective=masked"],
+    ),
+    (["optimizer.beta2_half_life=0"], ["optimizer.beta2_half_life=0", "above 0"]),
     (["+model.new=1"], ["model.new", "num_layers"]),
 ]
 
 
 @pytest.mark.parametrize("overrides, words", WRONG, ids=[o[0] for o, _ in WRONG])
-def test_a_wrong_setting_is_told_with_the_alternatives(
+def test_the_error_of_a_wrong_setting_lists_alternatives(
     overrides: list[str], words: list[str]
 ) -> None:
     with pytest.raises(UserError) as raised:
@@ -86,19 +130,19 @@ def test_a_wrong_setting_is_told_with_the_alternatives(
         assert word in message
 
 
-def test_a_missing_value_is_told() -> None:
+def test_a_missing_value_is_reported() -> None:
     with pytest.raises(UserError, match="checkpoint=VALUE"):
         compose(EvaluateConfig, [])
 
 
-def test_an_unknown_option_of_a_mechanism_is_told() -> None:
+def test_an_unknown_option_of_a_mechanism_is_reported() -> None:
     config = compose(TrainConfig, ["model=tiny", "attention=softmax"])
     with pytest.raises(UserError, match=r"attention\.num_features is not a setting of softmax"):
         build_network(config.model, {**config.attention, "num_features": 3}, seed=0)
 
 
 @pytest.mark.parametrize("name", ["os", "../os", "base", "performer.base", "", "Softmax"])
-def test_a_name_reaches_no_other_code(name: str) -> None:
+def test_a_name_cannot_refer_to_other_code(name: str) -> None:
     config = compose(TrainConfig, ["model=tiny"])
     with pytest.raises(UserError, match="does not exist"):
         build_network(config.model, {"name": name}, seed=0)
@@ -140,3 +184,19 @@ def test_the_36_layer_experiments_step_on_two_ranks(
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000001.ckpt").is_file()
+
+
+@pytest.mark.parametrize("old, new", RENAMED.items())
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{old} is now called {new}")):
+        compose(TrainConfig, [f"{old}=1"])
+
+
+def test_the_config_of_an_older_run_is_read_with_its_old_names(tmp_path: Path) -> None:
+    plain = to_plain(compose(TrainConfig, ["schedule=wsd"]))
+    for old, new in RENAMED.items():
+        section, name = new.split(".")
+        plain[section][old.split(".")[1]] = plain[section].pop(name)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
+    read = read_run_config(tmp_path / "config.yaml")
+    assert read == to_plain(compose(TrainConfig, ["schedule=wsd"]))

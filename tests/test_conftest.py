@@ -1,7 +1,12 @@
 """The guards of the suite are themselves tested: one that never bites guards nothing."""
 
+import logging
+import os
+import signal
 import socket
 import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +89,55 @@ def test_the_command_runs_in_its_own_process(
     done = protlm_command("--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Usage: protlm" in done.stdout
+
+
+def state_of_this_process() -> list[Any]:
+    """What a command could leave behind in this process."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    streams = [sys.stdout, sys.stderr, list(sys.argv), os.execv, list(logging.root.handlers)]
+    warned = [list(warnings.filters), warnings.formatwarning, warnings.showwarning]
+    torch_state = [
+        torch.get_rng_state().tolist(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+    ]
+    hydra = GlobalHydra.instance().is_initialized()
+    return [handlers, streams, warned, torch_state, hydra, dict(os.environ), Path.cwd()]
+
+
+def test_a_command_in_this_process_leaves_no_state_behind(
+    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
+    workplace: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = state_of_this_process()
+    for arguments, code in (
+        (["train", "model=small", "data.dir=data", "run_dir=run"], 2),
+        (["train", "--hydra-help"], 2),
+        (["evaluate", "checkpoint=broken", "data.dir=data", "split=test"], 3),
+        (["data", "info", "data"], 0),
+    ):
+        done = protlm_in_process(*arguments, cwd=workplace)
+        assert done.returncode == code, done.stderr
+        assert done.stdout + done.stderr
+        assert state_of_this_process() == before
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_in_this_process_ends_as_one_of_its_own(
+    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
+    protlm_command: Callable[..., subprocess.CompletedProcess[str]],
+    workplace: Path,
+) -> None:
+    for arguments in (["data", "info", "data"], ["prepare", "none.fasta", "--out", "o"]):
+        here, apart = (
+            run(*arguments, cwd=workplace) for run in (protlm_in_process, protlm_command)
+        )
+        assert here.returncode == apart.returncode
+        assert here.stdout == apart.stdout
+        assert here.stderr == apart.stderr
 
 
 def test_the_sample_is_there(tiny_fasta: Path) -> None:

@@ -1,20 +1,19 @@
-"""README, documents, notebooks and shipped files say what is so: links, commands, versions."""
+"""README, documents, notebooks and shipped files are correct: links, commands, versions."""
 
 import json
 import re
 import shlex
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import protlm
-from protlm.build import compose
+from protlm.commands.settings import settings_of, with_tables
+from protlm.composition import compose
 from protlm.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +22,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "slurm", "tests"]
 CELLS = 15
 
-# Places of one person's machine, and hosts that a mirror replaces.
+# Paths of one machine, and hosts that a mirror replaces.
 PRIVATE = re.compile(
     r"(?<![\w.~])/(?:home|Users|root|work|tmp/\w)"
     r"|pypi\.org|pythonhosted\.org|registry\.npmjs|download\.pytorch\.org|conda\.anaconda\.org"
@@ -37,21 +36,14 @@ def test_the_versions_agree() -> None:
     assert versions[0] == PROJECT["version"] == protlm.__version__
 
 
-def settings_of(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every setting as it is typed, but for those of a mechanism."""
-    for field in fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
-        if is_dataclass(value):
-            yield from settings_of(value, f"{name}.")
-        elif name != "attention":
-            plain = str(value) if isinstance(value, float) else json.dumps(value)
-            yield name, plain.strip('"')
-
-
 def test_every_setting_is_explained() -> None:
-    text = (ROOT / "docs" / "settings.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \| .{4,} \|$", text, re.MULTILINE)
-    assert sorted(rows) == sorted(settings_of(compose(TrainConfig, ())))
+    settings = list(settings_of(compose(TrainConfig, ())))
+    assert {"run_dir", "model.qk_norm", "trainer.max_steps"} <= {one.name for one in settings}
+    assert [one.name for one in settings if len(one.help) < 4] == []
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert page == with_tables(page), "docs/settings.md is out of date: type make docs"
+    for one in settings:
+        assert f"| `{one.name}` | `{one.value}` |" in page
 
 
 def test_notebooks_are_short_and_clean() -> None:
@@ -80,16 +72,16 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_documents_point_at_what_is_there(document: Path) -> None:
+def test_links_and_paths_in_documents_exist(document: Path) -> None:
     text = document.read_text()
     links = re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", text)
     missing = [link for link in links if not (document.parent / link).exists()]
-    # A path in backquotes that starts in one of our folders is there, unless it stands for any NAME
-    # or the document tells the reader to write it: the path, a colon, and then the code.
+    # A path in backquotes that starts with one of the folders exists, unless it contains a NAME in
+    # capitals, or the document asks the reader to write it: the path, a colon, and then the code.
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", text)
-    told = {Path(name).stem for name in re.findall(r"^`([\w./-]+)`:\n\n```", text, re.MULTILINE)}
+    written = {Path(name).stem for name in re.findall(r"^`([\w./-]+)`:\n\n```", text, re.MULTILINE)}
     named = [name for name in named if not re.search("[A-Z]{4}", name)]
-    named = [name for name in named if Path(name).stem not in told]
+    named = [name for name in named if Path(name).stem not in written]
     assert missing + [name for name in named if not (ROOT / name).exists()] == []
 
 
@@ -111,10 +103,10 @@ def test_the_readme_names_real_targets() -> None:
     assert {"demo", "test"} <= {word for words in typed for word in words[1:]} <= targets
 
 
-def test_the_readme_names_real_commands(protlm_command: Command) -> None:
+def test_the_readme_names_real_commands(protlm_in_process: Command, tmp_path: Path) -> None:
     @cache
     def help_of(*command: str) -> str:
-        done = protlm_command(*command, "--help")
+        done = protlm_in_process(*command, "--help", cwd=tmp_path)
         assert done.returncode == 0, f"protlm {' '.join(command)}: {done.stderr}"
         return done.stdout
 
@@ -136,7 +128,7 @@ def test_the_readme_names_real_commands(protlm_command: Command) -> None:
 
 
 def test_the_settings_of_training_in_documents_are_settings() -> None:
-    """Also where torchrun or sbatch hands them on."""
+    """Includes commands of torchrun and sbatch."""
     texts = [document.read_text() for document in DOCUMENTS]
     blocks = "".join(re.findall(r"^```bash\n(.*?)^```", "".join(texts), re.MULTILINE | re.DOTALL))
     lines = [line.split(" #")[0] for line in blocks.replace("\\\n", " ").splitlines()]

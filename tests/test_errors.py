@@ -1,4 +1,4 @@
-"""How commands tell of errors and warnings."""
+"""How commands report errors and warnings."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import warnings
 from protlm import errors
 
 def command():
-    source = "warnings.warn('odd, but it goes on')"
+    source = "warnings.warn('odd, but harmless')"
     exec(compile(source, errors.__file__, "exec"), {"warnings": warnings})
     warnings.warn("another's", UserWarning)
 
@@ -16,11 +16,11 @@ errors.exit_with_message(command)
 """
 
 
-def test_a_warning_is_a_sentence_and_that_of_a_library_says_where() -> None:
+def test_only_the_warnings_of_libraries_contain_their_place() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )
     ours, theirs = done.stderr.splitlines()
     assert done.returncode == 0
-    assert ours == "protlm: warning: odd, but it goes on"
+    assert ours == "protlm: warning: odd, but harmless"
     assert theirs == "<string>:8: UserWarning: another's"

@@ -58,8 +58,8 @@ def test_no_prediction_is_said_and_not_drawn() -> None:
 def test_a_loss_curve_shows_training_validation_and_baseline() -> None:
     figure = loss_curve(rows(), baseline=2.9)
     [axes] = figure.axes
-    assert labels(axes) == ["optimiser step", "loss (nats per residue)"]
-    assert legend(figure) == ["training (running mean)", "validation", "residue frequencies alone"]
+    assert labels(axes) == ["optimizer step", "loss (nats per residue)"]
+    assert legend(figure) == ["training (running mean)", "validation", "residue frequencies"]
     light, mean, valid, baseline = axes.lines
     assert len(light.get_xdata()) == len(mean.get_xdata()) == 99
     np.testing.assert_array_equal(valid.get_xydata(), [[500.0, 2.5], [990.0, 2.1]])
@@ -68,6 +68,16 @@ def test_a_loss_curve_shows_training_validation_and_baseline() -> None:
     noisy, quiet = np.asarray(light.get_ydata()), np.asarray(mean.get_ydata())
     assert quiet.std() < 0.5 * noisy.std()
     assert quiet.mean() == pytest.approx(noisy.mean(), abs=0.1)
+
+
+def test_the_baseline_of_a_loss_curve_stands_in_the_log() -> None:
+    logged = [*rows(), {"step": 990.0, "valid_loss": 2.0, "valid_unigram_loss": 2.8}]
+    figure = loss_curve(logged)
+    assert legend(figure)[-1] == "residue frequencies"
+    dashed = figure.axes[0].lines[-1]
+    assert (set(dashed.get_ydata()), dashed.get_linestyle()) == ({2.8}, "--")
+    assert set(loss_curve(logged, baseline=2.9).axes[0].lines[-1].get_ydata()) == {2.9}
+    assert "residue frequencies" not in legend(loss_curve(rows()))
 
 
 def test_a_loss_curve_takes_what_there_is() -> None:

@@ -1,6 +1,6 @@
-"""Attention mechanisms behind one contract: one file and one YAML each.
+"""Attention mechanisms with one interface: each is one Python file and one YAML file.
 
-`names()` lists them, `create()` builds one; notebooks, tests and the model use the same door.
+`names()` lists them and `create()` builds one.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from protlm.attention.base import Attention
 from protlm.errors import UserError, one_of
 from protlm.paths import conf_dir
 
-__all__ = ["Attention", "create", "mechanism", "names"]
+__all__ = ["Attention", "create", "mechanism", "names", "options_of_layer"]
 
 _TYPE_NAMES: dict[type, str] = {
     bool: "true or false",
@@ -22,21 +22,22 @@ _TYPE_NAMES: dict[type, str] = {
     float: "a number",
     str: "a name",
     dict: "a group of settings",
+    list: "a list",
     type(None): "null",
 }
 _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
 
 
 def names() -> list[str]:
-    """The mechanisms there are: the names of the files in `conf/attention`."""
+    """Returns the names of the mechanisms, which are the names of the files in `conf/attention`."""
     return sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))
 
 
 def mechanism(name: str) -> type[Attention]:
-    """The class of a mechanism, by its name.
+    """Returns the class of a mechanism.
 
     Raises:
-        UserError: there is no such mechanism.
+        UserError: the mechanism does not exist.
     """
     # The name comes from a config or a checkpoint: it must not reach any module but these.
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
@@ -49,6 +50,27 @@ def mechanism(name: str) -> type[Attention]:
     ]
     assert len(classes) == 1, f"{module.__name__} must define exactly one Attention"
     return classes[0]
+
+
+def options_of_layer(
+    name: str, options: Mapping[str, Any], *, layer: int, num_layers: int
+) -> dict[str, Any]:
+    """Returns the options of one layer, numbered from 0, where lists have a value for each layer.
+
+    Raises:
+        UserError: there is no such mechanism, or a list has another length than `num_layers`.
+    """
+    chosen = dict(options)
+    for option in mechanism(name).per_layer_options:
+        values = options.get(option)
+        if isinstance(values, list):
+            if len(values) != num_layers:
+                raise UserError(
+                    f"attention.{option} has {len(values)} values, but the model has {num_layers} "
+                    "layers (model.num_layers); give one value for each layer, or one for all"
+                )
+            chosen[option] = values[layer]
+    return chosen
 
 
 def create(
@@ -65,16 +87,15 @@ def create(
 
     Args:
         name: one of `names()`.
-        options: the mechanism's own settings, as in its YAML without the name.
-        num_heads: heads the mechanism mixes.
+        options: the settings of the mechanism, as in its YAML file, without the name.
+        num_heads: heads H.
         head_dim: width K of a query and a key.
-        model_dim: width D of the block's input.
-        max_length: the longest input, in positions, for mechanisms with tables of positions.
-        seed: what random projections are drawn from, together with the redraw index.
+        model_dim: width D of the input of a block.
+        max_length: the longest input, for mechanisms with tables of positions.
+        seed: the seed of random projections, together with the redraw index.
 
     Raises:
-        UserError: an unknown name, an unknown option, a value of a type that the constructor does
-            not take, or an impossible setting.
+        UserError: an unknown name or option, a value of the wrong type, or an impossible setting.
     """
     cls = mechanism(name)
     accepted = list(inspect.signature(cls).parameters)
@@ -98,13 +119,13 @@ def create(
 
 
 def _check_types(cls: type[Attention], options: Mapping[str, Any]) -> None:
-    """Checks options that are numbers, names or switches; others are the constructor's to check."""
+    """Checks numbers, names and switches; the constructor checks other options."""
     annotations = get_type_hints(cls.__init__)
     for option, value in options.items():
         annotation = annotations[option]
         members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
         types = [get_origin(member) or member for member in members]
-        # A whole number is a number, but true is neither.
+        # An int is accepted as a float, but a bool is neither.
         fits = type(value) in types or (type(value) is int and float in types)
         if not fits and all(kind in _TYPE_NAMES for kind in types):
             given = "null" if value is None else value

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.aft.base import AttentionFree, Mixer
 from protlm.attention.aft.positions import PositionBiases, rows_of_biases
-from protlm.attention.aft.sums import Sums, floor_of, triangle
+from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
 from protlm.attention.aft.windows import power_of_two
 
-# Rows that are computed at a time; a power of two, for the triangle at their end.
+# Rows that are computed together: a power of two, as the triangle at their end requires.
 _ROWS = 256
 
 
@@ -21,14 +21,16 @@ _ROWS = 256
 class AftFull(AttentionFree):
     """A gated mean of all values by softmax(k + w) in every channel, w learned for each pair.
 
-    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, causal, j ≤ i, with
-    w_ij = u_i·v_j, one for all channels: Zhai et al., arXiv 2105.14103, eq. 2 and section 3,
-    "Parameterization". Heads only hold channels. Beside w, learned positions suit it: rotary ones
-    are harmless, but weigh a value by its own position only. Time grows with L², memory with L. In
-    float32 a weight vanishes that w alone makes e^69 times smaller than the largest of its row.
+    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, in causal mode,
+    j ≤ i, where w_ij = u_i·v_j is the same for all channels (Zhai et al., arXiv 2105.14103, eq. 2
+    and section 3, "Parameterization"). Heads are only groups of channels. Learned positions are
+    recommended in addition to w; rotary positions are not applied. Time grows with L², memory with
+    L. In float32 a weight becomes 0 if w alone makes it e^69 times smaller than the largest of its
+    row. There is no step-by-step form of bounded size, because every row weighs every position
+    differently.
 
     Args:
-        max_length: positions that u and v have rows for; longer inputs are refused.
+        max_length: number of rows of u and v; longer inputs are rejected.
         rank: width d' of u and v; the paper has 64 to 256.
 
     Raises:
@@ -36,7 +38,7 @@ class AftFull(AttentionFree):
     """
 
     cost: ClassVar[str] = "L² K"
-    advice: ClassVar[str] = "short proteins of one family, where places mean the same in all"
+    advice: ClassVar[str] = "short proteins of one family, where positions are comparable"
 
     def __init__(self, *, max_length: int, rank: int = 128) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class AftFull(AttentionFree):
     def _outputs(
         self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
     ) -> Tensor:
-        # The weights serve all heads at once, and are cut into rows instead.
+        # All heads use the same weights, which are computed for a block of rows at a time.
         means_of = partial(self._mixer(q_BHLK.shape[2], causal=causal), slice(None))
         return self._gated_means(q_BHLK, k_BHLK, v_BHLC, mask_BL, means_of)
 
@@ -56,11 +58,11 @@ class AftFull(AttentionFree):
     def _means(self, _: slice, exponents: Tensor, values: Tensor, *, causal: bool) -> Tensor:
         length = values.shape[2]
         means = [
-            # The weights of a block of rows are made again in the backward pass, not kept.
+            # The weights of a block of rows are recomputed in the backward pass, not stored.
             checkpoint(
                 _means_of_rows,
                 slice(start, min(start + _ROWS, length)),
-                # Passed, so that the repetition sees the tables that this pass has seen.
+                # Passed, so that the recomputation uses the same tables as this pass.
                 (self.biases.u, self.biases.v),
                 exponents,
                 values,
@@ -83,11 +85,11 @@ def _means_of_rows(
     # A factor of the row cancels in the mean.
     weights = (bias - bias.detach().amax(dim=-1, keepdim=True)).exp()
     if not causal:
-        return Sums.terms(exponents, values).mixed(weights).mean()
+        return SoftmaxSums.terms(exponents, values).mixed(weights).mean()
     sums = _last_rows(exponents[:, :, rows], values[:, :, rows], weights[..., rows])
     if rows.start > 0:
         before = slice(rows.start)
-        terms = Sums.terms(exponents[:, :, before], values[:, :, before])
+        terms = SoftmaxSums.terms(exponents[:, :, before], values[:, :, before])
         sums = sums.plus(terms.mixed(weights[..., before]))
     return sums.mean()
 
@@ -95,14 +97,14 @@ def _means_of_rows(
 def _bias_of(rows: slice, length: int, u: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     bias_ML = rows_of_biases(rows, length, u, v)
     if causal:
-        # Keys that a row does not see must not set its largest weight.
+        # Keys that a row does not see must not determine its largest weight.
         position_L = torch.arange(length, device=bias_ML.device)
         bias_ML = bias_ML.masked_fill(position_L > position_L[rows, None], -torch.inf)
     return bias_ML[None]
 
 
-def _last_rows(exponents: Tensor, values: Tensor, weights: Tensor) -> Sums:
-    """The sums of some rows over the keys of the same rows, filled up to a power of two."""
+def _last_rows(exponents: Tensor, values: Tensor, weights: Tensor) -> SoftmaxSums:
+    """Computes the sums of some rows over their own keys, padded to a power of two."""
     length = values.shape[2]
     missing = power_of_two(length) - length
     x = F.pad(exponents, (0, 0, 0, missing), value=floor_of(exponents))

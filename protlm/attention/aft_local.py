@@ -6,26 +6,29 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention.aft.base import AttentionFree, Mixer
+from protlm.attention.aft.base import Mixer
+from protlm.attention.aft.decoding import WindowedAttentionFree
 from protlm.attention.aft.positions import PositionBiases
 from protlm.attention.aft.windows import WindowWeights, block_size, offsets, windowed_means
-from protlm.errors import UserError
+from protlm.attention.ops.numerics import upcast
+from protlm.attention.ops.options import require_at_least
 
 
 @final
-class AftLocal(AttentionFree):
+class AftLocal(WindowedAttentionFree):
     """A gated mean of all values by softmax(k + w) in every channel, w learned for near pairs.
 
-    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, causal, j ≤ i, with
-    w_ij = u_i·v_j where |i - j| < s, and 0 (not -∞) elsewhere: what is far counts as in AFT-simple.
-    Zhai et al., arXiv 2105.14103, section 3, "AFT-local". s ≥ L is AFT-full. Heads only hold
-    channels. Beside w, learned positions suit it: rotary ones are harmless, but weigh a value by
-    its own position only. Near and far are summed apart: the difference e^w - 1 of the short
-    formula would cancel where w is very negative. In float32 a weight vanishes that w alone makes
-    e^69 times smaller than the largest of its row, or than 1.
+    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, in causal mode,
+    j ≤ i, where w_ij = u_i·v_j if |i - j| < s, and 0 (not -∞) elsewhere: distant positions count as
+    in AFT-simple (Zhai et al., arXiv 2105.14103, section 3, "AFT-local"). s ≥ L is AFT-full. Heads
+    are only groups of channels. Learned positions are recommended in addition to w; rotary
+    positions are not applied. Near and far terms are summed separately, because the difference
+    e^w - 1 of the shorter formula would cancel where w is very negative. In float32 a weight
+    becomes 0 if w alone makes it e^69 times smaller than 1 or than the largest weight of its row.
+    Decoding keeps the last s positions and the sums over all positions before them.
 
     Args:
-        max_length: positions that u and v have rows for; longer inputs are refused.
+        max_length: number of rows of u and v; longer inputs are rejected.
         window: s; i and j are near if they are less than s positions apart.
         rank: width d' of u and v; the paper has 64 to 256.
 
@@ -34,17 +37,15 @@ class AftLocal(AttentionFree):
     """
 
     cost: ClassVar[str] = "L s K"
-    advice: ClassVar[str] = "a cheap mixer of neighbours and composition; no content-based pairs"
+    advice: ClassVar[str] = "a cheap mixer of neighbors and composition; no content-based pairs"
 
     def __init__(self, *, max_length: int, window: int = 32, rank: int = 128) -> None:
         super().__init__()
-        if window < 1:
-            raise UserError(
-                f"attention.window={window} must be at least 1; type attention.window=32, or "
-                "attention=aft_simple for no window"
-            )
+        require_at_least(
+            "window", window, 1, example=32, otherwise="attention=aft_simple for no window"
+        )
         self.max_length = max_length
-        self.window = window
+        self.window = self._window = min(window, max_length)
         self.biases = PositionBiases(max_length=max_length, rank=rank)
 
     def _mixer(self, length: int, *, causal: bool) -> Mixer:
@@ -58,7 +59,10 @@ class AftLocal(AttentionFree):
         position_L = torch.arange(length, device=bias_ML.device)
         return self._near(bias_ML, position_L[rows, None] - position_L, causal=causal)[None]
 
+    def _window_bias(self, row: int, key_M: Tensor) -> Tensor:
+        return (upcast(self.biases.v[key_M]) @ upcast(self.biases.u[row]))[None]
+
     def _near(self, bias: Tensor, distance: Tensor, *, causal: bool) -> Tensor:
-        """The biases of pairs in the window; a key that a causal row does not see has -∞."""
+        """Returns the biases of pairs in the window, -∞ for keys that a causal row does not see."""
         bias = bias.masked_fill(distance.abs() >= self.window, 0)
         return bias.masked_fill(distance < 0, -torch.inf) if causal else bias

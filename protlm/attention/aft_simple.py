@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 from protlm.attention.aft.base import AttentionFree, Mixer
-from protlm.attention.aft.sums import Sums
+from protlm.attention.aft.sums import SoftmaxSums
 from protlm.attention.base import Recurrent
-from protlm.attention.precision import wide
+from protlm.attention.ops.numerics import upcast
 
 
 @final
-class AftSimple(AttentionFree, Recurrent[Sums]):
+class AftSimple(AttentionFree, Recurrent[SoftmaxSums]):
     """A gated mean of all values, weighted by softmax(k) over positions in every channel.
 
-    Y_i = σ(q_i) ⊙ Σ_j e^(k_j) ⊙ v_j / Σ_j e^(k_j), without a 1/√K, over all j or, causal, j ≤ i.
-    Zhai et al., arXiv 2105.14103, section 3, "AFT-simple". There is no product of queries and keys,
-    and without a gate all outputs of the bidirectional form would be the same; heads only hold
-    channels. Learned positions suit it: rotary ones are harmless, but weigh a value by its own
-    position only.
+    Y_i = σ(q_i) ⊙ Σ_j e^(k_j) ⊙ v_j / Σ_j e^(k_j), without a 1/√K, over all j or, in causal mode,
+    j ≤ i (Zhai et al., arXiv 2105.14103, section 3, "AFT-simple"). There is no product of queries
+    and keys, and without the gate all outputs of the bidirectional form would be the same. Heads
+    are only groups of channels. It needs `model.positions=learned` or `sinusoidal`: rotary
+    positions are not applied, so with them the model has no positions at all.
 
-    Its recurrent state is the two sums beside the largest key so far, in float32.
+    The recurrent state is the two sums and the largest key so far, in float32.
     """
 
     cost: ClassVar[str] = "L K"
@@ -33,27 +33,27 @@ class AftSimple(AttentionFree, Recurrent[Sums]):
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
         return torch.zeros(())
 
-    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Sums:
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> SoftmaxSums:
         """See `Recurrent.initial_state`."""
-        return Sums.none(wide(k_BHK), wide(v_BHC))
+        return SoftmaxSums.none(upcast(k_BHK), upcast(v_BHC))
 
     @torch.no_grad()
     def step(
-        self, state: Sums, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
-    ) -> tuple[Sums, Tensor]:
+        self, state: SoftmaxSums, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+    ) -> tuple[SoftmaxSums, Tensor]:
         """See `Recurrent.step`."""
-        k_BHK = wide(k_BHK)
-        state = state.plus(Sums(k_BHK, wide(v_BHC), torch.ones_like(k_BHK)))
-        return state, (wide(q_BHK).sigmoid() * state.mean()).to(v_BHC.dtype)
+        k_BHK = upcast(k_BHK)
+        state = state.plus(SoftmaxSums(k_BHK, upcast(v_BHC), torch.ones_like(k_BHK)))
+        return state, (upcast(q_BHK).sigmoid() * state.mean()).to(v_BHC.dtype)
 
 
 def _means(_: slice, exponents: Tensor, values: Tensor) -> Tensor:
-    """The mean over all positions, the same for each."""
-    return Sums.terms(exponents, values).total().mean().expand_as(values)
+    """Computes the mean over all positions, the same for each."""
+    return SoftmaxSums.terms(exponents, values).total().mean().expand_as(values)
 
 
 def _running_means(_: slice, exponents: Tensor, values: Tensor) -> Tensor:
-    """The mean over the positions up to each."""
-    # Each position is a row of its own at first, so that its reference is.
-    terms = Sums.terms(exponents[..., None, :], values[..., None, :])
+    """Computes the mean over the positions up to each."""
+    # Each position is a separate row at first, so that it has its own reference.
+    terms = SoftmaxSums.terms(exponents[..., None, :], values[..., None, :])
     return terms.each(lambda x: x.squeeze(-2)).running().mean()

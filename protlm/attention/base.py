@@ -1,39 +1,58 @@
-"""The contract of an attention mechanism: it mixes value vectors across positions."""
+"""The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
+from enum import StrEnum
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from protlm.attention.ops.numerics import accum_dtype
 from protlm.errors import UserError
 
 
+class QueryKeyNorms(StrEnum):
+    """The normalization of queries and keys."""
+
+    # Norms of at most √3 after scaling by K^(-1/4), so that softmax estimates have small variance.
+    bounded = "bounded"
+    # Root mean square 1, times an unbounded learned gain per head.
+    free = "free"
+    # No normalization: there are no products of queries and keys, or the mechanism normalizes them.
+    none = "none"
+
+
 class Attention(nn.Module, ABC):
-    """Mixes value vectors across positions, one head at a time.
+    """An attention mechanism, which mixes value vectors across positions, per head.
 
     A mechanism is one module `protlm/attention/NAME.py` that defines one subclass, and one file
     `conf/attention/NAME.yaml` with its name and the constructor's keyword arguments. The
-    constructor may also ask, by these names, for `num_heads`, `head_dim`, `model_dim`,
-    `max_length` and `seed`; they come from the model. The first line of the class's docstring says
-    the idea; it stands in `docs/mechanisms.md` with what the class attributes say.
+    constructor may also have the parameters `num_heads`, `head_dim`, `model_dim`, `max_length` and
+    `seed`, which the model provides. The first line of the class docstring summarizes the idea; it
+    is listed in `docs/mechanisms.md` with the class attributes.
     """
 
-    # Of the class; where settings take a mode away, the instance says so.
+    # Class attributes; an instance overrides them where settings exclude a mode.
     supports_bidirectional: bool
     supports_causal: bool
-    # Whether keys are the queries: the model then has no projection of its own for keys.
+    # Whether keys are the queries; the model then has no key projection.
     shares_query_key: ClassVar[bool] = False
-    # Its parameters that activations are multiplied with, as with a linear layer's weight: of all
-    # that are not in such a layer, these alone decay.
+    # The effect of `model.qk_norm=true` on queries and keys; an instance may override it.
+    qk_norm: QueryKeyNorms = QueryKeyNorms.free
+    # Whether the model applies rotary positions to queries and keys.
+    takes_rotary: ClassVar[bool] = True
+    # Names of parameters that multiply activations like the weight of a linear layer. Of the
+    # parameters outside linear layers, only these have weight decay.
     matrices: ClassVar[tuple[str, ...]] = ()
-    # The time of one head, in the letters of `protlm.shapes` and the options.
+    # Options that may be lists with one value for each layer (`options_of_layer`).
+    per_layer_options: ClassVar[tuple[str, ...]] = ()
+    # The time complexity of one head, in the letters of `protlm.shapes` and the options.
     cost: ClassVar[str]
     # When to use it for proteins.
     advice: ClassVar[str]
-    # What entry (i, j) of a map is.
+    # The meaning of entry (i, j) of a map.
     map_meaning: ClassVar[str] = "the weight of value j in output i"
-    # The longest input, in positions; None where there is no limit.
+    # The longest input, in positions; None for no limit.
     max_length: int | None = None
 
     @abstractmethod
@@ -50,13 +69,14 @@ class Attention(nn.Module, ABC):
         """Returns the mixed values, BHLC, in the dtype of `v_BHLC`.
 
         Args:
-            q_BHLK: queries, rotary positions already applied, not yet scaled.
+            q_BHLK: queries, rotary positions already applied (but see `takes_rotary`), not yet
+                scaled.
             k_BHLK: keys, likewise.
             v_BHLC: values.
-            hidden_BLD: the block's normalised input, for mechanisms with gates or projections.
-            mask_BL: true where there is a residue or special token to attend to. Nothing at the
-                other positions, not even NaN, reaches an output at a true position; outputs
-                there are 0, and a row that may attend to nothing is 0.
+            hidden_BLD: the normalized input of the block, for gates and projections.
+            mask_BL: true at residues and special tokens, false at padding. Inputs at padding, even
+                NaN, do not affect outputs at other positions. Outputs at padding are 0, and so is a
+                row without visible keys.
             causal: whether position i sees only positions up to and including i.
         """
 
@@ -70,18 +90,17 @@ class Attention(nn.Module, ABC):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """Returns the map, BHLL, or a block of its rows: entry (i, j) weighs value j in output i.
+        """Returns the map, BHLL, or a block of its rows; see `map_meaning` for its entries.
 
-        The default is exact for every mechanism that is linear in its values, and costs memory
-        in proportion to the rows: with as many value channels as rows, the gradient that takes
-        channel c from output row c alone has the row in value c (the transpose of the map on
-        identity values, arXiv 2009.14794, C.4).
+        The default is exact for every mechanism that is linear in its values, and needs memory
+        in proportion to the number of rows. It runs `forward` with one value channel per row, and
+        takes the gradient of channel c of output row c: that gradient in channel c of the values is
+        the row (the transpose of the map on identity values, arXiv 2009.14794, C.4).
         """
         batch, heads, length, _ = q_BHLK.shape
         rows = slice(None) if rows is None else rows
-        dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
-        # Whoever only looks at maps may have switched gradients off for good: what was made in
-        # there has to be copied.
+        dtype = accum_dtype(q_BHLK)
+        # Tensors made in inference mode have to be copied before they can have gradients.
         with torch.inference_mode(False), torch.enable_grad():
             q_BHLK, k_BHLK = (x.detach().clone().to(dtype) for x in (q_BHLK, k_BHLK))
             hidden_BLD, mask_BL = hidden_BLD.detach().clone(), mask_BL.clone()
@@ -96,47 +115,47 @@ class Attention(nn.Module, ABC):
         return map_BHLM.mT
 
     def _refuse_longer(self, length: int) -> None:
-        """Refuses an input that is longer than the mechanism's tables.
+        """Rejects an input that is longer than the tables of the mechanism.
 
         Raises:
             UserError: more than `max_length` positions.
         """
         if self.max_length is not None and length > self.max_length:
             raise UserError(
-                f"{length} positions are more than the {self.max_length} that this attention has "
-                "tables for; use shorter sequences, or a model with a greater model.max_length"
+                f"{length} positions exceed the {self.max_length} that this attention has tables "
+                "for; use shorter sequences, or a model with a larger model.max_length"
             )
 
 
 class RandomFeatures(ABC):
-    """A mechanism with random projections, redrawn outside `forward`.
+    """A mechanism with random projections, which are redrawn outside `forward`.
 
-    `redraw_every` counts optimiser steps; None keeps the first draw.
+    `redraw_every` counts optimizer steps; None keeps the first draw.
     """
 
     redraw_every: int | None
 
     @abstractmethod
     def redraw(self, index: int) -> None:
-        """Draws the projections number `index`, a pure function of (seed, index), in place."""
+        """Draws projection number `index` in place, a pure function of (seed, index)."""
 
 
 class SharesParameters(ABC):
-    """A mechanism whose layers may use one set of parameters."""
+    """A mechanism whose layers may share parameters."""
 
     @abstractmethod
     def share_with(self, first: Attention) -> None:
-        """Makes this layer use the parameters of the first one, where its options ask for it.
+        """Uses the parameters of the first layer in this one, if the options say so.
 
-        The first layer is of the same class and options.
+        The first layer has the same class and options.
         """
 
 
 class State(Protocol):
-    """What a mechanism keeps of the positions it has seen: a tensor, or a record of tensors."""
+    """The recurrent state of a mechanism: a tensor, or a dataclass of tensors."""
 
     def __getitem__(self, rows_B: Tensor, /) -> Self:
-        """A copy of some samples' state, by their numbers (int64); one may come several times."""
+        """Copies the state of some samples, given by their indices (int64), which may repeat."""
         ...
 
 
@@ -144,24 +163,24 @@ StateT = TypeVar("StateT", bound=State)
 
 
 class Recurrent(ABC, Generic[StateT]):
-    """A causal mechanism that can take one position after the other.
+    """A causal mechanism that can process one position after another.
 
-    Stepping through a sequence gives the outputs of `forward` with `causal=True` on the whole of
-    it. The state of a linear mechanism has a constant size. The first axis of a state's tensors
-    counts samples, so that finished sequences can leave a batch: `state[rows_B]`.
+    Stepping through a sequence returns the outputs of `forward` with `causal=True` on the whole
+    sequence. The state of a linear mechanism has a constant size. The first axis of the tensors of
+    a state counts samples, so that finished sequences can leave a batch: `state[rows_B]`.
     """
 
     @abstractmethod
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> StateT:
-        """The state before the first position; keys and values give sizes, dtype and device."""
+        """Returns the state before the first position; keys and values give sizes and dtypes."""
 
     @abstractmethod
     def step(
         self, state: StateT, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[StateT, Tensor]:
-        """Takes the next position of every sample; the arguments are as in `Attention.forward`.
+        """Processes the next position of every sample; the arguments are as in `Attention.forward`.
 
         Returns:
             The state after the position, and the mixed values, BHC, in the dtype of `v_BHC`. The
-            state that came in is used up: its memory may have been written to.
+            given state must not be used again: it may have been modified in place.
         """

@@ -1,4 +1,4 @@
-"""Hybrid heads: exact softmax in a window beside a linear mechanism, which sees everything."""
+"""Hybrid heads: exact softmax in a window in some, a linear mechanism over everything in others."""
 
 import re
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Recurrent, State
-from protlm.attention.masking import visible_keys, zero_padding
-from protlm.attention.windows import (
+from protlm.attention.ops.masking import visible_keys, zero_padding
+from protlm.attention.ops.windows import (
     Window,
     WindowCache,
     check_window,
@@ -20,14 +20,14 @@ from protlm.attention.windows import (
 )
 from protlm.errors import UserError, one_of
 
-# Recurrent too, but not linear, or not another mechanism.
-_NOT_LINEAR = ("hybrid", "softmax")
+# Recurrent too, but softmax over some positions, as the heads with windows already are.
+_NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax")
 
 
 @final
 @dataclass(frozen=True)
 class HybridState:
-    """The last positions for the heads with windows, and the state of the other mechanism."""
+    """The last positions, for heads with windows, and the state of the linear mechanism."""
 
     window: WindowCache
     linear: State
@@ -44,35 +44,39 @@ class Hybrid(Attention, Recurrent[HybridState]):
         out_i = Σ_{j ∈ W(i)} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i)} exp(q_i·k_j / √K)
 
     in the first `local_heads` heads, where the window W(i) is i and the w/2 positions on either
-    side of it, or, causal, i and the w positions before it; positions are indices in the tensor.
-    The other heads are the mechanism's, which has its own equation. So the Performer released by
-    lucidrains (performer-pytorch, `local_attn_heads`) mixes its heads; its windows are blocks and
-    their neighbours, here every position has a window of one size (Beltagy et al., arXiv
-    2004.05150, section 3.1).
+    side of it or, in causal mode, i and the w positions before it; positions are indices in the
+    tensor. The linear mechanism computes the other heads by its own equation. The Performer
+    released by lucidrains (performer-pytorch, `local_attn_heads`) mixes heads in the same way, but
+    its windows are blocks and their neighbors; here every position has a window of the same size
+    (Beltagy et al., arXiv 2004.05150, section 3.1).
+
+    Rotary positions are applied to all heads, because the windows need them, even where the
+    mechanism alone would not get them. `model.qk_norm=true` normalizes all heads as the mechanism
+    requires.
 
     Args:
-        num_heads: heads H of both kinds.
+        num_heads: heads H of both kinds together.
         head_dim: width K of queries, keys and values.
         model_dim: width D of the hidden input.
         max_length: the longest input, for mechanisms with tables of positions.
-        local_heads: heads with a window, the first ones; the mechanism has the other heads.
-        window: positions w that a query sees beside its own; even.
-        mechanism: the linear mechanism, by its name.
-        options: its settings; what is not among them is as its constructor has it.
-        seed: what its random projections are drawn from.
+        local_heads: number of heads with a window, the first ones.
+        window: positions w that a query sees besides its own; even.
+        mechanism: name of the linear mechanism.
+        options: settings of the linear mechanism; the others have the constructor's defaults.
+        seed: seed of the linear mechanism's random projections.
 
     Raises:
-        UserError: an odd window, no head of a kind, a mechanism that is not linear, or settings
-            that it does not take.
+        UserError: an odd window, no head of one kind, a mechanism that is not linear, or settings
+            that it does not accept.
     """
 
-    # Unless the mechanism of the other heads has not the mode.
+    # Unless the linear mechanism does not support the mode.
     supports_bidirectional = True
     supports_causal = True
-    cost: ClassVar[str] = "L window K, and in other heads that of the mechanism"
-    advice: ClassVar[str] = "long proteins: sharp neighbourhoods and a map over all pairs"
+    cost: ClassVar[str] = "L window K; in the other heads that of the linear mechanism"
+    advice: ClassVar[str] = "long proteins: exact weights nearby and a map over all pairs"
     map_meaning: ClassVar[str] = (
-        "the weight of value j in output i; in the other heads what their mechanism says"
+        "the weight of value j in output i; in the other heads as in the linear mechanism"
     )
 
     def __init__(
@@ -114,6 +118,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         self.supports_bidirectional = self.linear.supports_bidirectional
         self.supports_causal = self.linear.supports_causal
         self.max_length = self.linear.max_length
+        self.qk_norm = self.linear.qk_norm
 
     def forward(
         self,
@@ -145,7 +150,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """The maps of the heads with windows, then those of the mechanism."""
+        """Returns the maps of the heads with windows, then those of the linear mechanism."""
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
         far = self.linear.attention_map(
             far_q, far_k, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
@@ -177,7 +182,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[HybridState, Tensor]:
-        """See `Recurrent.step`; time and memory are those of a window, however many came before."""
+        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
         near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
         window = state.window.append(*near[1:])
         linear, far_out = self._recurrent().step(state.linear, *far, hidden_BD=hidden_BD)
@@ -185,7 +190,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         return HybridState(window, linear), out_BHC
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The heads with windows, and the others."""
+        """Splits the heads into those with windows and the others."""
         return x[:, : self.local_heads], x[:, self.local_heads :]
 
     def _recurrent(self) -> Recurrent[Any]:
@@ -203,7 +208,7 @@ def _create_linear(
     max_length: int,
     seed: int,
 ) -> Attention:
-    """Builds the mechanism of the other heads; its errors name settings as the user wrote them."""
+    """Builds the linear mechanism; its errors name settings as the user wrote them."""
     if name not in names() or name in _NOT_LINEAR or not issubclass(mechanism(name), Recurrent):
         allowed = [
             n for n in names() if n not in _NOT_LINEAR and issubclass(mechanism(n), Recurrent)

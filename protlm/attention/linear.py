@@ -3,27 +3,27 @@
 from functools import partial
 from typing import ClassVar, final
 
-from protlm.attention.performer.base import Performer
-from protlm.attention.performer.generalized import GeneralizedFeatures
-from protlm.attention.performer.normalization import Denominator
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.normalization import Denominator
 
 
 @final
 class LinearAttention(Performer):
-    """Attention with weights φ(q)·φ(k), φ(x) = elu(x) + 1, normalised over the keys.
+    """Attention with weights φ(q)·φ(k), φ(x) = elu(x) + 1, normalized over the keys.
 
     O_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / φ(q_i) Σ_j φ(k_j)ᵀ (eqs. 5 and 7; causal: j ≤ i, eqs. 10 to
-    12; recurrent: eqs. 18 to 20). Queries are not divided by √K: the features are no estimate of
-    softmax, and K only enters through the sums. Nothing is random, and nothing is added to the
-    denominator: elu(x) + 1 = exp(x) for x < 0 is computed as such and is above 0 down to x = -87 in
-    float32. A row of less weight than 1e-30 is 0.
+    12; recurrent: eqs. 18 to 20). Queries are not divided by √K, because the features do not
+    estimate softmax. Nothing is random, and nothing is added to the denominator: for x < 0,
+    elu(x) + 1 = exp(x) is computed as such, and is above 0 down to x = -87 in float32. A row with a
+    sum of weights below 1e-30 is 0.
 
     Args:
         head_dim: width K of a query and a key, and the number of features.
     """
 
     cost: ClassVar[str] = "L K²"
-    advice: ClassVar[str] = "long proteins, with nothing to set: the simplest of the linear ones"
+    advice: ClassVar[str] = "long proteins, without settings: the simplest linear mechanism"
 
     def __init__(self, *, head_dim: int) -> None:
         super().__init__(

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention.base import Attention, SharesParameters
-from protlm.attention.masking import zero_padding
-from protlm.attention.precision import full_precision, wide
-from protlm.errors import UserError, refuse_unknown
+from protlm.attention.ops.masking import zero_padding
+from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.options import require_at_least
+from protlm.errors import refuse_unknown
 
 
 class Sharing(StrEnum):
-    """Who uses one projection, each name with all that the one before it shares."""
+    """Which layers, heads and tensors use the same projection; each level includes the previous."""
 
     none = "none"
     heads = "heads"
@@ -27,32 +28,36 @@ class Linformer(Attention, SharesParameters):
     """Keys and values projected along the sequence to P learned mixtures of positions.
 
     O = softmax(q (E k)ᵀ / √K) F v with learned E and F, each P × max_length and sliced to the first
-    L columns (section 4). Keys and values at padding are 0 before they are projected, and the
-    projected ones are never masked: a short protein attends to P mixtures as a long one does.
+    L columns (section 4). Keys and values at padding are set to 0 before they are projected, and
+    the projected ones are never masked: a short protein attends to P mixtures as a long one does.
     Columns belong to positions of the tensor, so nothing is learned about positions that no
-    training sequence had, and there is no causal form, as the projection mixes all positions. A
-    row's weights on values, softmax(..) F, may be negative and need not sum to 1. All is computed
-    in float32 or better: with less, gradients are off by more than 1 %.
+    training sequence had. There is no causal form, because the projection mixes all positions. A
+    row's weights on values, softmax(..) F, may be negative and need not sum to 1. All computations
+    are in float32 or better: with less, gradients are off by more than 1 %.
 
-    The entries of E and F start from N(0, 1/P), as in Theorem 2, whose factors δ and e^(-δ) are
-    left to learning.
+    With rotary positions it is rotated keys that are mixed: the rotation comes before E. A mixture
+    then has no position itself, and scores depend on absolute positions, not on distances alone.
+    Learned positions (`model.positions=learned`) are more suitable.
+
+    The entries of E and F are drawn from N(0, 1/P), as in Theorem 2, without its factors δ and
+    e^(-δ), which training can learn.
 
     Args:
-        num_heads: heads H, where each has projections of its own.
-        max_length: columns of E and F, the longest input.
-        projected_length: mixtures P; k in the paper.
+        num_heads: heads H, for `sharing=none`.
+        max_length: number of columns of E and F; longer inputs are rejected.
+        projected_length: number of mixtures P; k in the paper.
         sharing: `none`: E and F for every head. `heads`: one E and one F for all heads of a layer.
-            `key_value`: as well E = F. `layers`: as well one E for all layers.
+            `key_value`: in addition E = F. `layers`: in addition one E for all layers.
 
     Raises:
-        UserError: fewer mixtures than 1, or an unknown way to share.
+        UserError: a projected length below 1, or an unknown sharing.
     """
 
     supports_bidirectional = True
     supports_causal = False
     matrices = ("key_projection", "value_projection")
     cost: ClassVar[str] = "L P K"
-    advice: ClassVar[str] = "proteins of like length, when no map over residues is needed"
+    advice: ClassVar[str] = "proteins of similar length, if no map over residues is needed"
     map_meaning: ClassVar[str] = "the weight of value j in output i; rows do not sum to 1"
 
     def __init__(
@@ -65,19 +70,15 @@ class Linformer(Attention, SharesParameters):
     ) -> None:
         super().__init__()
         refuse_unknown("attention.sharing", sharing, Sharing)
-        if projected_length < 1:
-            raise UserError(
-                f"attention.projected_length={projected_length} must be at least 1; type "
-                "attention.projected_length=256"
-            )
+        require_at_least("projected_length", projected_length, 1, example=256)
         self.max_length = max_length
         self.sharing = Sharing(sharing)
         shape = (num_heads if sharing == Sharing.none else 1, projected_length, max_length)
         has_own_values = sharing in (Sharing.none, Sharing.heads)
         self.key_projection = _drawn(*shape)
         self.value_projection = _drawn(*shape) if has_own_values else None
-        # Within a tuple, the layer that owns the parameters is no submodule: they are listed,
-        # saved and optimised once.
+        # In a tuple, the layer that owns the parameters is not a submodule, so that they are
+        # listed, saved and optimized once.
         self._owner: tuple[Linformer] | None = None
 
     def share_with(self, first: Attention) -> None:
@@ -104,14 +105,14 @@ class Linformer(Attention, SharesParameters):
         """
         self._refuse_longer(mask_BL.shape[1])
         keys, values = self._projections()
-        with full_precision(v_BHLC):
-            # Queries too: NaN in a row that is 0 in the end would be NaN in the gradients.
-            q, k, v = (wide(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
+        with no_autocast(v_BHLC):
+            # Queries too: NaN in a padded row, although its output is 0, would reach gradients.
+            q, k, v = (upcast(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
             out_BHLC = F.scaled_dot_product_attention(q, _projected(k, keys), _projected(v, values))
         return zero_padding(out_BHLC.to(v_BHLC.dtype), mask_BL)
 
     def _projections(self) -> tuple[Tensor, Tensor]:
-        """E and F, (H or 1, P, max_length)."""
+        """Returns E and F, (H or 1, P, max_length)."""
         owner = self if self._owner is None else self._owner[0]
         keys, values = owner.key_projection, owner.value_projection
         assert keys is not None
@@ -124,5 +125,5 @@ def _drawn(number: int, projected_length: int, max_length: int) -> nn.Parameter:
 
 def _projected(x_BHLK: Tensor, projection: Tensor) -> Tensor:
     rows = projection[..., : x_BHLK.shape[2]].to(x_BHLK.dtype)
-    # einsum repeats a matrix neither for the samples nor for the heads that share it.
+    # Unlike matmul, einsum does not copy a matrix for the samples and heads that use it.
     return torch.einsum("hpl,bhlk->bhpk", rows, x_BHLK)

@@ -1,27 +1,30 @@
-"""Long-short attention: a window, and a summary of what is far (Zhu et al., arXiv 2107.02192)."""
+"""Long-short attention: a window and summaries of distant positions (arXiv 2107.02192)."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention
-from protlm.attention.blocks import from_blocks, softmax_in_blocks, to_blocks
-from protlm.attention.compression import (
+from protlm.attention.aft.sums import SoftmaxSums
+from protlm.attention.base import Attention, Recurrent
+from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
+from protlm.attention.ops.chunk_summaries import (
     History,
     Pattern,
     Segments,
     summaries,
     summary_weights,
 )
-from protlm.attention.masking import zero_padding
-from protlm.attention.precision import full_precision, wide
-from protlm.errors import UserError
+from protlm.attention.ops.masking import visible_softmax, zero_padding
+from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.options import require_at_least
+from protlm.attention.ops.two_rings import TwoRings
 
-# Copies of keys and values stay small enough on a CPU for its caches, and for memory that the C
-# library keeps: it asks the system anew for every tensor of more than 32 MiB.
+# Elements of the copies of keys and values on a CPU: few enough for its caches, and for the memory
+# that the C library reuses, since it requests every tensor of more than 32 MiB from the system.
 _CPU_NUMBERS = 1 << 20
 
 # Keys or values of the summaries of every chunk, BHSPK, and of the positions, BHLK.
@@ -29,42 +32,62 @@ _FarAndNear = tuple[Tensor, Tensor]
 
 
 @final
-class LongShort(Attention):
+@dataclass(frozen=True)
+class LongShortState:
+    """The window and the summaries of earlier chunks, and the sums of the current chunk."""
+
+    seen: TwoRings
+    current: SoftmaxSums
+
+    def __getitem__(self, rows_B: Tensor) -> "LongShortState":
+        """See `State`."""
+        return LongShortState(self.seen[rows_B], self.current[rows_B])
+
+
+@final
+class LongShort(Attention, Recurrent[LongShortState]):
     """One softmax over the residues nearby and a few learned summaries of all others.
 
     out_i = softmax(q_i [K̄ | K_i]ᵀ / √K) [V̄ | V_i] with the keys and values K_i, V_i near position
     i and compressed ones K̄ = Pᵀ K, V̄ = Pᵀ V. The r columns of P are a softmax over positions of
-    x W_p, with x the block's input and a W_p for each head (sections 3.2 and 3.3). A position may
-    be seen twice, as it is and in summaries. DualLN (section 3.4): K_i and V_i pass one LayerNorm,
-    K̄ and V̄ another, each over all heads together; values are as wide as keys.
+    x W_p, where x is the block's input and each head has its own W_p (sections 3.2 and 3.3). A
+    position may be seen twice, directly and in summaries. DualLN (section 3.4): K_i and V_i pass
+    one LayerNorm, K̄ and V̄ another, each over all heads together; values are as wide as keys.
 
-    Bidirectional: near is the position's own segment of w and half a segment on each side, and P
-    is a softmax over the whole sequence. Causal: near are the position itself and the w - 1 before
-    it, every chunk of l positions has a P and r summaries of its own, and position i sees those of
-    chunks before its own. It does not see what its own chunk has before its window: a window of a
-    chunk or more leaves no such gap.
+    Bidirectional: near positions are those of the query's own segment of w and of half a segment on
+    each side, and P is a softmax over the whole sequence. Causal: near positions are the query's
+    own and the w - 1 before it, every chunk of l positions has its own P and r summaries, and
+    position i sees the summaries of earlier chunks. The part of its own chunk before its window is
+    not visible: a window of at least one chunk leaves no such gap.
 
-    Segments, windows and chunks are of positions in the tensor; padding in them has no weight, and
-    a chunk of padding alone no summary. Deviations from the paper:
+    Segments, windows and chunks consist of positions in the tensor; padding in them has no weight,
+    and a chunk of padding has no summary. Decoding keeps one window, the summaries within `memory`
+    and the sums of the current chunk.
 
-    - `memory` bounds how far back summaries are seen. The paper's history is a cache of as many
-      positions, and without a bound the causal form costs L² r / l.
-    - No relative positions of Transformer-XL: positions are the model's matter. Rotary ones are
-      those of the keys that are summarised.
-    - Compressed keys and values are normalised once, LN(Pᵀ K), as in the paper and the released
-      autoregressive code. The released bidirectional code normalises them before too.
+    Deviations from the paper:
+
+    - `memory` bounds how far back summaries are seen. The paper's history is a cache of the same
+      number of positions. Without a bound the causal form costs L² r / l, and the state that
+      decoding keeps grows by r keys and values for every l positions.
+    - There are no relative positions of Transformer-XL, because the model provides positions.
+      Rotary positions are applied to keys before they are summarized.
+    - Compressed keys and values are normalized once, LN(Pᵀ K), as in the paper and the released
+      autoregressive code. The released bidirectional code also normalizes them before.
     - W_p has no bias, which the softmax over positions would cancel.
+    - The released code has an optional convolution of the values and a separate branch for a `cls`
+      token; neither is implemented.
+    - Attention weights have no dropout.
 
     Args:
         num_heads: heads.
         head_dim: width K of a query and a key, and C of a value.
         model_dim: width D of the block's input.
-        window: positions w of a segment and, causal, of a window; if odd, a segment sees one
-            position more after it than before.
-        rank: summaries r of a head, of the sequence or, causal, of every chunk; 0 for none.
+        window: positions w of a segment or, in causal mode, of a window; if odd, a segment sees
+            one position more after it than before it.
+        rank: summaries r of a head, of the sequence or, in causal mode, of every chunk; 0 for none.
         chunk: positions l of a chunk; for the causal form.
-        memory: positions before its own chunk whose summaries a query sees, rounded up to
-            chunks; None for all. For the causal form.
+        memory: positions before the query's chunk whose summaries it sees, rounded up to chunks;
+            None for all. For the causal form.
         dual_norm: whether keys and values pass the two LayerNorms; without them the mechanism is
             linear in the values.
 
@@ -75,11 +98,13 @@ class LongShort(Attention):
     supports_bidirectional = True
     supports_causal = True
     matrices = ("projection",)
-    cost: ClassVar[str] = "L (2 window + rank) K; causal L (window + rank memory / chunk) K"
-    advice: ClassVar[str] = "long proteins: exact nearby, a learned summary of what is far"
+    cost: ClassVar[str] = (
+        "L ((2 window + rank) K + rank D); causal L ((window + rank memory / chunk) K + rank D)"
+    )
+    advice: ClassVar[str] = "long proteins: exact nearby, learned summaries of distant positions"
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i, in the window and through the summaries; values are "
-        "normalised first, so that the output is not the map times the values"
+        "normalized first, so that the output is not the map times the values"
     )
 
     def __init__(
@@ -95,14 +120,14 @@ class LongShort(Attention):
         dual_norm: bool = True,
     ) -> None:
         super().__init__()
-        _refuse_less("window", window, least=1, example=128)
-        _refuse_less("rank", rank, least=0, example=16)
-        _refuse_less("chunk", chunk, least=1, example=128)
-        _refuse_less("memory", memory, least=1, example=2048)
+        require_at_least("window", window, 1, example=128)
+        require_at_least("rank", rank, 0, example=16)
+        require_at_least("chunk", chunk, 1, example=128)
+        require_at_least("memory", memory, 1, example=2048)
         self.window, self.rank, self.chunk, self.memory = window, rank, chunk, memory
         self.near_norm = nn.LayerNorm(num_heads * head_dim) if dual_norm else None
         self.far_norm = nn.LayerNorm(num_heads * head_dim) if dual_norm and rank else None
-        # As many columns as heads times ranks, uniform as a linear layer's in the released code.
+        # Uniform, like a linear layer in the released code.
         bound = model_dim**-0.5
         weight = torch.empty(model_dim, num_heads * rank).uniform_(-bound, bound)
         self.projection = nn.Parameter(weight) if rank else None
@@ -120,7 +145,7 @@ class LongShort(Attention):
     ) -> Tensor:
         """See `Attention.forward`."""
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
-        with full_precision(v_BHLC):
+        with no_autocast(v_BHLC):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
             k, v = (
                 self._far_and_near(zero_padding(x, mask_BL), weights_BHSMP)
@@ -147,26 +172,60 @@ class LongShort(Attention):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """The map or a block of its rows, in float32 (float64 for float64 queries).
+        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
 
-        The weight of a summary is shared out among its positions as P has it.
+        The weight of a summary is distributed over its positions in proportion to P.
         """
         rows = slice(None) if rows is None else rows
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
-        with full_precision(q_BHLK):
+        with no_autocast(q_BHLK):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
             far, near = self._far_and_near(zero_padding(k_BHLK, mask_BL), weights_BHSMP)
             keys = torch.cat([far.flatten(2, 3), near], dim=2)
-            logits = wide(zero_padding(q_BHLK, mask_BL)[:, :, rows]) @ keys.mT
+            logits = upcast(zero_padding(q_BHLK, mask_BL)[:, :, rows]) @ keys.mT
             visible = pattern.visible_in_rows(mask_BL, rows, self.rank)
-            # A finite floor, so that a row that sees nothing is 0 below and not NaN.
-            floor = torch.finfo(logits.dtype).min
-            logits = (logits / math.sqrt(q_BHLK.shape[-1])).masked_fill(~visible, floor)
-            shares = logits.softmax(dim=-1).masked_fill(~visible, 0)
-            near_shares = shares[..., -pattern.length :]
-            far_shares = shares[..., : -pattern.length].unflatten(-1, far.shape[2:4])
-            through = torch.einsum("bhisp,bhsjp->bhisj", far_shares, weights_BHSMP)
-            return near_shares + through.flatten(3)[..., : pattern.length]
+            fractions = visible_softmax(logits / math.sqrt(q_BHLK.shape[-1]), visible)
+            near_weights = fractions[..., -pattern.length :]
+            far_weights = fractions[..., : -pattern.length].unflatten(-1, far.shape[2:4])
+            through = torch.einsum("bhisp,bhsjp->bhisj", far_weights, weights_BHSMP)
+            return near_weights + through.flatten(3)[..., : pattern.length]
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> LongShortState:
+        """See `Recurrent.initial_state`."""
+        groups = None if self.memory is None else -(-self.memory // self.chunk)
+        seen = TwoRings.empty(k_BHK, v_BHC, window=self.window, rank=self.rank, groups=groups)
+        values = torch.cat([upcast(k_BHK), upcast(v_BHC)], dim=-1)[:, :, None]
+        values = values.expand(-1, -1, self.rank, -1)
+        return LongShortState(seen, SoftmaxSums.none(values[..., :1], values))
+
+    @torch.no_grad()
+    def step(
+        self,
+        state: LongShortState,
+        q_BHK: Tensor,
+        k_BHK: Tensor,
+        v_BHC: Tensor,
+        *,
+        hidden_BD: Tensor,
+    ) -> tuple[LongShortState, Tensor]:
+        """See `Recurrent.step`; time and memory are bounded where `memory` is."""
+        with no_autocast(v_BHC):
+            k, v = upcast(k_BHK), upcast(v_BHC)
+            near = (_normalized(x, self.near_norm) for x in (k, v))
+            seen = state.seen.append_position(*near)
+            out_BHC = seen.attend(q_BHK).to(v_BHC.dtype)
+            if self.rank == 0:
+                return LongShortState(seen, state.current), out_BHC
+            scores_BHP1 = self._scores(hidden_BD)[..., None]
+            values = torch.cat([k, v], dim=-1)[:, :, None].expand(-1, -1, self.rank, -1)
+            current = state.current.plus(
+                SoftmaxSums(scores_BHP1, values, torch.ones_like(scores_BHP1))
+            )
+            if seen.num_positions % self.chunk == 0:
+                far = current.mean().split([k.shape[-1], v.shape[-1]], dim=-1)
+                seen = seen.append_group(*(_normalized(x, self.far_norm) for x in far))
+                current = SoftmaxSums.none(scores_BHP1, values)
+            return LongShortState(seen, current), out_BHC
 
     def _pattern(self, length: int, *, causal: bool) -> Pattern:
         if causal:
@@ -174,33 +233,36 @@ class LongShort(Attention):
         return Segments(length, self.window)
 
     def _summary_weights(self, hidden_BLD: Tensor, mask_BL: Tensor, pattern: Pattern) -> Tensor:
-        """P of every head and chunk, BHSMP."""
-        hidden_BLD = wide(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
-        if self.projection is None:
-            scores = hidden_BLD.new_zeros(*mask_BL.shape, self._num_heads, 0)
-        else:
-            scores = hidden_BLD @ self.projection.to(hidden_BLD.dtype)
-            scores = scores.unflatten(-1, (self._num_heads, self.rank))
+        """Computes P of every head and chunk, BHSMP."""
+        scores = self._scores(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
         return summary_weights(scores.transpose(1, 2), mask_BL, pattern.chunk)
 
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Computes x W_p, (..., H, P), in float32 or float64."""
+        hidden = upcast(hidden)
+        if self.projection is None:
+            return hidden.new_zeros(*hidden.shape[:-1], self._num_heads, 0)
+        scores = hidden @ self.projection.to(hidden.dtype)
+        return scores.unflatten(-1, (self._num_heads, self.rank))
+
     def _far_and_near(self, x_BHLK: Tensor, weights_BHSMP: Tensor) -> _FarAndNear:
-        """Keys or values of the summaries, BHSPK, and of the positions, BHLK, each normalised."""
-        x_BHLK = wide(x_BHLK)
+        """Returns keys or values of summaries, BHSPK, and positions, BHLK, each normalized."""
+        x_BHLK = upcast(x_BHLK)
         far_BHSPK = summaries(x_BHLK, weights_BHSMP.to(x_BHLK.dtype))
-        return _normalised(far_BHSPK, self.far_norm), _normalised(x_BHLK, self.near_norm)
+        return _normalized(far_BHSPK, self.far_norm), _normalized(x_BHLK, self.near_norm)
 
 
 def _attend(
     q_BHLK: Tensor, k: _FarAndNear, v: _FarAndNear, visible: Tensor, pattern: Pattern
 ) -> Tensor:
-    """One softmax over summaries and positions, BHLK, in the dtype of the queries."""
+    """Computes one softmax over summaries and positions, BHLK, in the dtype of the queries."""
     q_BHSMK = to_blocks(q_BHLK, pattern.block)
     keys, values = (_beside_blocks(*x, pattern).to(q_BHLK.dtype) for x in (k, v))
     return from_blocks(softmax_in_blocks(q_BHSMK, keys, values, visible), pattern.length)
 
 
-def _normalised(x: Tensor, norm: nn.LayerNorm | None) -> Tensor:
-    """Layer normalisation over all heads, axis 1, and their channels, the last one, together."""
+def _normalized(x: Tensor, norm: nn.LayerNorm | None) -> Tensor:
+    """Applies layer normalization over all heads (axis 1) and their channels (the last axis)."""
     if norm is None:
         return x
     heads_last = x.movedim(1, -2)
@@ -210,24 +272,16 @@ def _normalised(x: Tensor, norm: nn.LayerNorm | None) -> Tensor:
 
 
 def _beside_blocks(far_BHSPK: Tensor, near_BHLK: Tensor, pattern: Pattern) -> Tensor:
-    """Keys or values that stand beside every block of queries: summaries, then positions."""
+    """Returns the keys or values of every block of queries: summaries, then positions."""
     far = pattern.far_in_blocks(far_BHSPK.flatten(3)).unflatten(-1, far_BHSPK.shape[3:])
     near = pattern.near_in_blocks(near_BHLK)
-    # Heads come after blocks in memory, as the fused kernels take them.
+    # Heads come after blocks in memory, the layout of the fused kernels.
     return torch.cat([x.transpose(1, 2) for x in (far.flatten(3, 4), near)], dim=3).transpose(1, 2)
 
 
 def _heads_at_once(q_BHLK: Tensor) -> int:
-    """How many heads' keys are copied to blocks at a time; all of them on a GPU."""
+    """Returns the number of heads whose keys are copied to blocks together; all on a GPU."""
     batch, heads, length, width = q_BHLK.shape
     if q_BHLK.device.type != "cpu":
         return heads
     return max(_CPU_NUMBERS // (batch * length * width), 1)
-
-
-def _refuse_less(option: str, value: int | None, *, least: int, example: int) -> None:
-    if value is not None and value < least:
-        raise UserError(
-            f"attention.{option}={value} must be at least {least}; "
-            f"type attention.{option}={example}"
-        )

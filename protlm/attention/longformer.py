@@ -1,17 +1,24 @@
 """Longformer: sliding windows, dilated in some heads, and global tokens (arXiv 2004.05150)."""
 
 import math
-from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention
-from protlm.attention.masking import visible_keys, zero_padding
-from protlm.attention.precision import full_precision, wide
-from protlm.attention.windows import (
+from protlm.attention.base import Attention, Recurrent
+from protlm.attention.ops.global_tokens import (
+    GlobalTokens,
+    GlobalTokensCache,
+    check_residue_numbers,
+    global_mask,
+)
+from protlm.attention.ops.masking import visible_keys, zero_padding
+from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.options import require_at_least
+from protlm.attention.ops.windows import (
     SharedKeys,
     Window,
     check_window,
@@ -22,63 +29,52 @@ from protlm.attention.windows import (
 from protlm.errors import UserError
 
 
-@dataclass(frozen=True)
-class GlobalTokens:
-    """The first true positions of every sample, P of them, and where they are.
-
-    A sample with fewer has other positions, at padding, in their place: `exists_BP` is false.
-    """
-
-    position_BP: Tensor
-    exists_BP: Tensor
-    is_global_BL: Tensor
-
-    @classmethod
-    def first(cls, number: int, mask_BL: Tensor) -> "GlobalTokens":
-        """The first `number` true positions."""
-        is_global_BL = mask_BL & (mask_BL.cumsum(dim=1) <= number)
-        position_BP = (~is_global_BL).byte().argsort(dim=1, stable=True)[:, :number]
-        return cls(position_BP, is_global_BL.gather(1, position_BP), is_global_BL)
-
-    def take(self, x_BHLK: Tensor) -> Tensor:
-        """What a tensor holds at the global tokens, BHPK."""
-        return x_BHLK.take_along_dim(self.position_BP[:, None, :, None], dim=2)
-
-    def put(self, x_BHLK: Tensor, rows_BHPK: Tensor) -> Tensor:
-        """A tensor with other rows at the global tokens, BHLK."""
-        index = self.position_BP[:, None, :, None].expand_as(rows_BHPK)
-        return x_BHLK.scatter(2, index, rows_BHPK)
-
-
 @final
-class Longformer(Attention):
+class Longformer(Attention, Recurrent[GlobalTokensCache]):
     """Exact softmax in a sliding window, and a few global tokens that see and are seen by all.
 
         out_i = Σ_{j ∈ W(i) ∪ G} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i) ∪ G} exp(q_i·k_j / √K)
         out_g = Σ_j exp(q'_g·k'_j / √K) v'_j / Σ_j exp(q'_g·k'_j / √K)                   g ∈ G
 
     (Beltagy et al., arXiv 2004.05150, section 3.) The window W(i) is i and the w/2 positions on
-    either side of it, or, causal, i and the w positions before it; positions are indices in the
-    tensor. In dilated heads its positions are d apart. The global tokens G are the first true
-    positions of a sample, `<cls>` first; a key is counted once, whether it is in G, W(i) or both.
-    Causal, a global token too sees only itself and what is before it, all of which is global.
+    either side of it or, in causal mode, i and the w positions before it; positions are indices in
+    the tensor. In dilated heads the positions of a window are d apart. The global tokens G are the
+    first true positions of a sample (`<cls>` comes first) and the residues of `global_positions`. A
+    key counts once, whether it is in G, in W(i) or in both. In causal mode all sums are over
+    positions up to the row's own: a row sees the global tokens before it, and a global token sees
+    everything before it.
 
-    Rows of global tokens have projections of their own: q' = q + x W_q, k' = k + x W_k and
-    v' = v + x W_v, x the hidden input. The paper's q' = x W'_q starts as a copy of q = x W; W_q =
-    W'_q - W, which starts as 0, is the same, and works with rotary positions and query-key norms
-    too, which are in q and k already. Weight decay pulls towards the copy, not towards 0.
+    Rows of global tokens have their own projections: q' = q + x W_q, k' = k + x W_k and
+    v' = v + x W_v, where x is the hidden input. The paper's q' = x W'_q starts as a copy of q =
+    x W. W_q = W'_q - W, which starts at 0, is equivalent, and also works with rotary positions and
+    query-key norms, which q and k already contain. Weight decay pulls towards the copy, not
+    towards 0.
 
-    Deviations from the paper: windows and dilation are the same in all layers (its character
-    models enlarge both from layer to layer), and their sizes are any, not multiples of a block.
+    The window, the dilation and the number of dilated heads may be lists with one value for each
+    layer: the paper's character models enlarge windows and dilation from the bottom to the top.
+
+    A mechanism receives positions, not residues, so a motif has to be translated into residue
+    numbers first. For the active site GXSXG of the sequence `protein`:
+    `[m.start() + 1 + i for m in re.finditer("G.S.G", protein) for i in range(5)]`. One list applies
+    to all sequences, which suits the variants of one protein, or aligned ones.
+
+    Decoding keeps the keys and values of one window (of window · dilation positions), and those of
+    all positions up to the last global one.
+
+    Deviation from the paper: window sizes are arbitrary, not multiples of a block.
 
     Args:
         num_heads: heads H.
         head_dim: width K of queries, keys and values.
         model_dim: width D of the hidden input.
-        window: positions w that a query sees beside its own; even.
-        dilation: positions from one key to the next in dilated heads.
-        dilated_heads: how many heads are dilated, the first ones; the paper dilates 2.
-        num_global: how many true positions at the start are global; 0 for none.
+        window: positions w that a query sees besides its own; even.
+        dilation: distance between the positions of a window in dilated heads.
+        dilated_heads: number of dilated heads, the first ones; the paper dilates 2.
+        num_global: number of true positions at the start that are global; 0 for none.
+        global_positions: residue numbers, from 1, of further global positions. A number counts the
+            true positions after the first one, `<cls>`; shorter sequences do not have it. In a
+            cropped protein or a row of concatenated ones it counts from the start of the crop or
+            row.
 
     Raises:
         UserError: an odd window, a number out of range, or a dilation without heads for it.
@@ -87,6 +83,7 @@ class Longformer(Attention):
     supports_bidirectional = True
     supports_causal = True
     matrices = ("query_global", "key_global", "value_global")
+    per_layer_options: ClassVar[tuple[str, ...]] = ("window", "dilation", "dilated_heads")
     cost: ClassVar[str] = "L (window K + num_global D)"
     advice: ClassVar[str] = "long proteins whose exact local weights matter"
 
@@ -100,6 +97,7 @@ class Longformer(Attention):
         dilation: int = 1,
         dilated_heads: int = 0,
         num_global: int = 1,
+        global_positions: list[int] | None = None,
     ) -> None:
         super().__init__()
         check_window(window)
@@ -109,11 +107,13 @@ class Longformer(Attention):
                 f"attention.num_global={num_global} must be 0 or more; try attention.num_global=1"
             )
         self.num_heads = num_heads
+        self.model_dim = model_dim
         self.window = window
         self.dilation = dilation
         self.dilated_heads = dilated_heads
         self.num_global = num_global
-        if num_global > 0:
+        self.residues = check_residue_numbers(global_positions)
+        if num_global > 0 or self.residues:
             width = num_heads * head_dim
             self.query_global = nn.Parameter(torch.zeros(model_dim, width))
             self.key_global = nn.Parameter(torch.zeros(model_dim, width))
@@ -131,18 +131,20 @@ class Longformer(Attention):
     ) -> Tensor:
         """See `Attention.forward`; with global tokens C = K."""
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
-        if self.num_global == 0:
+        tokens = self._global_tokens(mask_BL)
+        if tokens is None:
             local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, mask_BL, None, causal=causal)
             return zero_padding(local, mask_BL)
-        tokens = GlobalTokens.first(self.num_global, mask_BL)
-        shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), tokens.exists_BP)
-        # Every query sees the global keys: those in its window are not counted again. Causal too,
-        # because rows before the last global token are global themselves.
+        visible_BPL = tokens.visible(mask_BL, causal=causal)
+        seen_BLP = tokens.seen(causal=causal)
+        shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), seen_BLP)
+        # Global keys are in `shared`, and not counted again in a window.
         keys_BL = mask_BL & ~tokens.is_global_BL
         local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, keys_BL, shared, causal=causal)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
-        weights_BHPL = self._global_weights(q_BHLK, k_BHLK, x_BLD, mask_BL, tokens, causal=causal)
-        rows_BHPC = self._global_mean(weights_BHPL, v_BHLC, x_BLD).to(local.dtype)
+        rows = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
+        weights_BHPL = self._global_weights(*rows, k_BHLK, x_BLD, visible_BPL)
+        rows_BHPC = self._global_means(weights_BHPL, v_BHLC, x_BLD).to(local.dtype)
         return zero_padding(tokens.put(local, rows_BHPC), mask_BL)
 
     def attention_map(
@@ -155,26 +157,76 @@ class Longformer(Attention):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """The map or a block of its rows, in float32 (float64 for float64 queries).
+        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
 
         In the rows of global tokens an entry is the weight of v'.
         """
         rows = slice(None) if rows is None else rows
         q_BHLK, k_BHLK = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK))
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
-        offset = position_L - position_L[rows, None]
-        sees = torch.stack([window.sees(offset) for window in self._windows_of_heads(causal)])
+        sees = self._sees(position_L - position_L[rows, None], causal=causal)
         visible_B1ML = visible_keys(mask_BL, rows, causal=causal)
-        if self.num_global == 0:
+        tokens = self._global_tokens(mask_BL)
+        if tokens is None:
             return softmax_weights(q_BHLK[:, :, rows], k_BHLK, visible_B1ML & sees)
-        tokens = GlobalTokens.first(self.num_global, mask_BL)
         visible_BHML = visible_B1ML & (sees | tokens.is_global_BL[:, None, None])
         local_BHML = softmax_weights(q_BHLK[:, :, rows], k_BHLK, visible_BHML)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
-        weights_BHPL = self._global_weights(q_BHLK, k_BHLK, x_BLD, mask_BL, tokens, causal=causal)
-        number_BL = (mask_BL.cumsum(dim=1) - 1).clamp(0, weights_BHPL.shape[2] - 1)
+        own = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
+        visible_BPL = tokens.visible(mask_BL, causal=causal)
+        weights_BHPL = self._global_weights(*own, k_BHLK, x_BLD, visible_BPL)
+        number_BL = (tokens.is_global_BL.cumsum(dim=1) - 1).clamp(min=0)
         global_BHML = weights_BHPL.take_along_dim(number_BL[:, None, rows, None], dim=2)
         return torch.where(tokens.is_global_BL[:, None, rows, None], global_BHML, local_BHML)
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> GlobalTokensCache:
+        """See `Recurrent.initial_state`."""
+        first = max([self.num_global, *(residue + 1 for residue in self.residues)])
+        slots = first + self.window * self.dilation + 1
+        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], slots, x.shape[2]) for x in (k_BHK, v_BHC))
+        hidden_BPD = k_BHK.new_zeros(len(k_BHK), first, self.model_dim)
+        return GlobalTokensCache(k_BHMK, v_BHMC, hidden_BPD, length=0)
+
+    @torch.no_grad()
+    def step(
+        self,
+        state: GlobalTokensCache,
+        q_BHK: Tensor,
+        k_BHK: Tensor,
+        v_BHC: Tensor,
+        *,
+        hidden_BD: Tensor,
+    ) -> tuple[GlobalTokensCache, Tensor]:
+        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
+        state = state.append(k_BHK, v_BHC, hidden_BD)
+        x_BPD, position = state.hidden_BPD, state.length - 1
+        if position < self.num_global or position in self.residues:
+            k, v = (x[:, :, : x_BPD.shape[1]] for x in (state.k_BHMK, state.v_BHMC))
+            is_past_P = torch.arange(x_BPD.shape[1], device=k.device) <= position
+            rows = q_BHK[:, :, None], hidden_BD[:, None]
+            is_past_B1P = is_past_P.expand(len(k), 1, -1)
+            weights_BH1P = self._global_weights(*rows, k, x_BPD, is_past_B1P)
+            return state, self._global_means(weights_BH1P, v, x_BPD).squeeze(2).to(v_BHC.dtype)
+        position_M = state.positions()
+        visible_HM = self._sees(position_M - position, causal=True)
+        residues = [*range(self.num_global), *self.residues]
+        visible_HM[:, residues] = position_M[residues] >= 0
+        visible_HM &= position_M >= 0
+        out_BH1C = F.scaled_dot_product_attention(
+            q_BHK[:, :, None], state.k_BHMK, state.v_BHMC, attn_mask=visible_HM[None, :, None]
+        )
+        return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
+
+    def _global_tokens(self, mask_BL: Tensor) -> GlobalTokens | None:
+        """Returns the global tokens of every sample, or None where the settings choose none."""
+        number = self.num_global + len(self.residues)
+        if number == 0:
+            return None
+        return GlobalTokens.of(global_mask(mask_BL, self.num_global, self.residues), number)
+
+    def _sees(self, offset: Tensor, *, causal: bool) -> Tensor:
+        """Returns whether a head's query has keys at some offsets in its window: (H, ...)."""
+        return torch.stack([window.sees(offset) for window in self._windows_of_heads(causal)])
 
     def _windows_of_heads(self, causal: bool) -> list[Window]:
         dilated = Window.of(self.window, causal=causal, dilation=self.dilation)
@@ -191,7 +243,7 @@ class Longformer(Attention):
         *,
         causal: bool,
     ) -> Tensor:
-        """All rows, as if no token were global, beside the keys that all of them see."""
+        """Computes all rows as if none were global, each with its window and the shared keys."""
         parts, start = [], 0
         for window, group in groupby(self._windows_of_heads(causal)):
             heads = slice(start, start + len(list(group)))
@@ -209,56 +261,45 @@ class Longformer(Attention):
 
     def _global_weights(
         self,
-        q_BHLK: Tensor,
+        q_BHPK: Tensor,
+        own_BPD: Tensor,
         k_BHLK: Tensor,
         x_BLD: Tensor,
-        mask_BL: Tensor,
-        tokens: GlobalTokens,
-        *,
-        causal: bool,
+        visible_BPL: Tensor,
     ) -> Tensor:
-        """softmax(q' k'ᵀ / √K) in the rows of the global tokens, BHPL, in float32 or float64.
+        """Computes softmax(q' k'ᵀ / √K) in the rows of global tokens, BHPL, in float32 or float64.
 
         q'·k' = q'·k + (W_k q')·x: this projects P queries instead of L keys.
         """
-        with full_precision(q_BHLK):
-            q, k, x = wide(tokens.take(q_BHLK)), wide(k_BHLK), wide(x_BLD)
-            own = tokens.take(x[:, None]).squeeze(1)
+        with no_autocast(q_BHPK):
+            q, k, own, x = upcast(q_BHPK), upcast(k_BHLK), upcast(own_BPD), upcast(x_BLD)
             q = q + torch.einsum("bpd,dhk->bhpk", own, self._of_heads(self.query_global, q))
             along = torch.einsum("bhpk,dhk->bhpd", q, self._of_heads(self.key_global, q))
             logits_BHPL = q @ k.mT + (along.flatten(1, 2) @ x.mT).unflatten(1, along.shape[1:3])
-        visible_BPL = mask_BL[:, None] & tokens.exists_BP[..., None]
-        if causal:
-            position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
-            visible_BPL = visible_BPL & (position_L <= tokens.position_BP[..., None])
-        return visible_softmax(logits_BHPL / math.sqrt(q_BHLK.shape[-1]), visible_BPL[:, None])
+        return visible_softmax(logits_BHPL / math.sqrt(q_BHPK.shape[-1]), visible_BPL[:, None])
 
-    def _global_mean(self, weights_BHPL: Tensor, v_BHLC: Tensor, x_BLD: Tensor) -> Tensor:
-        """The mean of v' = v + x W_v, BHPC: that of x is projected, instead of every x."""
-        with full_precision(v_BHLC):
-            v, x = wide(v_BHLC), wide(x_BLD)
+    def _global_means(self, weights_BHPL: Tensor, v_BHLC: Tensor, x_BLD: Tensor) -> Tensor:
+        """Computes the means of v' = v + x W_v, BHPC, by projecting the means of x, not every x."""
+        with no_autocast(v_BHLC):
+            v, x = upcast(v_BHLC), upcast(x_BLD)
             mean = (weights_BHPL.flatten(1, 2) @ x).unflatten(1, weights_BHPL.shape[1:3])
             weights = self._of_heads(self.value_global, v)
             return weights_BHPL @ v + torch.einsum("bhpd,dhc->bhpc", mean, weights)
 
     def _of_heads(self, weights: Tensor, like: Tensor) -> Tensor:
-        """A projection, a head at a time: (D, H, K)."""
+        """Returns a projection by head: (D, H, K)."""
         return weights.to(like.dtype).unflatten(1, (self.num_heads, -1))
 
 
 def _check_dilation(dilation: int, dilated_heads: int, num_heads: int) -> None:
-    if dilation < 1:
-        raise UserError(
-            f"attention.dilation={dilation} must be at least 1, which leaves no gaps; "
-            "try attention.dilation=2 attention.dilated_heads=2"
-        )
+    require_at_least("dilation", dilation, 1, example=2, otherwise="1 for no gaps")
     if not 0 <= dilated_heads <= num_heads:
         raise UserError(
             f"attention.dilated_heads={dilated_heads} must be between 0 and the {num_heads} heads "
             "(model.num_heads); the paper dilates 2"
         )
-    if (dilation > 1) != (dilated_heads > 0):
+    if dilation > 1 and dilated_heads == 0:
         raise UserError(
-            f"attention.dilation={dilation} with attention.dilated_heads={dilated_heads} dilates "
-            "nothing; set attention.dilation=2 attention.dilated_heads=2, or 1 and 0 for no gaps"
+            f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; set "
+            "attention.dilated_heads=2, or attention.dilation=1 for no gaps"
         )

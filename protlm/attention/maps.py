@@ -17,16 +17,16 @@ def attention_rows(
     causal: bool,
     block: int = 256,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yields the map of a mechanism, a block of rows (BHML) at a time, in order.
+    """Yields the map of a mechanism in blocks of rows (BHML), from first to last.
 
     Args:
-        mechanism: the mechanism whose map it is.
+        mechanism: the mechanism.
         q_BHLK: queries as `forward` takes them.
         k_BHLK: keys, likewise.
-        hidden_BLD: the block's normalised input, likewise.
+        hidden_BLD: the normalized input of the block, likewise.
         mask_BL: true at residues and special tokens.
         causal: whether position i sees only positions up to and including i.
-        block: rows at a time; memory is B × H × block × L.
+        block: the number of rows in a block; memory is B × H × block × L.
     """
     length = q_BHLK.shape[2]
     for start in range(0, length, block):

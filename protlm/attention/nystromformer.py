@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention.base import Attention
-from protlm.attention.blocks import from_blocks
-from protlm.attention.masking import zero_padding
-from protlm.attention.precision import full_precision, wide
+from protlm.attention.ops.blocks import from_blocks
+from protlm.attention.ops.masking import padding_bias, visible_softmax, zero_padding
+from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.options import require_at_least
 from protlm.errors import UserError
 
-# Positions that the convolution makes at a time.
+# Output positions that the convolution computes together.
 _BLOCK = 64
 
 
@@ -26,22 +27,28 @@ class Nystromformer(Attention):
     convolution along the sequence, one kernel for all channels of a head, as in the released code.
     Means mix the past with the future, so there is no causal form.
 
-    Segments are of a sample's own n true positions: the r-th (from 0) is in segment ⌊r P / n⌋. This
-    is the paper's where n is a multiple of P; elsewhere the paper pads the sequence, which would
-    let padding into the means. With n < P every position is its own landmark, and the others do not
-    exist. The convolution goes over the positions of the tensor, with 0 at padding. All is computed
-    in float32 or better, A and Z in float64: Z magnifies errors. A row's weights may be negative,
-    and sum to 1 only without the skip and as far as Z has converged.
+    With rotary positions it is rotated queries and keys that are averaged: the rotation comes
+    before the landmarks. A landmark of a long segment then keeps only the channels of low
+    frequency, and the others average out.
+
+    Segments divide a sample's n true positions: the r-th (from 0) is in segment ⌊r P / n⌋. This is
+    the paper's rule where n is a multiple of P; otherwise the paper pads the sequence, which would
+    include padding in the means. With n < P every position is its own landmark, and the others do
+    not exist. The convolution runs over the positions of the tensor, with 0 at padding. All
+    computations are in float32 or better, those of A and Z in float64, because Z magnifies errors.
+    A row's weights may be negative, and sum to 1 only without the skip and as far as Z has
+    converged.
 
     Args:
-        num_heads: heads H, each with its kernel.
+        num_heads: heads H, each with its own kernel.
         num_landmarks: landmarks P; m in the paper.
-        num_iterations: iterations of the pseudo-inverse. The paper's 6 leave it percents from the
-            limit. About 20 reach it, where outputs and gradients may be thousands of times larger.
+        num_iterations: iterations of the pseudo-inverse. After the paper's 6 it is still a few
+            percent from the limit. About 20 reach the limit, where outputs and gradients may be
+            thousands of times larger.
         conv_kernel: positions that the convolution spans, an odd number; None for no skip.
 
     Raises:
-        UserError: a number below 1, or a kernel without a centre.
+        UserError: a number below 1, or an even kernel.
     """
 
     supports_bidirectional = True
@@ -66,7 +73,7 @@ class Nystromformer(Attention):
         self.num_iterations = num_iterations
         self.conv_weight: nn.Parameter | None = None
         if conv_kernel is not None:
-            # What torch's convolutions start from: uniform in ±1 / √fan_in.
+            # The initialization of torch's convolutions: uniform in ±1 / √fan_in.
             uniform = 2 * torch.rand(num_heads, conv_kernel) - 1
             self.conv_weight = nn.Parameter(uniform / conv_kernel**0.5)
 
@@ -81,8 +88,8 @@ class Nystromformer(Attention):
         causal: bool,
     ) -> Tensor:
         """See `Attention.forward`."""
-        with full_precision(v_BHLC):
-            q, k, v = (wide(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
+        with no_autocast(v_BHLC):
+            q, k, v = (upcast(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
             out_BHLC = self._through_landmarks(q, k, v, mask_BL)
             if self.conv_weight is not None:
                 out_BHLC = out_BHLC + convolved(v, self.conv_weight)
@@ -101,12 +108,12 @@ class Nystromformer(Attention):
 
 
 def segments(mask_BL: Tensor, num_segments: int) -> Tensor:
-    """Which position is in which segment, BPL: none at padding.
+    """Assigns positions to segments, BPL: none at padding.
 
     The r-th of a sample's n true positions is in segment ⌊r P / n⌋, or r where n < P.
     """
     rank_BL = mask_BL.cumsum(dim=1) - 1
-    # A division of whole numbers: one of floats would put some positions a segment too low.
+    # Integer division: with floats some positions would be one segment too low.
     length_B1 = mask_BL.sum(dim=1, keepdim=True).clamp(min=num_segments)
     segment_BL = rank_BL * num_segments // length_B1
     number_P1 = torch.arange(num_segments, device=mask_BL.device)[:, None]
@@ -114,8 +121,8 @@ def segments(mask_BL: Tensor, num_segments: int) -> Tensor:
 
 
 def segment_means(x_BHLK: Tensor, is_in_BPL: Tensor) -> Tensor:
-    """The means over the positions of every segment, BHPK; 0 for a segment without any."""
-    # A product of matrices, unlike an index_add, gives the same sums on a GPU every time.
+    """Computes the means over the positions of every segment, BHPK; 0 for an empty segment."""
+    # Unlike index_add, a matrix product is deterministic on a GPU.
     sums_BHPK = torch.einsum("bpl,bhlk->bhpk", is_in_BPL.to(x_BHLK.dtype), x_BHLK)
     return sums_BHPK / is_in_BPL.sum(dim=-1).clamp(min=1)[:, None, :, None]
 
@@ -124,7 +131,8 @@ def pseudo_inverse(a_BHPP: Tensor, num_iterations: int) -> Tensor:
     """Iterates towards the Moore-Penrose inverse of matrices whose rows sum to 1 or are all 0.
 
     Z₀ = Aᵀ / (|A|₁ |A|_∞), Z ← ¼ Z (13 - A Z (15 - A Z (7 - A Z))), which is of order 3 (section 3,
-    after Razavi et al. 2014). Every matrix has its own start: samples do not see each other.
+    after Razavi et al. 2014). Z₀ is computed for every matrix separately, so that samples are
+    independent of each other.
     """
     # Rows sum to 1, so |A|_∞ is 1; |A|₁ is 0 where the sample has no landmarks.
     norm_BH11 = a_BHPP.sum(dim=-2, keepdim=True).amax(dim=-1, keepdim=True)
@@ -138,52 +146,40 @@ def pseudo_inverse(a_BHPP: Tensor, num_iterations: int) -> Tensor:
 
 
 def convolved(v_BHLC: Tensor, weight: Tensor) -> Tensor:
-    """Every channel of a head convolved along the sequence with the head's kernel, (H, width).
+    """Convolves every channel of a head along the sequence with the head's kernel, (H, width).
 
-    By products with banded matrices, a block of positions at a time: on CPU about twice as fast as
-    torch's own convolution, whose gradient of a kernel of more than 33 positions is wrong there
-    (by 4 to 15 %, where there are several heads; oneDNN in torch 2.13).
+    It multiplies banded matrices, a block of positions at a time. On a CPU this is about twice as
+    fast as torch's convolution, whose gradient of a kernel of more than 33 positions is wrong there
+    (by 4 to 15 % with several heads; oneDNN in torch 2.13).
     """
     length, width = v_BHLC.shape[2], weight.shape[1]
     window = _BLOCK + width - 1
     padding = (0, 0, width // 2, width // 2 + -length % _BLOCK)
     windows = F.pad(v_BHLC, padding).unfold(2, window, _BLOCK)
-    # Row i of a band has the kernel from column i on.
+    # Row i of a band contains the kernel from column i on.
     rows = F.pad(weight.to(v_BHLC.dtype), (_BLOCK - 1, _BLOCK - 1)).unfold(1, window, 1)
     out_BHSMC = torch.einsum("hmx,bhscx->bhsmc", rows.flip(1), windows)
     return from_blocks(out_BHSMC, length)
 
 
 def _kernel(q_BHPK: Tensor, k_BHPK: Tensor, exists_BP: Tensor) -> Tensor:
-    """softmax(q̃ k̃ᵀ / √K), BHPP in float64, 0 in rows and columns of landmarks that do not exist."""
+    """Computes softmax(q̃ k̃ᵀ / √K), BHPP in float64; 0 for landmarks that do not exist."""
     exists_B1P1, exists_B11P = exists_BP[:, None, :, None], exists_BP[:, None, None]
     logits_BHPP = q_BHPK.double() @ k_BHPK.double().mT / q_BHPK.shape[-1] ** 0.5
-    # A finite floor: a sample without positions has no landmarks, and its rows would be NaN.
-    floor = torch.finfo(logits_BHPP.dtype).min
-    weights_BHPP = logits_BHPP.masked_fill(~exists_B11P, floor).softmax(dim=-1)
-    return weights_BHPP.masked_fill(~(exists_B1P1 & exists_B11P), 0)
+    return visible_softmax(logits_BHPP, exists_B1P1 & exists_B11P)
 
 
 def _attend(q_BHLK: Tensor, k_BHMK: Tensor, v_BHMC: Tensor, visible_BM: Tensor) -> Tensor:
-    """softmax(q kᵀ / √K) v over the visible keys, by torch's fused kernels, without the weights."""
-    # Finite, so that a sample without any key gets the mean of its values, which are 0.
-    bias_BM = torch.zeros_like(visible_BM, dtype=q_BHLK.dtype).masked_fill(
-        ~visible_BM, torch.finfo(q_BHLK.dtype).min / 2
-    )
+    """Computes softmax(q kᵀ / √K) v over the visible keys by torch's fused kernels."""
+    bias_BM = padding_bias(visible_BM, q_BHLK.dtype)
     return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, attn_mask=bias_BM[:, None, None])
 
 
 def _check(num_landmarks: int, num_iterations: int, conv_kernel: int | None) -> None:
-    for name, value, usual in (
-        ("num_landmarks", num_landmarks, 64),
-        ("num_iterations", num_iterations, 6),
-    ):
-        if value < 1:
-            raise UserError(
-                f"attention.{name}={value} must be at least 1; type attention.{name}={usual}"
-            )
+    require_at_least("num_landmarks", num_landmarks, 1, example=64)
+    require_at_least("num_iterations", num_iterations, 1, example=6)
     if conv_kernel is not None and (conv_kernel < 1 or conv_kernel % 2 == 0):
         raise UserError(
-            f"attention.conv_kernel={conv_kernel} must be an odd number, so that it has a centre, "
+            f"attention.conv_kernel={conv_kernel} must be an odd number, so that it has a center, "
             "or null for no convolution; type attention.conv_kernel=35"
         )

@@ -1,16 +1,16 @@
-"""The Performer with a generalised kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
+"""The Performer with a generalized kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
 
 from functools import partial
 from typing import ClassVar, final
 
-from protlm.attention.performer.base import Performer
-from protlm.attention.performer.generalized import (
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.generalized import (
     NONLINEARITIES,
     GeneralizedFeatures,
     check_generalized,
 )
-from protlm.attention.performer.normalization import normalizer_of
-from protlm.attention.performer.projection import Projection
+from protlm.attention.linearized.normalization import normalizer_of
+from protlm.attention.ops.projection import Projection
 from protlm.errors import UserError
 
 # Kernels f with f(-x) = f(x) or -f(x).
@@ -19,28 +19,28 @@ _SAME_FOR_BOTH_SIGNS = ("abs", "cos", "identity", "tanh")
 
 @final
 class PerformerGeneralized(Performer):
-    """Attention with weights φ(q)·φ(k), φ_r(x) = f(ω_r·x) + ε, normalised over the keys.
+    """Attention with weights φ(q)·φ(k), φ_r(x) = f(ω_r·x) + ε, normalized over the keys.
 
-    Without a projection φ_r(x) = f(x_r) + ε on the head's own coordinates, which is deterministic.
+    Without a projection φ_r(x) = f(x_r) + ε of the coordinates of the head, which is deterministic.
 
     Args:
         head_dim: width K of a query and a key.
         kernel: f, by name: `relu`, `elu` (elu + 1), `exp`, `abs`, `gelu`, `sigmoid`, `tanh`,
             `cos`, `square_relu` or `identity`.
-        kernel_epsilon: ε, so that no row is without weight.
+        kernel_epsilon: ε, so that every row has weight.
         num_features: rows R of the projection; None for no projection, R = K.
         antithetic: whether rows come in pairs ω, -ω.
         projection: `orthogonal` rows in blocks of K, `iid`, `hadamard` or `givens`.
         row_norms: `chi`, so that a row is N(0, I), or `sqrt_dim`, so that it lies on one sphere.
         normalizer: `denominator` divides by the sum of the weights; `rmsnorm` by the root mean
             square of the output.
-        denominator_floor: the least sum of weights that is divided by; None for no floor.
-        redraw_every: optimiser steps between two draws; None keeps the first for good.
-        seed: what the projections are drawn from, together with the redraw index.
+        denominator_floor: the smallest denominator; None for no floor.
+        redraw_every: optimizer steps between redraws; None keeps the first draw.
+        seed: the seed of the projections, together with the redraw index.
 
     Raises:
         UserError: an unknown name, a number that is out of range, a redraw without a projection,
-            or a kernel that may be negative without a guard of its denominator.
+            or a kernel that may be negative with an unguarded denominator.
     """
 
     advice: ClassVar[str] = "trying the other kernels of the paper"
@@ -63,8 +63,8 @@ class PerformerGeneralized(Performer):
         check_generalized(kernel, kernel_epsilon)
         if antithetic and kernel in _SAME_FOR_BOTH_SIGNS:
             raise UserError(
-                f"attention.antithetic=true does nothing with attention.kernel={kernel}: a feature "
-                "of -ω is that of ω or its negative; set attention.antithetic=false"
+                f"attention.antithetic=true has no effect with attention.kernel={kernel}: the "
+                "feature of -ω is that of ω or its negative; set attention.antithetic=false"
             )
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel=kernel, epsilon=kernel_epsilon),
@@ -91,5 +91,5 @@ def _no_projection(projection: str, row_norms: str, antithetic: bool) -> None:
         if value != defaults[name]:
             raise UserError(
                 f"attention.{name}={value} needs a projection: set attention.num_features=256, or "
-                f"leave out attention.{name}"
+                f"omit attention.{name}"
             )

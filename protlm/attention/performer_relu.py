@@ -3,27 +3,27 @@
 from functools import partial
 from typing import ClassVar, final
 
-from protlm.attention.performer.base import Performer
-from protlm.attention.performer.generalized import GeneralizedFeatures, check_generalized
-from protlm.attention.performer.normalization import Denominator
-from protlm.attention.performer.projection import Projection
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.generalized import GeneralizedFeatures, check_generalized
+from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.ops.projection import Projection
 
 
 @final
 class PerformerRelu(Performer):
-    """Attention with weights φ(q)·φ(k), φ_r(x) = relu(ω_r·x) + ε, normalised over the keys.
+    """Attention with weights φ(q)·φ(k), φ_r(x) = relu(ω_r·x) + ε, normalized over the keys.
 
-    As in the code released with the paper, x is scaled neither by K^(-1/4) nor by 1/√R, either of
-    which would only change the size of ε beside the features. Rows ω_r are orthogonal in blocks
-    with chi(K) norms; without a projection φ_r(x) = relu(x_r) + ε on the head's own coordinates.
-    Other kernels, projections and normalisers: `performer_generalized`.
+    As in the code released with the paper, x is scaled neither by K^(-1/4) nor by 1/√R: both would
+    only change the size of ε relative to the features. Rows ω_r are orthogonal in blocks
+    with chi(K) norms; without a projection, φ_r(x) = relu(x_r) + ε of the coordinates of the head.
+    `performer_generalized` has other kernels, projections and normalizers.
 
     Args:
         head_dim: width K of a query and a key.
         num_features: rows R of the projection; None for no projection, R = K.
-        kernel_epsilon: ε, so that no row is without weight.
-        redraw_every: optimiser steps between two draws; None keeps the first for good.
-        seed: what the projections are drawn from, together with the redraw index.
+        kernel_epsilon: ε, so that every row has weight.
+        redraw_every: optimizer steps between redraws; None keeps the first draw.
+        seed: the seed of the projections, together with the redraw index.
 
     Raises:
         UserError: a negative ε, counts below 1, or a redraw without a projection.

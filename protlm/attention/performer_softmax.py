@@ -4,15 +4,15 @@ from enum import StrEnum
 from functools import partial
 from typing import ClassVar, final
 
-from protlm.attention.performer.base import Performer
-from protlm.attention.performer.features import FeatureMapFactory
-from protlm.attention.performer.normalization import normalizer_of
-from protlm.attention.performer.positive import PositiveFeatures, optimal_stretch
-from protlm.attention.performer.projection import Projection, RowNorms
-from protlm.attention.performer.trigonometric import TrigonometricFeatures
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.features import FeatureMapFactory
+from protlm.attention.linearized.normalization import normalizer_of
+from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
+from protlm.attention.linearized.trigonometric import TrigonometricFeatures
+from protlm.attention.ops.projection import Projection, RowNorms
 from protlm.errors import UserError, refuse_unknown
 
-# The features for a larger |q̂ + k̂|² do not fit float32, and no number of them would do.
+# Features for a larger |q̂ + k̂|² overflow float32, and no practical number of them would suffice.
 LARGEST_OPTIMAL_FOR = 200.0
 
 
@@ -27,7 +27,7 @@ class Estimator(StrEnum):
 
 @final
 class PerformerSoftmax(Performer):
-    """Attention with a random estimate of exp(q·k / √K), normalised over the keys.
+    """Attention with a random estimate of exp(q·k / √K), normalized over the keys.
 
     With x̂ = x / K^(1/4) and random rows ω_r the estimate is the mean over r of
 
@@ -37,22 +37,23 @@ class PerformerSoftmax(Performer):
         trigonometric   exp((|q̂|² + |k̂|²)/2) cos(ω_r·(q̂ - k̂)), two features for each row
 
     The relative standard deviation of one positive weight is √((exp(|q̂ + k̂|²) - 1) / R): large
-    queries and keys need many features, and beyond |q̂ + k̂|² of about ln R the estimate is none.
+    queries and keys need many features, and for |q̂ + k̂|² above about ln R the estimate is useless.
+    Outputs and gradients do not underflow, even for large queries and keys (docs/decisions/0019).
 
     Args:
         head_dim: width K of a query and a key.
         num_features: features R of a position; pairs and sines with cosines need R/2 rows.
         estimator: one of the four above; all but `regularized` are unbiased.
-        optimal_for: the mean |q̂ + k̂|² for which positive features are stretched so that their
-            variance is least (OPRF, arXiv 2205.15317), for any value unbiased; None for FAVOR+.
+        optimal_for: the mean |q̂ + k̂|² at which stretched positive features have their smallest
+            variance (OPRF, arXiv 2205.15317); unbiased for any value; None for FAVOR+.
         antithetic: whether rows come in pairs ω, -ω.
         projection: `orthogonal` rows in blocks of K, `iid`, or products of `hadamard` matrices or
             of `givens` rotations, which are not quite uniform.
         normalizer: `denominator` divides by the sum of the weights; `rmsnorm` by the root mean
             square of the output.
-        denominator_floor: for `trigonometric`: the least sum of weights that is divided by.
-        redraw_every: optimiser steps between two draws; None keeps the first for good.
-        seed: what the projections are drawn from, together with the redraw index.
+        denominator_floor: the smallest denominator, for `trigonometric` only.
+        redraw_every: optimizer steps between redraws; None keeps the first draw.
+        seed: the seed of the projections, together with the redraw index.
 
     Raises:
         UserError: an unknown name, a number that is out of range, or settings that exclude each
@@ -83,9 +84,9 @@ class PerformerSoftmax(Performer):
             _check_trigonometric(num_features, antithetic)
         elif denominator_floor is not None:
             raise UserError(
-                f"attention.denominator_floor={denominator_floor} is for sums that may be "
-                f"negative, and those of attention.estimator={estimator} are positive, and known "
-                "up to a factor of the query; set attention.denominator_floor=null"
+                f"attention.denominator_floor={denominator_floor} has no use with "
+                f"attention.estimator={estimator}, whose sums of weights are positive and scaled "
+                "by a factor of each query; set attention.denominator_floor=null"
             )
         if optimal_for is not None:
             _check_optimal_for(optimal_for, estimator)
@@ -98,7 +99,7 @@ class PerformerSoftmax(Performer):
             projection=Projection(
                 num_features=num_features // 2 if is_trigonometric else num_features,
                 head_dim=head_dim,
-                law=projection,
+                sampling=projection,
                 row_norms=(
                     RowNorms.sqrt_dim if estimator == Estimator.regularized else RowNorms.chi
                 ),
@@ -111,6 +112,7 @@ class PerformerSoftmax(Performer):
             seed=seed,
         )
         self.estimator = Estimator(estimator)
+        self.is_trigonometric = is_trigonometric
         self.antithetic = antithetic
         self.optimal_for = optimal_for
 
@@ -130,20 +132,20 @@ def _check_optimal_for(optimal_for: float, estimator: str) -> None:
         )
     if not 0 < optimal_for <= LARGEST_OPTIMAL_FOR:
         raise UserError(
-            f"{given} must be above 0 and at most {LARGEST_OPTIMAL_FOR:g}, the mean |q̂ + k̂|² of "
-            "the queries and keys, or null"
+            f"{given} must be above 0 and at most {LARGEST_OPTIMAL_FOR:g} (the mean |q̂ + k̂|² of "
+            "the queries and keys), or null"
         )
 
 
 def _check_trigonometric(num_features: int, antithetic: bool) -> None:
     given = "attention.estimator=trigonometric"
-    if not isinstance(num_features, int) or num_features % 2:
+    if num_features % 2:
         raise UserError(
             f"attention.num_features={num_features} must be an even number with {given}: every "
             "row has a sine and a cosine"
         )
     if antithetic:
         raise UserError(
-            f"attention.antithetic=true does nothing with {given}: the sine and the cosine of -ω "
+            f"attention.antithetic=true has no effect with {given}: the sine and the cosine of -ω "
             "are those of ω; set attention.antithetic=false"
         )

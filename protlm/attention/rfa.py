@@ -9,19 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Recurrent
-from protlm.attention.masking import zero_padding
-from protlm.attention.performer.base import Performer
-from protlm.attention.performer.features import FeatureMapFactory
-from protlm.attention.performer.gated import Gate, gated_means
-from protlm.attention.performer.generalized import GeneralizedFeatures
-from protlm.attention.performer.normalization import Denominator, inverse_of_weight
-from protlm.attention.performer.operands import Kernel
-from protlm.attention.performer.projection import Law, Projection
-from protlm.attention.performer.trigonometric import FourierFeatures
-from protlm.attention.precision import full_precision, wide_dtype
-from protlm.attention.unit_vectors import ScaledUnitVectors
+from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.features import FeatureMapFactory
+from protlm.attention.linearized.gated import Gate, gated_means
+from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
+from protlm.attention.linearized.operands import Kernel
+from protlm.attention.linearized.trigonometric import FourierFeatures
+from protlm.attention.ops.masking import zero_padding
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
+from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.errors import UserError, refuse_unknown
+
+# Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.
+_NORM_EPSILON = 1e-3
 
 
 class RfaKernel(StrEnum):
@@ -33,30 +35,39 @@ class RfaKernel(StrEnum):
 
 @final
 class RandomFeatureAttention(Attention, Recurrent[Tensor]):
-    """Softmax of unit vectors by random features; where causal, a gate may forget the past.
+    """Softmax of unit vectors by random features; optionally with a forget gate where causal.
 
-    With x̂ = x / (|x| + 10⁻³), one learned scale σ for each coordinate of each head, at first 1,
-    and random rows ω_r ~ N(0, I), the weight of key k for query q is the mean over r of
+    With x̂ = x / (|x| + 10⁻³), one learned scale σ for each pair of coordinates i and i + K/2 of
+    each head, initially 1, and random rows ω_r ~ N(0, I), the weight of key k for query q is the
+    mean over r of
 
         gaussian    cos(ω_r·(σ ⊙ (q̂ - k̂))), an estimate of exp(-|σ ⊙ (q̂ - k̂)|²/2)
         arccos      relu(ω_r·(σ ⊙ q̂)) relu(ω_r·(σ ⊙ k̂)), one of |x||y| (sin θ + (π - θ) cos θ) / 2π,
                     x = σ ⊙ q̂, y = σ ⊙ k̂ and θ the angle between them
 
-    normalised over the keys (section 3.1). Between unit vectors the Gaussian is exp(q̂·k̂ - 1), so
+    normalized over the keys (section 3.1). Between unit vectors the Gaussian is exp(q̂·k̂ - 1), so
     with σ = 1 it estimates softmax of logits within [-1, 1]. With the gate (section 3.2)
 
         S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ,  z_t = g_t z_{t-1} + (1 - g_t) φ(k_t)
         o_t = φ(q_t)ᵀS_t / φ(q_t)·z_t,  g_t = sigmoid(w·h_t + b) for each head
 
-    with h the block's normalised input. It starts with w ~ N(0, 0.02²) and biases for which 1 - g
-    is 1/8 in the first head to 1/512 in the last, in equal ratios.
+    with h the normalized input of the block. The gate starts with w ~ N(0, 0.02²) and biases for
+    which 1 - g is 1/8 in the first head to 1/512 in the last, in equal ratios.
 
-    The mean of cosines may be negative, and sums of them near 0. So what is divided by, the sum of
-    the weights (with the gate over the sum of all (1 - g_j) g_{j+1} … g_t), is at least the floor;
-    a row's weights then sum to less than 1. The released code has such a floor too.
+    The mean of cosines may be negative, and sums of them near 0. Therefore the denominator is at
+    least a floor. It is the sum of the weights, with the gate divided by the sum of all
+    (1 - g_j) g_{j+1} … g_t. The weights of a row at the floor sum to less than 1.
 
-    Unlike the paper, all heads of a layer share one draw of the rows; σ makes them differ. As in
-    it, rows are independent of each other.
+    Rows are independent of each other, as in the paper. There are three deviations:
+
+    * Scales: the paper has one for each coordinate. Rotary positions rotate pairs of coordinates,
+      so that |σ ⊙ (q̂ - k̂)| depends on positions only through their distance if a pair has one σ.
+    * Floor: the released code clamps the denominator at 0.01, with features scaled by 0.01. That is
+      a sum of weights of 0.01 / (64 · 0.01²) = 1.56 with 64 rows, so that a query that few keys
+      resemble has small outputs. Here the default is 0.1; set `denominator_floor=1.56` for that.
+    * Redraws: the released code draws rows per head and at every step, from a fixed set of
+      matrices. Here the heads of a layer share one draw, renewed every 1,000 steps; σ makes heads
+      differ. `redraw_every=1` draws at every step.
 
     Args:
         num_heads: heads H.
@@ -64,22 +75,24 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         model_dim: width D of the block's input, for the gate.
         num_features: random rows; `gaussian` has two features for each.
         kernel: `gaussian` or `arccos`.
-        gate: whether each position may forget those before: causal only.
-        denominator_floor: the least sum of weights that is divided by; None, for `arccos` only,
-            for no floor. The Gaussian of unit vectors is at least exp(-2) = 0.14 while σ is 1.
-        redraw_every: optimiser steps between two draws; None keeps the first for good.
-        seed: what the rows are drawn from, together with the redraw index.
+        gate: whether a gate makes each position forget earlier ones; causal only.
+        denominator_floor: the smallest denominator; None for no floor, with `arccos` only. The
+            Gaussian of unit vectors is at least exp(-2) = 0.14 while σ is 1.
+        redraw_every: optimizer steps between redraws; None keeps the first draw.
+        seed: the seed of the rows, together with the redraw index.
 
     Raises:
-        UserError: no features, an unknown kernel, a floor that is not above 0 or lacking where
+        UserError: no features, an unknown kernel, a floor that is not above 0, no floor where
             weights may be negative, or a number of steps below 1.
     """
 
     supports_bidirectional = True
     supports_causal = True
+    # The mechanism makes unit vectors itself.
+    qk_norm = QueryKeyNorms.none
     cost: ClassVar[str] = "L R K"
     advice: ClassVar[str] = (
-        "softmax-like weights that cannot become extreme; the gate for generation, where near "
+        "softmax-like weights that cannot become extreme; with the gate for generation, where near "
         "residues matter most"
     )
 
@@ -106,7 +119,7 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             if is_gaussian
             else partial(GeneralizedFeatures, kernel="relu", epsilon=0.0)
         )
-        # Products of relu features are sums over the rows, of which the kernel is the mean.
+        # The products of ReLU features are sums over the rows; the kernel is their mean.
         unit = 1 if is_gaussian else num_features
         self._normalizer = Denominator(
             None if denominator_floor is None else denominator_floor * unit
@@ -114,13 +127,13 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         self.performer = Performer(
             feature_map=self._feature_map,
             num_features=2 * num_features if is_gaussian else num_features,
-            projection=Projection(num_features, head_dim, law=Law.iid),
+            projection=Projection(num_features, head_dim, sampling=RowSampling.iid),
             normalizer=self._normalizer,
             redraw_every=redraw_every,
             seed=seed,
         )
-        # Flat, because weight decay, which a scale should not have, is for matrices.
-        self.scales = nn.Parameter(torch.ones(num_heads * head_dim))
+        # One-dimensional, so that weight decay skips the scales.
+        self.scales = nn.Parameter(torch.ones(num_heads * math.ceil(head_dim / 2)))
         self.gate = Gate(num_heads=num_heads, model_dim=model_dim) if gate else None
 
     def forward(
@@ -143,9 +156,9 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             return self.performer(
                 q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
             )
-        assert causal, "a gate forgets the past: it has no bidirectional form"
+        assert causal, "the gate has no bidirectional form"
         gate_BHL1 = self.gate(hidden_BLD, mask_BL)
-        with full_precision(v_BHLC):
+        with no_autocast(v_BHLC):
             means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, self._kernel(q_BHLK))
             out_BHLC, _ = self._normalizer(means)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
@@ -175,9 +188,9 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         )
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
-        """The sum of [v | 1]ᵀφ(k), (B, H, C + 1, R); with the gate of [v | 1]ᵀ[φ(k) | 1].
+        """Returns the sum of [v | 1]ᵀφ(k), (B, H, C + 1, R); with the gate, of [v | 1]ᵀ[φ(k) | 1].
 
-        The last entry of the latter is the sum of the gates' weights.
+        The last entry of the latter is the sum of the weights of the gate.
         """
         state = self.performer.initial_state(k_BHK, v_BHC)
         return state if self.gate is None else F.pad(state, (0, 1))
@@ -194,7 +207,7 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
                 state, q_BH1K.squeeze(2), k_BH1K.squeeze(2), v_BHC, hidden_BD=hidden_BD
             )
         gate_BH11 = self.gate(hidden_BD[:, None], mask_B1)
-        with full_precision(v_BHC):
+        with no_autocast(v_BHC):
             phi_q_BH1R = self.performer.query_features(q_BH1K)
             keys = F.pad(self.performer.key_features(k_BH1K), (0, 1), value=1.0)
             values = F.pad(v_BHC.to(state.dtype), (0, 1), value=1.0)[..., None]
@@ -205,16 +218,19 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
 
     def _scaled(self, x_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
-        scales_H1K = self.scales.unflatten(0, (x_BHLK.shape[1], 1, -1))
-        scaled_BHLK = ScaledUnitVectors.apply(x_BHLK, scales_H1K, mask_BL)
-        assert isinstance(scaled_BHLK, Tensor)
-        return scaled_BHLK
+        pairs = self.scales.unflatten(0, (x_BHLK.shape[1], 1, -1))
+        scales_H1K = torch.cat([pairs, pairs], dim=-1)[..., : x_BHLK.shape[-1]]
+        with no_autocast(x_BHLK):
+            x_BHLK = upcast(zero_padding(x_BHLK, mask_BL))
+            # torch sets the gradient of the norm of a zero vector to 0.
+            norm_BHL1 = torch.linalg.vector_norm(x_BHLK, dim=-1, keepdim=True)
+            return x_BHLK / (norm_BHL1 + _NORM_EPSILON) * upcast(scales_H1K)
 
     def _kernel(self, x_BHLK: Tensor) -> Kernel:
         rows_RK = self.performer.projection
         assert rows_RK is not None
         return Kernel(
-            feature_map=self._feature_map(rows_RK.to(wide_dtype(x_BHLK))),
+            feature_map=self._feature_map(rows_RK.to(accum_dtype(x_BHLK))),
             normalizer=self._normalizer,
             num_features=self.performer.num_features,
             projection_RK=rows_RK,
@@ -224,7 +240,7 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
 def _check_floor(floor: float | None, kernel: str) -> None:
     if floor is None and kernel == RfaKernel.gaussian:
         raise UserError(
-            "attention.denominator_floor=null leaves sums of weights unguarded that may be "
+            "attention.denominator_floor=null allows division by sums of weights that may be "
             "negative or near 0 with attention.kernel=gaussian; type "
             "attention.denominator_floor=0.1"
         )

@@ -8,19 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention import exact
-from protlm.attention.base import Attention, Recurrent
-from protlm.attention.masking import visible_keys, zero_padding
-from protlm.attention.precision import wide_dtype
+from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
+from protlm.attention.ops.masking import padding_bias, visible_keys, zero_padding
+from protlm.attention.ops.windows import softmax_weights
 
-# Positions a cache has room for at first.
+# Initial capacity of a cache, in positions.
 _ROOM = 64
 
 
 @final
 @dataclass(frozen=True)
 class KeyValueCache:
-    """Keys and values of the first `length` positions; the rest of M is room for more."""
+    """Keys and values of the first `length` positions, with room for M."""
 
     k_BHMK: Tensor
     v_BHMC: Tensor
@@ -34,7 +33,7 @@ class KeyValueCache:
         """Writes one position, in place while there is room."""
         k_BHMK, v_BHMC, room = self.k_BHMK, self.v_BHMC, self.k_BHMK.shape[2]
         if self.length == room:
-            # Doubling copies every position about once, however long the sequence becomes.
+            # Doubling copies every position about once, regardless of the final length.
             k_BHMK, v_BHMC = (F.pad(x, (0, 0, 0, room)) for x in (k_BHMK, v_BHMC))
         k_BHMK[:, :, self.length] = k_BHK
         v_BHMC[:, :, self.length] = v_BHC
@@ -45,13 +44,20 @@ class KeyValueCache:
 class Softmax(Attention, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L.
 
-    On a CPU, bidirectional rows that are not short go by `ExactAttention`.
+    Args:
+        bounded_qk_norm: with `model.qk_norm=true`, bounds the norms of queries and keys as for
+            `performer_softmax`, which can then use all weights of the trained model.
     """
 
     supports_bidirectional = True
     supports_causal = True
     cost: ClassVar[str] = "L² K"
-    advice: ClassVar[str] = "short proteins, and the measure of all others; exact maps"
+    advice: ClassVar[str] = "short proteins, and the reference for all others; exact maps"
+
+    def __init__(self, *, bounded_qk_norm: bool = False) -> None:
+        super().__init__()
+        if bounded_qk_norm:
+            self.qk_norm = QueryKeyNorms.bounded
 
     def forward(
         self,
@@ -64,19 +70,15 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         causal: bool,
     ) -> Tensor:
         """See `Attention.forward`."""
-        # A GPU would have to be waited for, and a compiled graph be cut.
+        # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         is_whole = may_look and bool(mask_BL.all())
         if not is_whole:
             q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
-        if may_look and not causal and exact.is_faster(mask_BL.shape[1]):
-            bias_BL = None if is_whole else _bias_against_padding(mask_BL, wide_dtype(k_BHLK))
-            out_BHLC = exact.ExactAttention.apply(q_BHLK, k_BHLK, v_BHLC, bias_BL)
-        elif is_whole:
+        if is_whole:
             out_BHLC = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLC, is_causal=causal)
         else:
             out_BHLC = _biased_by_a_coordinate(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal)
-        assert isinstance(out_BHLC, Tensor)
         out_BHLC = out_BHLC.to(v_BHLC.dtype)
         return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
 
@@ -90,18 +92,10 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """The map or a block of its rows, in float32 (float64 for float64 queries)."""
+        """Returns the map or a block of its rows, in float32 (float64 for float64 queries)."""
         rows = slice(None) if rows is None else rows
-        dtype = torch.promote_types(q_BHLK.dtype, torch.float32)
-        q_BHMK = zero_padding(q_BHLK, mask_BL)[:, :, rows].to(dtype)
-        visible_B1ML = visible_keys(mask_BL, rows, causal=causal)
-        with torch.autocast(q_BHLK.device.type, enabled=False):
-            logits_BHML = q_BHMK @ zero_padding(k_BHLK, mask_BL).to(dtype).mT
-        logits_BHML = logits_BHML / math.sqrt(q_BHLK.shape[-1])
-        # A finite floor, so that a row that sees nothing is 0 below and not NaN.
-        floor = torch.finfo(dtype).min
-        weights_BHML = logits_BHML.masked_fill(~visible_B1ML, floor).softmax(dim=-1)
-        return weights_BHML.masked_fill(~visible_B1ML, 0)
+        q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
+        return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal))
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
         """See `Recurrent.initial_state`."""
@@ -128,24 +122,18 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
 
 
-def _bias_against_padding(mask_BL: Tensor, dtype: torch.dtype) -> Tensor:
-    """Far below any logit but finite: a row that sees nothing is the mean of zeros."""
-    zeros_BL = torch.zeros_like(mask_BL, dtype=dtype)
-    return zeros_BL.masked_fill(~mask_BL, torch.finfo(dtype).min / 2)
-
-
 def _biased_by_a_coordinate(
     q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, causal: bool
 ) -> Tensor:
-    """Hides padded keys by one more coordinate: 1 in a query, far below any logit in such a key.
+    """Hides padded keys by an additional coordinate: 1 in a query, very negative in such a key.
 
-    The fused kernels take a mask or causality, not both, and one mask for both would be L×L. All
-    three get one width, a multiple of 8, without which CUDA's fused kernels would leave the work to
-    one that builds L×L.
+    The fused kernels accept a mask or causality, not both, and one mask for both would be L×L. All
+    three tensors get one width, a multiple of 8, without which CUDA falls back to a kernel that
+    builds the L×L map.
     """
     num_values = v_BHLC.shape[-1]
     width = -(-max(q_BHLK.shape[-1] + 1, num_values) // 8) * 8
-    bias_BL = _bias_against_padding(mask_BL, k_BHLK.dtype)
+    bias_BL = padding_bias(mask_BL, k_BHLK.dtype)
     bias_BHL1 = bias_BL[:, None, :, None].expand_as(k_BHLK[..., :1])
     q, k = F.pad(q_BHLK, (0, 1), value=1.0), torch.cat([k_BHLK, bias_BHL1], dim=-1)
     q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v_BHLC))

@@ -1,1 +1,1 @@
-"""From records of UniProt to batches of tokens."""
+"""Data: from UniProt records to batches of tokens."""

@@ -1,4 +1,4 @@
-"""From planned batches to tensors of tokens and targets."""
+"""Conversion of planned batches to tensors of tokens and targets."""
 
 from dataclasses import dataclass
 from typing import final
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from protlm.data.batching import SPECIALS, BatchPlan, Row, Sequences
-from protlm.data.masking import IGNORE, MaskingRule, corrupt
+from protlm.data.batching.plan import SPECIALS, BatchPlan, Row, Sequences
+from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 
@@ -19,15 +19,15 @@ FILLER = -1
 
 @dataclass
 class Batch:
-    """Rows that a rank computes at a time.
+    """The rows that a rank computes at a time.
 
     Attributes:
         tokens_BL: inputs, int64.
-        targets_BL: tokens to predict, int64; `IGNORE` where there is none.
+        targets_BL: tokens to predict, int64; `IGNORE` at all other positions.
         mask_BL: true at residues and special tokens, false at padding.
-        samples_B: the rows' first samples, int64; -1 for rows that only fill up.
-        after: epoch, samples and tokens of the progress once the whole batch is consumed.
-        slice: the number of these rows among the slices of the batch of all ranks.
+        samples_B: the first sample of each row, int64; -1 for filler rows.
+        after: epoch, samples and tokens of the progress after the whole batch.
+        slice: index of these rows among the slices of the global batch.
     """
 
     tokens_BL: Tensor
@@ -40,21 +40,26 @@ class Batch:
 
 @final
 class SequenceDataset(Dataset[Batch]):
-    """Makes batches from plans; a row is a pure function of the seed and its place in the data.
+    """Creates batches from plans; a row is a pure function of the seed and its data position.
 
     Args:
-        sequences: what the rows are read from.
+        sequences: the sequences that the rows are read from.
         objective: `masked`, whose targets are corrupted residues, or `causal`, whose targets
             are the tokens that follow in the row.
-        masking: the corruption of `masked`.
-        seed: of corruption and cropping.
+        masking: the corruption of `masked`, which may depend on the optimizer step.
+        seed: seed of corruption and cropping.
 
     Raises:
         UserError: an unknown objective.
     """
 
     def __init__(
-        self, sequences: Sequences, *, objective: str, masking: MaskingRule, seed: int
+        self,
+        sequences: Sequences,
+        *,
+        objective: str,
+        masking: MaskingRule | MaskingSchedule,
+        seed: int,
     ) -> None:
         if objective not in OBJECTIVES:
             raise UserError(f"objective={objective} is unknown; choose masked or causal")
@@ -62,13 +67,14 @@ class SequenceDataset(Dataset[Batch]):
         self._masking, self._seed = masking, seed
 
     def __getitem__(self, plan: BatchPlan) -> Batch:
-        """The batch of a plan."""
+        """Returns the batch of a plan."""
         shape = (len(plan.rows), plan.length)
         tokens_BL = np.full(shape, VOCABULARY.pad, dtype=np.int64)
         targets_BL = np.full(shape, IGNORE, dtype=np.int64)
         mask_BL = np.zeros(shape, dtype=bool)
+        rule = self._masking.at(plan.step)
         for number, row in enumerate(plan.rows):
-            inputs, targets = self._read(row)
+            inputs, targets = self._read(row, rule)
             tokens_BL[number, : len(inputs)] = inputs
             targets_BL[number, : len(targets)] = targets
             mask_BL[number, : len(inputs)] = True
@@ -81,21 +87,21 @@ class SequenceDataset(Dataset[Batch]):
             plan.slice,
         )
 
-    def _read(self, row: Row | None) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of a row."""
+    def _read(self, row: Row | None, rule: MaskingRule) -> tuple[np.ndarray, np.ndarray]:
+        """Returns inputs and targets of a row."""
         if row is None:
             return np.array([VOCABULARY.cls]), np.array([IGNORE])
         tokens, rng = row.read(self._sequences, seed=self._seed)
         if self._objective == "causal":
             return tokens, np.append(tokens[1:], IGNORE)
-        return corrupt(tokens, VOCABULARY.is_residue[tokens], self._masking, rng)
+        return corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
 
 
 def collate(sequences: list[np.ndarray], *, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Puts whole sequences of residue tokens between `<cls>` and `<eos>`, padded to `length`.
+    """Encloses sequences of residue tokens in `<cls>` and `<eos>`, and pads them to `length`.
 
     Returns:
-        tokens_BL, int64, and mask_BL, true where there is no padding.
+        tokens_BL, int64, and mask_BL, false at padding.
 
     >>> collate([VOCABULARY.encode("MK")], length=5)[0].tolist()
     [[0, 20, 15, 2, 1]]

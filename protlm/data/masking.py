@@ -1,6 +1,6 @@
-"""What is cropped, masked or replaced in a row: pure functions of random numbers keyed to it."""
+"""Cropping and masking of rows: pure functions of random numbers keyed to the row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,10 +12,10 @@ CROPS = ("prefix", "random")
 
 
 def row_rng(seed: int, epoch: int, sample: int, offset: int = 0) -> np.random.Generator:
-    """The random numbers of a row in an epoch, the same wherever they are drawn.
+    """Returns the random number generator of a row in an epoch, the same on every rank.
 
     Philox is counter-based (Salmon et al. 2011): seed and epoch are its key, and each sample, or
-    each offset into it, has 2**128 values of its own.
+    each offset into it, has a separate range of 2**128 values.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     counter = np.array([0, 0, offset, sample], dtype=np.uint64)
@@ -23,7 +23,7 @@ def row_rng(seed: int, epoch: int, sample: int, offset: int = 0) -> np.random.Ge
 
 
 def crop(num_residues: int, max_residues: int, how: str, rng: np.random.Generator) -> slice:
-    """Which residues of a sequence are taken: all, the first, or a random stretch.
+    """Returns the range of residues to keep: all, the first, or a random segment.
 
     Raises:
         UserError: `how` is neither `prefix` nor `random`.
@@ -41,52 +41,101 @@ def crop(num_residues: int, max_residues: int, how: str, rng: np.random.Generato
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """BERT's corruption (Devlin et al. 2019): which residues become targets, and what of them.
+    """Masking as in BERT (Devlin et al. 2019).
 
     Args:
-        fraction: the probability that a residue is a target.
-        mask_share: of the targets, the share that is replaced by `<mask>`.
-        random_share: the share that is replaced by a random residue; the rest is kept.
+        mask_fraction: probability that a residue is a target.
+        mask_prob: probability that a target is replaced by `<mask>`.
+        random_prob: probability that a target is replaced by a random residue; other targets are
+            unchanged.
+        mask_fraction_range: bounds between which each row draws its fraction, uniformly; None uses
+            `mask_fraction` for every row.
 
     Raises:
-        UserError: a share is no probability, or together they are more than 1.
+        UserError: a value is not a probability, or `mask_prob` and `random_prob` add up to more
+            than 1, or the range is invalid.
     """
 
-    fraction: float = 0.15
-    mask_share: float = 0.8
-    random_share: float = 0.1
+    mask_fraction: float = 0.15
+    mask_prob: float = 0.8
+    random_prob: float = 0.1
+    mask_fraction_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("fraction", "mask_share", "random_share"):
+        for name in ("mask_fraction", "mask_prob", "random_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name}={getattr(self, name)} must be between 0 and 1")
-        if self.fraction == 0:
-            raise UserError("fraction=0 masks nothing; the usual value is 0.15")
-        if self.mask_share + self.random_share > 1 + 1e-9:
+        if self.mask_fraction == 0:
+            raise UserError("mask_fraction=0 masks nothing; the usual value is 0.15")
+        if self.mask_prob + self.random_prob > 1 + 1e-9:
             raise UserError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} are more "
+                f"mask_prob={self.mask_prob} and random_prob={self.random_prob} are more "
                 "than 1 together; the usual values are 0.8 and 0.1"
             )
+        if self.mask_fraction_range is not None:
+            low, high = self.mask_fraction_range
+            if not 0 < low <= high <= 1:
+                raise UserError(
+                    f"mask_fraction_range=[{low},{high}] must have 0 < low <= high <= 1, for "
+                    "instance [0.1,0.5]"
+                )
+
+    def at(self, step: int) -> "MaskingRule":
+        """Returns the rule of an optimizer step, which is the same at every step."""
+        return self
+
+
+@dataclass(frozen=True)
+class MaskingSchedule:
+    """The masking rule of each optimizer step of a run.
+
+    Args:
+        rule: the rule at the start.
+        narrowing: first and last step of the period in which the rule's `mask_fraction_range`
+            narrows linearly to its `mask_fraction`; None keeps the range.
+    """
+
+    rule: MaskingRule
+    narrowing: tuple[int, int] | None = None
+
+    def at(self, step: int) -> MaskingRule:
+        """Returns the rule of an optimizer step, counted from 0.
+
+        >>> rule = MaskingRule(mask_fraction=0.25, mask_fraction_range=(0.25, 0.75))
+        >>> MaskingSchedule(rule, narrowing=(10, 20)).at(15).mask_fraction_range
+        (0.25, 0.5)
+        """
+        if self.narrowing is None or self.rule.mask_fraction_range is None:
+            return self.rule
+        first, last = self.narrowing
+        done = min(max(step - first, 0) / (last - first), 1.0)
+        low, high = self.rule.mask_fraction_range
+        # In this form rounding cannot put the lower bound above the upper one.
+        low, high = ((1 - done) * bound + done * self.rule.mask_fraction for bound in (low, high))
+        return replace(self.rule, mask_fraction_range=(low, high))
 
 
 def corrupt(
     tokens: np.ndarray, is_maskable: np.ndarray, rule: MaskingRule, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Corrupts a sample for masked language modelling.
+    """Corrupts a sample for masked language modeling.
 
     Args:
-        tokens: numbers of tokens.
-        is_maskable: for each position whether it may become a target.
-        rule: how much is masked, replaced and kept.
-        rng: of this sample.
+        tokens: token numbers.
+        is_maskable: whether each position may become a target.
+        rule: the masking rule.
+        rng: random number generator of this sample.
 
     Returns:
-        Inputs, and targets: the true token at targets, `IGNORE` elsewhere; both int64.
+        Inputs and targets (the true token at targets, `IGNORE` elsewhere), both int64.
     """
-    is_target = (rng.random(len(tokens)) < rule.fraction) & is_maskable
+    fraction = rule.mask_fraction
+    if rule.mask_fraction_range is not None:
+        fraction = rng.uniform(*rule.mask_fraction_range)
+    is_target = (rng.random(len(tokens)) < fraction) & is_maskable
     fate = rng.random(len(tokens))
     others = VOCABULARY.residues[rng.integers(len(VOCABULARY.residues), size=len(tokens))]
-    is_replaced = fate < rule.mask_share + rule.random_share
+    is_replaced = fate < rule.mask_prob + rule.random_prob
     inputs = np.where(is_target & is_replaced, others, tokens).astype(np.int64)
-    inputs[is_target & (fate < rule.mask_share)] = VOCABULARY.mask
+    inputs[is_target & (fate < rule.mask_prob)] = VOCABULARY.mask
     return inputs, np.where(is_target, tokens, IGNORE).astype(np.int64)

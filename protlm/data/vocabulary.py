@@ -1,4 +1,4 @@
-"""The vocabulary: ESM-2's 33 tokens in ESM-2's order, one immutable object."""
+"""The vocabulary: the 33 tokens of ESM-2 in their order, as one immutable object."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from protlm.errors import InputDataError
 @final
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and their numbers; total over residue letters, and hashable.
+    """Tokens and their numbers.
 
-    `residues` are the 25 letters that stand for an amino acid or a class of them; `standard`
-    the 20 amino acids. Lower case is the reader's business: here only capitals are known.
+    `residues` are the 25 letters of amino acids and classes of amino acids. Only upper-case letters
+    are accepted; the readers of sequence files convert lower case.
     """
 
     tokens: tuple[str, ...]
@@ -57,34 +57,34 @@ class Vocabulary:
 
     @cached_property
     def is_residue(self) -> np.ndarray:
-        """For each token whether it stands for a residue, bool [V]."""
+        """Whether each token is a residue, bool [V]."""
         claims = np.zeros(len(self), dtype=bool)
         claims[self.residues] = True
         return claims
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over the tokens in order; in every manifest, checkpoint and output."""
+        """SHA-256 of the tokens in order, stored in every manifest, checkpoint and output."""
         return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
 
     @cached_property
     def _encoder(self) -> bytes:
-        """The number of each letter, by its ASCII code; the padding's for what is no residue."""
+        """Maps ASCII codes to token numbers; letters other than residues map to padding."""
         return bytes(self._number[a] if a in RESIDUES else self.pad for a in map(chr, range(256)))
 
     @cached_property
     def _decoder(self) -> bytes:
-        """The ASCII code of each residue's letter, by its number."""
+        """Maps token numbers of residues to ASCII codes."""
         codes = bytearray(256)
         for letter in RESIDUES:
             codes[self._number[letter]] = ord(letter)
         return bytes(codes)
 
     def encode(self, sequence: str | bytes) -> np.ndarray:
-        """Numbers of a sequence's residues, uint8, read-only, without special tokens.
+        """Encodes a sequence without special tokens, as a read-only uint8 array.
 
         Raises:
-            InputDataError: a letter is no residue; the message names it and its position.
+            InputDataError: a letter is not a residue; the message names it and its position.
 
         >>> VOCABULARY.encode("MKV").tolist()
         [20, 15, 7]
@@ -101,7 +101,7 @@ class Vocabulary:
         return np.frombuffer(tokens, dtype=np.uint8)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens; special tokens stand in angle brackets.
+        """Decodes tokens to text; special tokens are written in angle brackets.
 
         >>> VOCABULARY.decode(VOCABULARY.encode("MKV"))
         'MKV'

@@ -1,1 +1,67 @@
-"""What a trained model knows: accuracy, perplexity, contacts."""
+"""Evaluations behind one interface: one file and one YAML each.
+
+`names()` lists them and `create()` builds one; nothing else imports a module of this package.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from protlm.errors import UserError, one_of
+from protlm.evaluation.base import Evaluation
+
+__all__ = ["Evaluation", "create", "evaluation", "names"]
+
+
+def names() -> list[str]:
+    """Lists the evaluations: the modules of this package that define one."""
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if _defined_in(name))
+
+
+def evaluation(name: str) -> type[Evaluation]:
+    """Returns the class of an evaluation.
+
+    Raises:
+        UserError: the evaluation does not exist.
+    """
+    # The name comes from a config: it must not reach any module but those of this package.
+    modules = {module.name for module in pkgutil.iter_modules(__path__)}
+    classes = _defined_in(name) if name in modules else []
+    if not classes:
+        raise UserError(f"evaluation {name!r} does not exist; there are: {one_of(names())}")
+    assert len(classes) == 1, f"{__name__}.{name} must define exactly one Evaluation"
+    return classes[0]
+
+
+def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
+    """Builds an evaluation.
+
+    Args:
+        label: its key in the config, for messages.
+        settings: `name`, and the constructor's keyword arguments.
+
+    Raises:
+        UserError: the evaluation or a setting does not exist.
+    """
+    options = dict(settings)
+    cls: Any = evaluation(str(options.pop("name", "")))
+    allowed = list(inspect.signature(cls).parameters)
+    if unknown := sorted(set(options) - set(allowed)):
+        raise UserError(
+            f"evaluation.{label}.{unknown[0]} is not a setting; it has: {one_of(allowed)}"
+        )
+    return cls(**options)
+
+
+def _defined_in(name: str) -> list[type[Evaluation]]:
+    module = importlib.import_module(f"{__name__}.{name}")
+    return [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Evaluation)
+        and not inspect.isabstract(member)
+        and member.__module__ == module.__name__
+    ]

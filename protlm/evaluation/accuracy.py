@@ -1,119 +1,231 @@
-"""Accuracy and perplexity on residues, beside the empirical and the uniform baseline.
+"""Accuracy and perplexity on residues, beside baselines: 3-mers, residue frequencies, uniform.
 
-Masked: arXiv 1810.04805, on the masked positions only. Causal: every residue from those before it.
+Masked: arXiv 1810.04805, on the masked positions only. Causal: each residue from those before it.
 Perplexity is exp(total nats / count); sums are divided once (arXiv 2009.14794, C.2).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from protlm.data.batching import SPECIALS, BatchStream
-from protlm.data.buckets import LengthBuckets
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.mixture import SampleOrder
+from protlm.data.batching.order import EpochOrder
+from protlm.data.batching.plan import SPECIALS, BatchStream
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
-from protlm.data.mixture import SampleOrder
-from protlm.data.order import EpochOrder
-from protlm.data.shards import SplitReader
+from protlm.data.shards.data_set import SplitReader
+from protlm.data.trigram import Trigram
+from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
-from protlm.evaluation.base import Evaluation, EvaluationData
-from protlm.evaluation.baseline import Unigram, count_residues
-from protlm.model.objective import perplexity, target_sums
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.labels import read_labels
+from protlm.evaluation.sequence_sums import (
+    BASELINES,
+    SequenceSums,
+    by_group,
+    intervals,
+    ratio,
+    write_sums,
+)
 from protlm.model.pretrained import PretrainedModel
 
-# As many sequences give each residue's frequency to four digits; all of TrEMBL would take an hour.
+# This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
 _MOST_COUNTED = 1 << 20
 
 
 class Accuracy(Evaluation):
     """Masked or causal accuracy and perplexity of a model on a split.
 
-    What is masked in a sequence depends on `seed` and the sequence's place in the split alone.
+    The masked positions of a sequence depend only on `seed` and its index in the split.
 
     Args:
         objective: `masked` or `causal`.
-        fraction: the share of residues that are masked; every one of them becomes `<mask>`.
-        seed: what the masked positions are drawn from.
+        mask_fraction: the fraction of residues that are masked; every one becomes `<mask>`.
+        seed: seed of the masked positions and of the bootstrap.
+        groups: a tab-separated table with the columns accession and `column`; adds figures by
+            group, and intervals resample groups instead of sequences.
+        column: the column of the group, for instance the family; a sequence without a group forms
+            one by itself.
+        per_sequence: a tab-separated file for the sums of each sequence; the name of the split is
+            inserted before its suffix.
+        max_length: the longest row in tokens; longer proteins are cropped. By default proteins
+            are cropped only to what the model can read.
     """
 
-    def __init__(self, *, objective: str, fraction: float = 0.15, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        objective: str,
+        mask_fraction: float = 0.15,
+        seed: int = 0,
+        groups: str | None = None,
+        column: str = "pfam_family",
+        per_sequence: str | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        if max_length is not None and max_length <= SPECIALS:
+            raise UserError(f"max_length={max_length} must be at least {SPECIALS + 1}")
         if objective not in ("masked", "causal"):
             raise UserError(f"objective={objective} is not one of: causal, masked")
         self.objective = objective
-        self.masking = MaskingRule(fraction=fraction, mask_share=1.0, random_share=0.0)
+        self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)
         self.seed = seed
+        self.groups = None if groups is None else Path(groups)
+        self.column = column
+        self.per_sequence = None if per_sequence is None else Path(per_sequence)
+        self.max_length = max_length
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns the model's and both baselines' accuracy and perplexity, and the counts."""
-        assert data is not None
-        max_length = int(model.description["max_length"])
-        unigram = Unigram.from_counts(count_residues(_some(data.train, max_length - SPECIALS)))
-        sums = torch.zeros(3, dtype=torch.float64)
-        base = [0.0, 0, 0]
-        for batch in self._batches(data, max_length):
-            targets_BL = _residues_only(batch.targets_BL)
-            sums += self._score(model, batch, targets_BL)
-            chosen = targets_BL[targets_BL != IGNORE].numpy()
-            base = [a + b for a, b in zip(base, unigram.score(chosen), strict=True)]
-        nats, correct, count = sums.tolist()
-        if not count:
-            raise UserError("the split holds no residue to predict; choose another split")
-        return {
-            "model": ratio(nats, correct, count),
-            "empirical": ratio(*base),
-            "uniform": ratio(count * math.log(len(STANDARD)), count / len(STANDARD), count),
-            "targets": int(count),
-            "sequences": len(data.split),
-            "trained_as": model.description["objective"],
-        }
+        """Returns accuracy and perplexity of the model and the baselines, and the counts.
 
-    def _batches(self, data: EvaluationData, max_length: int) -> DataLoader[Batch]:
+        `interval` holds the bounds of 95 % bootstrap intervals of the model's figures; with groups
+        there are also `by_group` and `macro`, the mean over groups. `cropped` counts the cropped
+        sequences and the residues that they lost.
+        """
+        assert data is not None
+        limits = [limit for limit in (self.max_length, model.max_length) if limit is not None]
+        limit = min(limits, default=None)
+        names = [data.split.identifier(number) for number in range(len(data.split))]
+        group_of = self._groups(names)
+        sums = self._sums(model, data, limit)
+        count = float(sums.targets.sum())
+        if not count:
+            raise UserError("the split has no residue to predict; choose another split")
+        uniform = ratio(count * math.log(len(STANDARD)), count / len(STANDARD), count)
+        result = {
+            **{who: sums.figures(who) for who in ("model", *BASELINES)},
+            "uniform": uniform,
+            "interval": intervals(sums, group_of, seed=self.seed),
+            "targets": int(count),
+            "sequences": len(names),
+            "cropped": _cropped(data.split, limit),
+            "trained_as": model.description.objective.value,
+        }
+        if self.groups is not None:
+            result |= by_group(sums, group_of)
+        if self.per_sequence is not None:
+            write_sums(self.per_sequence, data.name, names, group_of, sums)
+        return result
+
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        """Builds a row for the model and each baseline."""
+        rows, notes = [], []
+        for split, values in results.items():
+            cropped = values["cropped"]
+            notes.append(
+                f"{split}: {cropped['sequences']:,} of {values['sequences']:,} sequences cropped, "
+                f"by {cropped['residues']:,} residues"
+            )
+            low, high = values["interval"]["perplexity"]
+            shown = {"model": f"{low:.2f} to {high:.2f}"}
+            predictors = ["model", *BASELINES, "uniform"]
+            kinds = {who: values[who] for who in predictors}
+            for who in ("model", *BASELINES) if "macro" in values else ():
+                number = len(values["by_group"])
+                kinds[f"{who}, mean over {number} groups"] = values["macro"][who]
+            for who, figures in kinds.items():
+                cells = (f"{figures['accuracy']:.2%}", f"{figures['perplexity']:.2f}")
+                targets = f"{values['targets']:,}"
+                rows.append((split, self.objective, who, *cells, shown.get(who, ""), targets))
+        columns = ("split", "objective", "predictor", "accuracy", "perplexity", "95 %", "targets")
+        return ResultTable(columns, rows, caption="\n".join(notes))
+
+    def _groups(self, names: list[str]) -> list[str]:
+        """Returns the group of each sequence, which is its name where it has none."""
+        if self.groups is None:
+            return names
+        rows = read_labels(self.groups, ("accession", self.column))
+        known = {accession: group for accession, group in rows if group}
+        if not any(name in known for name in names):
+            raise InputDataError(
+                f"{self.groups} has no {self.column} for any sequence of the split; choose "
+                "another table or column"
+            )
+        return [known.get(name, name) for name in names]
+
+    def _sums(
+        self, model: PretrainedModel, data: EvaluationData, limit: int | None
+    ) -> SequenceSums:
+        causal = self.objective == "causal"
+        max_residues = None if limit is None else limit - SPECIALS
+        unigram_V = _unigram(data.train, max_residues)
+        trigram = Trigram(_sample(data.train, max_residues), causal=causal)
+        sums = SequenceSums.zeros(len(data.split))
+        for batch in self._batches(data, limit):
+            targets_BL = _residues_only(batch.targets_BL)
+            chosen_BL = targets_BL != IGNORE
+            targets = targets_BL[chosen_BL]
+            near = torch.from_numpy(trigram.probabilities(batch.tokens_BL.numpy()))[chosen_BL]
+            found = [torch.ones(len(targets)), *self._score(model, batch, targets_BL)]
+            for probabilities in (unigram_V.expand_as(near), near):
+                found.append(-probabilities.gather(1, targets[:, None])[:, 0].log())
+                found.append((probabilities.argmax(dim=1) == targets).double())
+            rows = batch.samples_B[:, None].expand_as(chosen_BL)[chosen_BL].numpy()
+            for total, values in zip(vars(sums).values(), found, strict=True):
+                np.add.at(total, rows, values.double().numpy())
+        return sums
+
+    def _batches(self, data: EvaluationData, limit: int | None) -> DataLoader[Batch]:
+        longest = len(data.split.length_counts()) - 1 + SPECIALS
         dataset = SequenceDataset(
             data.split, objective=self.objective, masking=self.masking, seed=self.seed
         )
         stream = BatchStream(
             data.split.lengths_of,
             SampleOrder([len(data.split)], shuffle=False),
-            LengthBuckets(data.tokens_per_batch, max_length),
+            LengthBuckets(data.tokens_per_batch, longest if limit is None else min(longest, limit)),
         )
         return DataLoader(dataset, sampler=stream, batch_size=None, collate_fn=lambda batch: batch)
 
     @torch.inference_mode()
     def _score(
         self, model: PretrainedModel, batch: Batch, targets_BL: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the nats of each target, and whether the most probable token is the target."""
         device = model.device
-        out = model.network(
+        logits_BLV = model.network(
             batch.tokens_BL.to(device),
             batch.mask_BL.to(device),
             causal=self.objective == "causal",
-        )
-        return target_sums(out.logits_BLV, targets_BL.to(device)).stacked().cpu()
+        ).logits_BLV
+        chosen_BL = targets_BL != IGNORE
+        # Only the positions with a target go through the softmax: 15 % of them when masked.
+        logits = logits_BLV[chosen_BL.to(device)].float()
+        targets = targets_BL[chosen_BL].to(device)
+        nats = F.cross_entropy(logits, targets, reduction="none")
+        return nats.double().cpu(), (logits.argmax(-1) == targets).cpu()
 
 
-def _some(split: SplitReader, max_residues: int) -> Iterator[np.ndarray]:
-    """The sequences of a split, cropped; of a large one a random sample, always the same."""
+def _cropped(split: SplitReader, limit: int | None) -> dict[str, int]:
+    """Counts the sequences that rows of `limit` tokens crop, and the residues that they lose."""
+    counts = split.length_counts()
+    kept = len(counts) if limit is None else limit - SPECIALS
+    excess = np.maximum(np.arange(len(counts)) - kept, 0)
+    return {"sequences": int(counts[excess > 0].sum()), "residues": int((counts * excess).sum())}
+
+
+def _unigram(train: SplitReader, max_residues: int | None) -> torch.Tensor:
+    counts_V = count_residues(_sample(train, max_residues))
+    return torch.from_numpy(Unigram.from_counts(counts_V).frequency_V)
+
+
+def _sample(split: SplitReader, max_residues: int | None) -> Iterator[np.ndarray]:
+    """Yields the cropped sequences of a split; of a large one a fixed random sample."""
     order = EpochOrder(len(split), seed=0, epoch=0)
     for sample in order[np.arange(min(len(split), _MOST_COUNTED))].tolist():
         yield split[sample][:max_residues]
 
 
 def _residues_only(targets_BL: torch.Tensor) -> torch.Tensor:
-    """Leaves the end of the sequence out, so that baselines and model are asked the same."""
+    """Ignores the end of a sequence, so that the model and the baselines have the same targets."""
     is_residue = torch.from_numpy(VOCABULARY.is_residue)
     keep_BL = (targets_BL != IGNORE) & is_residue[targets_BL.clamp(min=0)]
     return targets_BL.masked_fill(~keep_BL, IGNORE)
-
-
-def ratio(nats: float, correct: float, count: float) -> dict[str, float]:
-    """Accuracy and perplexity from sums.
-
-    >>> ratio(0.0, 3, 4)
-    {'accuracy': 0.75, 'perplexity': 1.0}
-    """
-    return {"accuracy": correct / count, "perplexity": perplexity(nats, count)}

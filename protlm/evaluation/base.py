@@ -1,29 +1,56 @@
-"""What an evaluation is: a model and a split in, plain values out."""
+"""The interface of evaluations: a model and a split in, plain values out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from protlm.data.shards import SplitReader
+from protlm.data.shards.data_set import SplitReader
 
 if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel
 
+# The name used instead of a split by evaluations that read no split.
+NO_SPLIT = "any"
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of results for the terminal.
+
+    Attributes:
+        columns: the headings.
+        rows: the cells, already formatted.
+        caption: lines to be printed below the table.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A split to evaluate on, the training split for baselines, and the size of a batch."""
+    """A split to evaluate on, the training split for baselines, and the size of a batch.
+
+    Attributes:
+        split: the split to evaluate on.
+        train: the training split, for baselines.
+        tokens_per_batch: the largest number of rows times padded length.
+        name: name of the split.
+    """
 
     split: SplitReader
     train: SplitReader
     tokens_per_batch: int
+    name: str = "split"
 
 
 class Evaluation(ABC):
     """One evaluation: one module of `protlm.evaluation`, one YAML in `conf/evaluation`.
 
-    The constructor's keyword arguments are its settings. `needs_data` says whether it reads a
-    split; one that does not runs once and not once per split.
+    The constructor's keyword arguments are its settings. An evaluation without `needs_data` reads
+    no split and runs once instead of once per split.
     """
 
     needs_data: bool = True
@@ -31,3 +58,7 @@ class Evaluation(ABC):
     @abstractmethod
     def run(self, model: "PretrainedModel", data: EvaluationData | None) -> dict[str, Any]:
         """Evaluates the model and returns values that JSON can hold."""
+
+    @abstractmethod
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        """Builds the table of the values of `run`, by split (`NO_SPLIT` where none is read)."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from protlm.errors import InputDataError
 
-# Half-open ranges of j - i; None is no bound.
+# Half-open ranges of j - i; None means unbounded.
 SEPARATIONS: dict[str, tuple[int, int | None]] = {
     "short": (6, 12),
     "medium": (12, 24),
@@ -26,10 +26,10 @@ def top_pairs(
     separation: tuple[int, int | None],
     divisor: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The floor(L / divisor) most probable pairs (i < j) of a range, most probable first.
+    """Returns the floor(L / divisor) most probable pairs (i < j) of a range, in decreasing order.
 
-    L is the number of resolved residues; unresolved pairs do not compete. Equally probable pairs
-    come in an order drawn from a fixed seed. There are fewer where the range has fewer.
+    L is the number of resolved residues; unresolved pairs are excluded. Ties are broken at random
+    with a fixed seed. A range with fewer pairs returns all of them.
 
     Args:
         separation: j - i is at least the first and, unless it is None, less than the second.
@@ -39,7 +39,7 @@ def top_pairs(
     allowed = contacts_LL[rows, columns] >= 0
     if high is not None:
         allowed &= columns - rows < high
-    # In the order of positions ties would favour the N-terminus; drawn, they stand for chance.
+    # Ties in the order of positions would favor the N-terminus; shuffled, they amount to chance.
     shuffled = np.random.default_rng(0).permutation(np.flatnonzero(allowed))
     rows, columns = rows[shuffled], columns[shuffled]
     order = np.argsort(-probabilities_LL[rows, columns], kind="stable")
@@ -54,9 +54,9 @@ def precision(
     separation: tuple[int, int | None],
     divisor: int,
 ) -> tuple[int, int]:
-    """Contacts among the `top_pairs`, and floor(L / divisor): P@L and its kin is their ratio.
+    """Returns the contacts among the `top_pairs` and floor(L / divisor), whose ratio is P@L.
 
-    Where a range has fewer pairs than that, those that are missing count as wrong, as in ESM.
+    Where a range has fewer pairs, the missing ones count as wrong, as in ESM.
     """
     rows, columns = top_pairs(probabilities_LL, contacts_LL, separation=separation, divisor=divisor)
     return int(contacts_LL[rows, columns].sum()), _num_resolved(contacts_LL) // divisor
@@ -69,12 +69,12 @@ def _num_resolved(contacts_LL: np.ndarray) -> int:
 def scores(
     proteins: Sequence[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Precision by range and number of pairs, from probabilities and contact map of each protein.
+    """Computes precision by range and number of pairs from probabilities and contact maps.
 
     Returns:
         {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": {"mean", "low", "high",
-        "count"}}}: the mean over `count` proteins, as the field reports it, and the bounds of its
-        95 % bootstrap interval. A protein too short to be asked for a pair is not counted.
+        "count"}}}: the mean over `count` proteins and the bounds of its 95 % bootstrap interval.
+        Proteins of fewer than `divisor` residues are not counted.
     """
     return {
         name: {
@@ -93,7 +93,7 @@ def _mean_over_proteins(
 ) -> dict[str, float]:
     values = np.array([hits / count for hits, count in ratios if count])
     if not values.size:
-        raise InputDataError("no structure is long enough to be judged; give longer ones")
+        raise InputDataError("no structure is long enough to be scored; give longer ones")
     resampled = generator.choice(values, size=(_RESAMPLES, len(values))).mean(axis=1)
     low, high = np.quantile(resampled, [0.025, 0.975])
     return {

@@ -1,4 +1,4 @@
-"""Protein chains of PDB and mmCIF files: their sequence, their Cβ atoms, their contacts."""
+"""Protein chains of PDB and mmCIF files: sequences, Cβ atoms and contacts."""
 
 import gzip
 import io
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(?P<stem>.+)(?P<kind>\.pdb|\.ent|\.cif)(\.gz)?", re.IGNOREC
 _GZIP_MAGIC = b"\x1f\x8b"
 # A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
 _PEPTIDE_BOND_ANGSTROM = 2.0
-# Numbering jumps further than this name an insert or a fusion, not residues that were not seen.
+# Larger jumps in the numbering mark an insertion or a fusion, not missing residues.
 _MAX_GAP = 100
 # Cβ from N, CA and C, as in trRosetta and the contact notebook of ESM: CA–CB bond in ångström,
 # angle N–CA–CB and dihedral C–N–CA–CB in radians.
@@ -38,14 +38,16 @@ class Structure:
 
     Attributes:
         identifier: the file's name without its suffixes, such as `1fuk_A`.
-        sequence: one letter a residue; X where the residue is unknown, or missing from the file
-            although the numbering leaves room for it.
+        sequence: one letter a residue; X where the residue is unknown, or skipped by the
+            numbering of the file.
         cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
+        backbone_L43: coordinates of N, CA, C and O.
     """
 
     identifier: str
     sequence: str
     cb_L3: np.ndarray
+    backbone_L43: np.ndarray
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -57,17 +59,17 @@ class Structure:
 
 
 def structure_files(directory: Path) -> list[Path]:
-    """The structure files of a folder, by name.
+    """Lists the structure files of a folder, sorted by name.
 
     Raises:
-        InputDataError: there is no such folder, or no structure in it.
+        InputDataError: the folder does not exist or has no structure.
     """
     if not directory.is_dir():
         raise InputDataError(f"{directory}: no such folder; give a folder of .pdb or .cif files")
     files = sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
     if not files:
         raise InputDataError(
-            f"{directory} holds no structures: files must end in .pdb, .ent or .cif, each also .gz"
+            f"{directory} has no structures: files must end in .pdb, .ent or .cif, each also .gz"
         )
     return files
 
@@ -75,16 +77,16 @@ def structure_files(directory: Path) -> list[Path]:
 def read_structure(path: Path, chain: str | None = None) -> Structure:
     """Reads one chain of the first model of a PDB or mmCIF file.
 
-    Modified residues count as what they were made from (MSE is M), the most occupied of
-    alternative residues and atoms stands, waters and ligands are left out. Missing residues are
-    filled with X where the numbering jumps and the chain is broken, at most 100 at a place.
+    Modified residues become the residue they derive from (MSE is M); of alternative residues and
+    atoms the one of highest occupancy is used; waters and ligands are ignored. Where the numbering
+    jumps and the chain is broken, up to 100 missing residues are filled with X.
 
     Args:
         path: a .pdb, .ent or .cif file, each also gzipped.
-        chain: the author's name of the chain; the first protein chain unless given.
+        chain: the author's chain identifier; by default the first protein chain.
 
     Raises:
-        InputDataError: another suffix, a broken file, no protein, or no such chain.
+        InputDataError: an unknown suffix, a damaged file, no protein, or no such chain.
     """
     match = _NAME.fullmatch(path.name)
     if match is None:
@@ -93,18 +95,20 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
         )
     chains = _protein_chains(_first_model(path, is_mmcif=match["kind"].lower() == ".cif"))
     if not chains:
-        raise InputDataError(f"{path} holds no protein chain; give a PDB or mmCIF file of one")
+        raise InputDataError(f"{path} has no protein chain; give a PDB or mmCIF file of one")
     if chain is not None and chain not in chains:
         raise InputDataError(
             f"{path} has no protein chain {chain!r}; it has: {one_of(list(chains))}"
         )
-    sequence, cb_L3 = _with_gaps(next(iter(chains.values())) if chain is None else chains[chain])
-    return Structure(match["stem"], sequence, cb_L3)
+    residues = next(iter(chains.values())) if chain is None else chains[chain]
+    return Structure(match["stem"], *_with_gaps(residues))
 
 
 def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
-    """Which pairs of residues are in contact, int8 LL: 1 if their Cβ are closer than `threshold`
-    ångström, 0 if not, -1 if one of them is unresolved.
+    """Returns the contacts, int8 LL.
+
+    An entry is 1 where two Cβ are closer than `threshold` ångström, 0 where they are not, and -1
+    where one of them is unresolved.
     """
     difference_LM3 = structure.cb_L3[:, None] - structure.cb_L3[None, :]
     distance_LM = np.sqrt((difference_LM3**2).sum(axis=-1))
@@ -116,7 +120,7 @@ def _first_model(path: Path, *, is_mmcif: bool) -> "Model":
     from Bio.PDB.PDBExceptions import PDBConstructionException
     from Bio.PDB.PDBParser import PDBParser
 
-    # Quiet parsers hide Biopython's warnings on each file's blemishes while they parse, no longer.
+    # QUIET hides Biopython's warnings about irregularities only while a file is parsed.
     parser = MMCIFParser(QUIET=True) if is_mmcif else PDBParser(QUIET=True)
     try:
         contents = existing_file(path, "a structure").read_bytes()
@@ -127,7 +131,7 @@ def _first_model(path: Path, *, is_mmcif: bool) -> "Model":
         assert structure is not None
         return next(structure.get_models())
     except StopIteration:
-        raise InputDataError(f"{path} holds no atoms; give a complete PDB or mmCIF file") from None
+        raise InputDataError(f"{path} has no atoms; give a complete PDB or mmCIF file") from None
     except (OSError, EOFError, zlib.error) as error:
         raise InputDataError(f"{path} is truncated or damaged ({error}); fetch it again") from error
     except (ValueError, LookupError, TypeError, PDBConstructionException) as error:
@@ -143,20 +147,20 @@ def _protein_chains(model: "Model") -> dict[str, "list[Residue]"]:
 
 
 def _residues(chain: "Chain") -> "list[Residue]":
-    """The chain's amino acids in order, without waters and ligands."""
+    """Returns the amino acids of the chain in order, without waters and ligands."""
     candidates = [most for most in map(_most_occupied, chain) if _is_amino_acid(most)]
-    neighbours = zip([None, *candidates], candidates, [*candidates[1:], None], strict=False)
+    neighbors = zip([None, *candidates], candidates, [*candidates[1:], None], strict=False)
     # Some ligands (S-adenosylmethionine, free amino acids) have the atoms of an amino acid too:
-    # only being bonded to the chain tells a modified residue from them.
+    # only a bond to the chain distinguishes a modified residue from them.
     return [
         residue
-        for before, residue, after in neighbours
+        for before, residue, after in neighbors
         if residue.id[0] == " " or _is_bonded(before, residue) or _is_bonded(residue, after)
     ]
 
 
 def _most_occupied(residue: "Residue") -> "Residue":
-    """Chooses among alternative residues at one place; others are returned as they are."""
+    """Chooses among alternative residues at one position; others are returned unchanged."""
     from Bio.PDB.Residue import DisorderedResidue
 
     if not isinstance(residue, DisorderedResidue):
@@ -183,37 +187,42 @@ def _is_bonded(before: "Residue | None", after: "Residue | None") -> bool:
     return bool(before["C"] - after["N"] < _PEPTIDE_BOND_ANGSTROM)
 
 
-def _with_gaps(residues: "Sequence[Residue]") -> tuple[str, np.ndarray]:
-    """The sequence and the Cβ of residues, X and NaN standing for those that are missing."""
+def _with_gaps(residues: "Sequence[Residue]") -> tuple[str, np.ndarray, np.ndarray]:
+    """Returns sequence, Cβ and backbone of residues, with X and NaN for missing ones."""
     from Bio.Data.PDBData import protein_letters_3to1_extended as letters
 
     sequence: list[str] = []
     coordinates: list[np.ndarray] = []
+    unknown = np.full((5, 3), np.nan)
     before = None
     for residue in residues:
         if before is not None and not _is_bonded(before, residue):
             missing = min(max(residue.id[1] - before.id[1] - 1, 0), _MAX_GAP)
             sequence += "X" * missing
-            coordinates += [np.full(3, np.nan)] * missing
+            coordinates += [unknown] * missing
         sequence.append(letters.get(residue.resname, "X"))
-        coordinates.append(_cb(residue))
+        backbone = [_atom(residue, name) for name in ("N", "CA", "C", "O")]
+        coordinates.append(np.stack([_cb(residue), *backbone]))
         before = residue
-    return "".join(sequence), np.stack(coordinates)
+    stacked = np.stack(coordinates)
+    return "".join(sequence), stacked[:, 0], stacked[:, 1:]
+
+
+def _atom(residue: "Residue", name: str) -> np.ndarray:
+    return residue[name].coord.astype(np.float64) if name in residue else np.full(3, np.nan)
 
 
 def _cb(residue: "Residue") -> np.ndarray:
     if "CB" in residue:
-        return residue["CB"].coord.astype(np.float64)
-    if not all(name in residue for name in ("N", "CA", "C")):
-        return np.full(3, np.nan)
-    n, ca, c = (residue[name].coord.astype(np.float64) for name in ("N", "CA", "C"))
-    return imputed_cb(n, ca, c)
+        return _atom(residue, "CB")
+    # NaN if one of the three is missing.
+    return imputed_cb(*(_atom(residue, name) for name in ("N", "CA", "C")))
 
 
 def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Where the Cβ of a residue would be, from its backbone atoms, all in ångström, shape [3].
+    """Returns the ideal position of the Cβ of a residue from its backbone atoms, in ångström, [3].
 
-    trRosetta's ideal geometry (Yang et al. 2020), as the contact notebook of ESM has it.
+    The geometry is that of trRosetta (Yang et al. 2020), as in the contact notebook of ESM.
     """
     bond = (n - ca) / np.linalg.norm(n - ca)
     normal = np.cross(n - c, bond)

@@ -10,11 +10,10 @@ from protlm.attention import Attention
 from protlm.attention.base import State
 from protlm.config import ModelConfig, Norm, NormOrder
 from protlm.model.feedforward import FeedForward
-from protlm.model.selfattention import AttentionInputs, SelfAttention
+from protlm.model.selfattention import AttentionInputs, Context, SelfAttention, Tokens
 
-Rotation = tuple[Tensor, Tensor] | None
 Sublayer = Callable[[Tensor], Tensor]
-# What flows from block to block: one stream, or two.
+# The residual between blocks: one stream, or two.
 ResidualT = TypeVar("ResidualT")
 
 
@@ -24,22 +23,18 @@ def norm_layer(kind: Norm, width: int) -> nn.Module:
 
 
 class Block(nn.Module, ABC, Generic[ResidualT]):
-    """Attention, then feed-forward, each with a norm and dropout; subclasses add up the residual.
+    """Attention, then feed-forward, each with a norm and dropout; subclasses add the residual.
 
     Args:
         config: sizes and choices.
         mechanism: the attention of this block.
+        tokens: the size of the vocabulary and the padding token.
     """
 
-    def __init__(self, config: ModelConfig, mechanism: Attention) -> None:
+    def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
         super().__init__()
         self.attention_norm = norm_layer(config.norm, config.model_dim)
-        self.attention = SelfAttention(
-            model_dim=config.model_dim,
-            num_heads=config.num_heads,
-            mechanism=mechanism,
-            qk_norm=config.qk_norm,
-        )
+        self.attention = SelfAttention(config, mechanism, tokens)
         self.feedforward_norm = norm_layer(config.norm, config.model_dim)
         self.feedforward = FeedForward(
             model_dim=config.model_dim,
@@ -49,37 +44,35 @@ class Block(nn.Module, ABC, Generic[ResidualT]):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, residual: ResidualT, mask_BL: Tensor, rotation: Rotation, causal: bool
-    ) -> ResidualT:
+    def forward(self, residual: ResidualT, context: Context) -> ResidualT:
         """Returns the residual after the block."""
 
         def attend(y_BLD: Tensor) -> Tensor:
-            return self.attention(y_BLD, mask_BL, rotation=rotation, causal=causal)
+            return self.attention(y_BLD, context)
 
         residual = self._add(residual, attend, self.attention_norm)
         return self._add(residual, self.feedforward, self.feedforward_norm)
 
     def step(
-        self, state: State | None, residual: ResidualT, rotation: Rotation
+        self, state: State | None, residual: ResidualT, context: Context
     ) -> tuple[State | None, ResidualT]:
-        """Takes the next position: the state after it, and the residual."""
+        """Processes the next position; returns the state after it, and the residual."""
 
         def attend(y_B1D: Tensor) -> Tensor:
             nonlocal state
-            state, out_B1D = self.attention.step(state, y_B1D, rotation=rotation)
+            state, out_B1D = self.attention.step(state, y_B1D, context)
             return out_B1D
 
         residual = self._add(residual, attend, self.attention_norm)
         return state, self._add(residual, self.feedforward, self.feedforward_norm)
 
-    def attention_inputs(self, residual: ResidualT, rotation: Rotation) -> AttentionInputs:
-        """What the mechanism of this block sees when `residual` flows in."""
-        return self.attention.inputs(self._attention_input(residual), rotation)
+    def attention_inputs(self, residual: ResidualT, context: Context) -> AttentionInputs:
+        """Returns the inputs of the mechanism of this block for a residual."""
+        return self.attention.inputs(self._attention_input(residual), context)
 
     @abstractmethod
     def _attention_input(self, residual: ResidualT) -> Tensor:
-        """What the attention sees of the residual, BLD."""
+        """Returns the input of the attention sublayer, BLD."""
 
     @abstractmethod
     def _add(self, residual: ResidualT, sublayer: Sublayer, norm: nn.Module) -> ResidualT:
@@ -89,8 +82,8 @@ class Block(nn.Module, ABC, Generic[ResidualT]):
 class OneStreamBlock(Block[Tensor]):
     """The transformer's block: x + f(norm x), or norm(x + f(x)) with the norm after the sum."""
 
-    def __init__(self, config: ModelConfig, mechanism: Attention) -> None:
-        super().__init__(config, mechanism)
+    def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
+        super().__init__(config, mechanism, tokens)
         self.pre = config.norm_order is NormOrder.pre
 
     def _attention_input(self, residual: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sampling from a causal model, one residue after the other, with the mechanisms' states.
+"""Sampling from a causal model, one residue at a time, with the states of the mechanisms.
 
 Temperature; top-k (Fan et al., arXiv 1805.04833); top-p (Holtzman et al., arXiv 1904.09751).
 """
@@ -23,13 +23,13 @@ from protlm.model.transformer import DecodingState, ProteinLM
 @final
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits.
+    """Settings that determine how a token is drawn from logits.
 
     Args:
-        temperature: what logits are divided by; 0 takes the most probable token.
+        temperature: divisor of the logits; 0 takes the most probable token.
         top_k: only this many of the most probable tokens; None takes all.
-        top_p: of what `top_k` leaves, only the smallest set of the most probable tokens that has
-            this much of the probability; None takes all.
+        top_p: only the smallest set of the most probable tokens with at least this probability,
+            after `top_k`; None takes all.
 
     Raises:
         UserError: a value out of range.
@@ -48,8 +48,8 @@ class Sampling:
             raise UserError(f"top-p {self.top_p} must be above 0 and at most 1")
 
     def probabilities(self, logits_BV: Tensor) -> Tensor:
-        """The distribution a token is drawn from, BV; tokens with a logit of -inf have none."""
-        # Differences first: a tiny temperature would make infinities of the logits themselves.
+        """Returns the distribution that a token is drawn from, BV."""
+        # Subtract the maximum first: a tiny temperature would turn logits into infinities.
         logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
         probable_BV = (logits_BV / (self.temperature or 1.0)).softmax(dim=-1)
         probable_BV, order_BV = probable_BV.sort(dim=-1, descending=True, stable=True)
@@ -65,7 +65,7 @@ class Sampling:
 
 
 class Ended(StrEnum):
-    """Why a sequence has no more residues: the model ended it, or it is as long as allowed."""
+    """The reason for the end of a sequence: the model ended it, or the length limit."""
 
     eos = "eos"
     length = "length"
@@ -74,15 +74,15 @@ class Ended(StrEnum):
 @final
 @dataclass(frozen=True)
 class GeneratedSequence:
-    """A sampled sequence, its prefix included.
+    """A sampled sequence, including its prefix.
 
     Attributes:
-        number: from 1.
-        sequence: residues.
-        ended: why there are no more of them.
-        num_sampled: residues after the prefix.
-        nats: the sum of -log p over these, p being the model's own probability of a residue, which
-            knows no temperature and is spread over the whole vocabulary.
+        number: the number of the sequence, from 1.
+        sequence: its residues.
+        ended: the reason for its end.
+        num_sampled: number of residues after the prefix.
+        nats: the sum of -log p over the sampled residues, where p is the model's probability over
+            the whole vocabulary at temperature 1.
     """
 
     number: int
@@ -93,7 +93,7 @@ class GeneratedSequence:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats / sampled residues); NaN where there are none."""
+        """exp(nats / sampled residues); NaN if there are none."""
         return perplexity(self.nats, self.num_sampled) if self.num_sampled else math.nan
 
 
@@ -110,22 +110,22 @@ def generate(
 ) -> Iterator[GeneratedSequence]:
     """Samples sequences number 1 to `number` in batches, and yields them as they end.
 
-    What a sequence becomes depends on its number and the seed, not on the others in its batch. Only
-    the 20 standard amino acids and `<eos>` are drawn: no special tokens, no ambiguity codes (X, B,
-    Z), and neither U nor O, which a genome encodes by more than their codon. `<eos>` is not drawn
-    before the first residue.
+    A sequence depends on its number and the seed, not on the others in its batch. Only the 20
+    standard amino acids and `<eos>` are drawn: no special tokens, no ambiguity codes (X, B, Z), and
+    neither U nor O, which need more than a codon in the genome. `<eos>` is not drawn before the
+    first residue.
 
     Args:
         network: a causal model of `Recurrent` mechanisms.
         prefix: tokens of the residues that all sequences begin with.
         sampling: how tokens are drawn.
-        number: how many sequences.
-        max_residues: the most residues of a sequence, those of the prefix included.
-        seed: of the random numbers.
+        number: number of sequences.
+        max_residues: maximum number of residues of a sequence, including the prefix.
+        seed: seed of the random numbers.
         batch_size: sequences at a time.
     """
-    # A row of a matrix product depends in its last digit on the number of rows. In float64 that is
-    # far below what a draw can tell apart, so that the batch size does not change the sequences.
+    # The last digits of a matrix product depend on its number of rows. In float64 this difference
+    # is too small to change a draw, so the batch size does not change the sequences.
     network = copy.deepcopy(network).double().eval()
     state, logits_1V = _read(network, [VOCABULARY.cls, *prefix.tolist()])
     for first in range(1, number + 1, batch_size):
@@ -136,10 +136,10 @@ def generate(
 
 
 def _read(network: ProteinLM, tokens: list[int]) -> tuple[DecodingState, Tensor]:
-    """The state after tokens that all sequences begin with, and the logits of the next one, 1V.
+    """Returns the state after the common prefix, and the logits of the next token, 1V.
 
-    They are read one after the other, once for all sequences: that costs as much as to generate
-    them, and spares each mechanism a second form that turns a whole sequence into a state.
+    The prefix is read one token at a time, once for all sequences. This costs as much as generating
+    it, but mechanisms need no second method that converts a whole sequence to a state.
     """
     device = network.head.weight.device
     state = network.initial_state()
@@ -155,21 +155,22 @@ def _generate_batch(
     state: DecodingState,
     logits_BV: Tensor,
 ) -> Iterator[GeneratedSequence]:
-    """Samples until all have ended; those that have leave the batch."""
+    """Samples until all sequences have ended; those that have ended leave the batch."""
     while True:
         tokens_B = _extend(batch, logits_BV.cpu(), sampling)
         yield from (s.generated() for s in batch if s.ended)
-        going = [row for row, sequence in enumerate(batch) if not sequence.ended]
-        if not going:
+        open_rows = [row for row, sequence in enumerate(batch) if not sequence.ended]
+        if not open_rows:
             return
-        if len(going) < len(batch):
-            batch = [batch[row] for row in going]
-            state, tokens_B = state[torch.tensor(going, device=logits_BV.device)], tokens_B[going]
+        if len(open_rows) < len(batch):
+            batch = [batch[row] for row in open_rows]
+            state = state[torch.tensor(open_rows, device=logits_BV.device)]
+            tokens_B = tokens_B[open_rows]
         state, logits_BV = network.step(state, tokens_B.to(logits_BV.device))
 
 
 class _Sequence:
-    """A sequence that grows."""
+    """A sequence under construction."""
 
     def __init__(self, number: int, seed: int, prefix: np.ndarray, max_residues: int) -> None:
         self.number = number
@@ -181,7 +182,7 @@ class _Sequence:
         self._num_given, self._max_residues = len(prefix), max_residues
 
     def append(self, token: int, nats: float) -> None:
-        """Takes what was drawn."""
+        """Appends a token, or ends the sequence."""
         if token == VOCABULARY.eos:
             self.ended = Ended.eos
             return
@@ -191,7 +192,7 @@ class _Sequence:
             self.ended = Ended.length
 
     def generated(self) -> GeneratedSequence:
-        """The sequence that has ended."""
+        """Returns the complete sequence."""
         assert self.ended is not None
         sequence = VOCABULARY.decode(np.array(self.tokens))
         num_sampled = len(self.tokens) - self._num_given
@@ -199,14 +200,14 @@ class _Sequence:
 
 
 def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Draws the next token of each sequence, from its own random numbers, and appends it."""
+    """Draws and appends the next token of each sequence, from its own random numbers."""
     is_allowed_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     is_allowed_BV[:, [VOCABULARY[letter] for letter in STANDARD]] = True
     is_allowed_BV[:, VOCABULARY.eos] = torch.tensor([bool(s.tokens) for s in batch])
     probable_BV = sampling.probabilities(logits_BV.masked_fill(~is_allowed_BV, -torch.inf))
     uniform_B1 = torch.tensor([[sequence.rng.random()] for sequence in batch], dtype=torch.float64)
     cumulative_BV = probable_BV.cumsum(dim=-1)
-    # The first token whose cumulative probability is above the random number: never one without.
+    # The first token whose cumulative probability exceeds the random number.
     tokens_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)
     nats_B1 = -logits_BV.log_softmax(dim=-1).gather(-1, tokens_B1)
     tokens_B = tokens_B1.squeeze(1)

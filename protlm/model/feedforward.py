@@ -14,10 +14,10 @@ class FeedForward(nn.Module):
     Args:
         model_dim: D.
         feedforward_dim: F.
-        activation: the non-linearity.
-        chunk: positions that are computed at a time, forward and again backward, so that no
-            activation of all positions has the width F (Reformer, arXiv 2001.04451, section 3);
-            None computes all at once and keeps what the backward pass needs.
+        activation: the nonlinearity.
+        chunk: number of positions computed at a time, and recomputed in the backward pass, so that
+            no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3);
+            None computes all positions at once and keeps their activations.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
     def _recomputed(self, chunk_BMD: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return self._all_at_once(chunk_BMD)
-        # Nothing here is random.
+        # The sublayer draws no random numbers.
         return checkpoint(
             self._all_at_once, chunk_BMD, use_reentrant=False, preserve_rng_state=False
         )

@@ -1,4 +1,4 @@
-"""The loss, as a total and a count: they are summed over batches and ranks and divided once."""
+"""The loss as a total and a count, which are summed over batches and ranks and divided once."""
 
 import math
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from protlm.data.masking import IGNORE
 
 @dataclass(frozen=True)
 class TargetSums:
-    """Sums over targets: nats of cross-entropy, correct predictions, how many there were."""
+    """Sums over targets: nats of cross-entropy, correct predictions, number of targets."""
 
     nats: Tensor
     correct: Tensor
     count: Tensor
 
     def stacked(self) -> Tensor:
-        """The three sums in one float64 vector, ready to be added up and reduced."""
+        """Returns the three sums as one float64 vector."""
         return torch.stack([self.nats.double(), self.correct.double(), self.count.double()])
 
 
 def target_sums(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
-    """Cross-entropy and accuracy where there is a target, in float32."""
+    """Computes cross-entropy and accuracy at the targets, in float32."""
     chosen = targets_BL != IGNORE
-    # Only the positions with a target go through the softmax: 15 % of them when masked.
+    # The softmax is computed only at positions with a target, usually 15 % of them if masked.
     logits = logits_BLV[chosen].float()
     targets = targets_BL[chosen]
     nats = F.cross_entropy(logits, targets, reduction="sum")
@@ -35,7 +35,7 @@ def target_sums(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
 
 
 def perplexity(nats: float, count: float) -> float:
-    """exp(nats / count), at most what a float holds.
+    """Returns exp(nats / count), limited to the range of a float.
 
     >>> perplexity(0.0, 3), perplexity(1e9, 1) < float("inf")
     (1.0, True)

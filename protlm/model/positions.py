@@ -1,7 +1,7 @@
-"""Where a residue stands: learned or sinusoidal tables added to the embeddings, or rotary angles.
+"""Position encodings: learned or sinusoidal tables added to the embeddings, or rotary angles.
 
 Sinusoids: arXiv 1706.03762, section 3.5. Rotary: arXiv 2104.09864, equation 34, in the layout that
-pairs coordinate i with i + K/2 (as ESM-2 and GPT-NeoX do).
+pairs coordinate i with i + K/2 (as in ESM-2 and GPT-NeoX).
 """
 
 from typing import Any
@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from protlm.attention.ops.numerics import upcast
 from protlm.config import Positions
 from protlm.errors import UserError
 
 _PERIOD = 10_000.0
-# A CPU turns so many numbers at a time, a MiB in float32, whose copies then stay in its cache.
+# Numbers that a CPU rotates at a time: 1 MiB in float32, whose copies stay in its cache.
 _PIECE = 1 << 18
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """The table of sines and cosines, LD, float32."""
+    """Returns the table of sines and cosines, LD, float32."""
     frequency = _PERIOD ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     table_LD = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
@@ -26,7 +27,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class PositionTable(nn.Module):
-    """Adds a row per position; learned tables start as sinusoids (google-research/protein_lm)."""
+    """A table of one row per position; a learned one starts as sinusoids (protein_lm)."""
 
     def __init__(self, *, max_length: int, model_dim: int, learned: bool) -> None:
         super().__init__()
@@ -41,14 +42,14 @@ class PositionTable(nn.Module):
         end = start + x_BLD.shape[1]
         if end > self.table.shape[0]:
             raise UserError(
-                f"{end} positions are more than the {self.table.shape[0]} this model has; "
+                f"{end} positions are more than the {self.table.shape[0]} of this model; "
                 "use shorter sequences, or a model with model.positions=rotary"
             )
         return x_BLD + self.table[start:end].to(x_BLD.dtype)
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by angles that grow with the position; norms do not change."""
+    """Rotary positions: queries and keys are rotated by angles proportional to the position."""
 
     def __init__(self, *, head_dim: int) -> None:
         super().__init__()
@@ -59,63 +60,63 @@ class Rotary(nn.Module):
         self.register_buffer("frequency", frequency, persistent=False)
 
     def angles(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions `start` to `end` - 1, each LK, float32."""
+        """Returns cosines and sines of positions `start` to `end` - 1, each LK, float32."""
         position = torch.arange(start, end, dtype=torch.float64, device=self.frequency.device)
-        # In float32 the angle at position 35,000 is off by 1e-3.
+        # In float32 the angle at position 35,000 has an error of 1e-3.
         angle_LK = (position[:, None] * self.frequency).repeat(1, 2)
         return angle_LK.cos().float(), angle_LK.sin().float()
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Applies rotary angles to queries or keys, in float32 at least, and returns their dtype."""
-    turned_BHLK = _Rotation.apply(x_BHLK, cos_LK, sin_LK)
-    assert isinstance(turned_BHLK, Tensor)
-    return turned_BHLK
+    """Rotates queries or keys, in float32 or above, and returns them in their dtype."""
+    rotated_BHLK = _Rotation.apply(x_BHLK, cos_LK, sin_LK)
+    assert isinstance(rotated_BHLK, Tensor)
+    return rotated_BHLK
 
 
 class _Rotation(torch.autograd.Function):
-    """A rotation, whose gradient is turned back by the same angles.
+    """A rotation, whose gradient is rotated back by the same angles.
 
-    Left to autograd, the slices and sums of the formula take several times as long.
+    Autograd of the formula, with its slices and sums, takes several times as long.
     """
 
     @staticmethod
     def forward(ctx: Any, x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
         ctx.save_for_backward(cos_LK, sin_LK)
-        return _turned(x_BHLK, cos_LK, sin_LK)
+        return _rotated(x_BHLK, cos_LK, sin_LK)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (dturned_BHLK,) = grad_outputs
+        (drotated_BHLK,) = grad_outputs
         cos_LK, sin_LK = ctx.saved_tensors
-        return _turned(dturned_BHLK, cos_LK, -sin_LK), None, None
+        return _rotated(drotated_BHLK, cos_LK, -sin_LK), None, None
 
 
-def _turned(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+def _rotated(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     length = x_BHLK.shape[2]
     size = max(_PIECE * length // x_BHLK.numel(), 1)
     if size >= length or x_BHLK.device.type != "cpu" or torch.compiler.is_compiling():
-        return _turned_at_once(x_BHLK, cos_LK, sin_LK)
-    turned_BHLK = torch.empty_like(x_BHLK)
+        return _rotated_at_once(x_BHLK, cos_LK, sin_LK)
+    rotated_BHLK = torch.empty_like(x_BHLK)
     for start in range(0, length, size):
         rows = slice(start, start + size)
-        turned_BHLK[:, :, rows] = _turned_at_once(x_BHLK[:, :, rows], cos_LK[rows], sin_LK[rows])
-    return turned_BHLK
+        rotated_BHLK[:, :, rows] = _rotated_at_once(x_BHLK[:, :, rows], cos_LK[rows], sin_LK[rows])
+    return rotated_BHLK
 
 
-def _turned_at_once(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+def _rotated_at_once(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     half = x_BHLK.shape[-1] // 2
-    wide_BHLK = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
-    turned_BHLK = wide_BHLK * cos_LK
-    turned_BHLK[..., :half].addcmul_(wide_BHLK[..., half:], sin_LK[:, :half], value=-1)
-    turned_BHLK[..., half:].addcmul_(wide_BHLK[..., :half], sin_LK[:, half:])
-    return turned_BHLK.to(x_BHLK.dtype)
+    upcast_BHLK = upcast(x_BHLK)
+    rotated_BHLK = upcast_BHLK * cos_LK
+    rotated_BHLK[..., :half].addcmul_(upcast_BHLK[..., half:], sin_LK[:, :half], value=-1)
+    rotated_BHLK[..., half:].addcmul_(upcast_BHLK[..., :half], sin_LK[:, half:])
+    return rotated_BHLK.to(x_BHLK.dtype)
 
 
 def position_table(
     positions: Positions, *, max_length: int, model_dim: int
 ) -> PositionTable | None:
-    """The module that adds positions to embeddings; rotary models add nothing."""
+    """Returns the module that adds positions to embeddings; None for rotary positions."""
     if positions is Positions.rotary:
         return None
     return PositionTable(

@@ -1,21 +1,23 @@
-"""A trained model for use: sequences in, logits, hidden states and attention maps out."""
+"""A trained model for use: from sequences to logits, hidden states and attention maps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from protlm import attention
 from protlm.attention.base import Recurrent
+from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.maps import attention_rows
-from protlm.attention.performer.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
+from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.format import weights_hash
+from protlm.config import Objective, Positions
+from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError, one_of
-from protlm.model.checkpoint import weights_hash
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
 
@@ -35,14 +37,14 @@ class TokenBatch:
 class PretrainedModel:
     """A model in evaluation mode, on one device.
 
-    Layers carry the numbers people use: 0 is the embedding, n the output of block n (or, for maps,
-    the attention of block n), negative numbers count from the end. Heads are numbered from 1.
+    Layer 0 is the embedding, and layer n is the output of block n (or, for maps, the attention of
+    block n). Negative layers count from the end. Heads are numbered from 1.
     """
 
     def __init__(
         self,
         network: ProteinLM,
-        description: dict[str, Any],
+        description: ModelDescription,
         *,
         rebuild: Callable[[int], ProteinLM],
     ) -> None:
@@ -58,52 +60,61 @@ class PretrainedModel:
     @property
     def num_heads(self) -> int:
         """Heads per block."""
-        return int(self.description["model"]["num_heads"])
+        return self.description.model.num_heads
 
     @property
     def causal(self) -> bool:
-        """Whether the model was trained to predict the next residue."""
-        return self.description["objective"] == "causal"
+        """Whether the model predicts the next residue."""
+        return self.description.objective is Objective.causal
 
     @property
     def max_length(self) -> int | None:
-        """The most positions, special tokens included, or None when there is no bound."""
-        if self.description["model"]["positions"] == "rotary":
+        """The maximum number of positions, including special tokens, or None without a limit."""
+        if self.description.model.positions is Positions.rotary:
             return self.network.mechanism(1).max_length
-        return int(self.description["model"]["max_length"])
+        return self.description.model.max_length
+
+    @property
+    def max_residues(self) -> int | None:
+        """The maximum number of residues of a sequence, or None without a limit."""
+        return None if self.max_length is None else self.max_length - SPECIALS
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.network.parameters()).device
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the weights."""
+        """The SHA-256 of the weights."""
         return weights_hash(self.network.state_dict())
 
     def to(self, device: str | torch.device) -> "PretrainedModel":
-        """Moves the weights."""
+        """Moves the weights to a device."""
         self.network.to(device)
         return self
 
-    def tokenize(self, sequences: Sequence[str]) -> TokenBatch:
-        """Tokenizes sequences of residues.
+    def tokenize(self, sequences: Sequence[str | tuple[str, str]]) -> TokenBatch:
+        """Tokenizes sequences of residues, in upper or lower case.
+
+        Args:
+            sequences: the sequences, or pairs of a name, which is ignored, and a sequence.
 
         Raises:
-            InputDataError: a letter is no residue, or a sequence is empty.
+            InputDataError: a letter is not a residue, or a sequence is empty.
             UserError: a string in place of a list, or more positions than the model has.
         """
         if isinstance(sequences, str):
             raise UserError("tokenize takes a list of sequences; write tokenize([sequence])")
-        if not all(sequences):
+        residues = [one if isinstance(one, str) else one[-1] for one in sequences]
+        if not all(residues):
             raise InputDataError("a sequence is empty; leave it out")
-        encoded = [VOCABULARY.encode(sequence) for sequence in sequences]
-        longest = max((len(tokens) for tokens in encoded), default=0) + 2
-        if self.max_length is not None and longest > self.max_length:
+        encoded = [VOCABULARY.encode(sequence.upper()) for sequence in residues]
+        longest = max((len(tokens) for tokens in encoded), default=0)
+        if self.max_residues is not None and longest > self.max_residues:
             raise UserError(
-                f"a sequence of {longest - 2} residues is longer than the "
-                f"{self.max_length - 2} this model takes"
+                f"a sequence of {longest} residues is longer than the {self.max_residues} that "
+                "this model accepts"
             )
         tokens_BL, mask_BL = collate(encoded)
         lengths = tuple(len(tokens) for tokens in encoded)
@@ -131,7 +142,7 @@ class PretrainedModel:
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
     ) -> dict[int, Tensor]:
-        """Exact maps, BHLL on the CPU, by layer; all layers and heads unless told otherwise."""
+        """Returns exact maps by layer, BHLL on the CPU; by default of all layers and heads."""
         blocks: dict[int, list[Tensor]] = {}
         for layer, _, map_BHML in self.attention_row_blocks(batch, layers, heads):
             blocks.setdefault(layer, []).append(map_BHML.cpu())
@@ -170,11 +181,11 @@ class PretrainedModel:
 
     @torch.inference_mode()
     def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:
-        """How well FAVOR+ estimates softmax attention on some proteins, by layer.
+        """Measures how well FAVOR+ estimates softmax attention, by layer.
 
         Returns:
             For each layer of `performer_softmax`, per head: the mean |q̂ + k̂|² over pairs of
-            positions, and the relative standard deviation of a weight that follows from it.
+            positions, and the relative standard deviation of a weight, computed from it.
         """
         found = {}
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
@@ -197,20 +208,19 @@ class PretrainedModel:
         seed: int = 0,
         batch_size: int = 32,
     ) -> Iterator[GeneratedSequence]:
-        """Samples sequences from a causal model; yields them as they end, numbered from 1.
+        """Samples sequences from a causal model, and yields them as they end.
 
         Args:
-            number: how many.
-            prefix: residues that all of them begin with.
-            max_residues: where a sequence ends at the latest, prefix included; None takes the
-                longest of the training.
-            sampling: temperature, top-k and top-p; None draws from the model's own distribution.
-            seed: a sequence depends on it and on its own number alone.
-            batch_size: sequences at a time.
+            number: number of sequences.
+            prefix: residues that all sequences begin with.
+            max_residues: maximum length, including the prefix; None uses the maximum of training.
+            sampling: temperature, top-k and top-p; None samples from the model's distribution.
+            seed: random seed; a sequence depends only on the seed and its own number.
+            batch_size: number of sequences sampled at a time.
 
         Raises:
-            UserError: a model that cannot generate, or an impossible setting.
-            InputDataError: a letter of the prefix is no residue.
+            UserError: the model cannot generate, or a setting is out of range.
+            InputDataError: a letter of the prefix is not a residue.
         """
         self._check_generates()
         for name, value, least in (
@@ -219,13 +229,13 @@ class PretrainedModel:
             ("seed", seed, 0),
         ):
             if value < least:
-                raise UserError(f"{value} is no {name}: it must be at least {least}")
+                raise UserError(f"{name} {value} must be at least {least}")
         tokens = VOCABULARY.encode(prefix)
         longest = self._longest_generated(max_residues)
         if len(tokens) >= longest:
             raise UserError(
-                f"a prefix of {len(tokens)} residues leaves nothing to sample where a sequence "
-                f"has at most {longest}; allow a greater length"
+                f"a prefix of {len(tokens)} residues leaves nothing to sample: a sequence has at "
+                f"most {longest} residues; allow a greater length"
             )
         return generate(
             self.network,
@@ -240,33 +250,33 @@ class PretrainedModel:
     def _check_generates(self) -> None:
         if not self.causal:
             raise UserError(
-                "this model was trained to fill in masked residues, and only a causal one "
-                "generates; train one: protlm train objective=causal run_dir=RUN"
+                "this model predicts masked residues, and only a causal model generates sequences; "
+                "train one: protlm train objective=causal run_dir=RUN"
             )
         if not isinstance(self.network.mechanism(1), Recurrent):
             known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]
             raise UserError(
-                f"attention={self.description['attention']['name']} has no form that takes one "
-                f"residue after the other; train a causal model with one of: {one_of(known)}"
+                f"attention={self.description.attention} cannot generate one residue at a time; "
+                f"train a causal model with one of: {one_of(known)}"
             )
 
     def _longest_generated(self, max_residues: int | None) -> int:
         if max_residues is None:
-            return int(self.description["max_length"]) - 2
-        if self.max_length is not None and max_residues > self.max_length - 2:
+            return self.description.max_length - SPECIALS
+        if self.max_residues is not None and max_residues > self.max_residues:
             raise UserError(
-                f"a length of {max_residues} is more than the {self.max_length - 2} residues this "
-                "model takes; ask for less, or train one with model.positions=rotary"
+                f"a length of {max_residues} exceeds the {self.max_residues} residues that this "
+                "model accepts; request less, or train a model with model.positions=rotary"
             )
         return max_residues
 
-    def randomised(self, seed: int) -> "PretrainedModel":
-        """The same architecture with fresh random weights: what any result is judged against."""
+    def with_random_weights(self, seed: int) -> "PretrainedModel":
+        """Returns an untrained model of the same architecture, the baseline of any result."""
         network = self._rebuild(seed).to(self.device)
         return PretrainedModel(network, self.description, rebuild=self._rebuild)
 
     def layer_number(self, layer: int, *, first: int) -> int:
-        """Turns a layer as people write it (-1 is the last) into a number from `first` to N."""
+        """Converts a layer number, which may be negative, to a number from `first` to N."""
         number = layer + self.num_layers + 1 if layer < 0 else layer
         if not first <= number <= self.num_layers:
             raise UserError(
@@ -275,10 +285,10 @@ class PretrainedModel:
         return number
 
     def check_heads(self, heads: Sequence[int]) -> None:
-        """Refuses heads that do not exist.
+        """Rejects heads that do not exist.
 
         Raises:
-            UserError: names the head and those there are.
+            UserError: the message names the head and the existing ones.
         """
         for head in heads:
             if not 1 <= head <= self.num_heads:

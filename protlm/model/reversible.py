@@ -1,19 +1,19 @@
-"""Reversible residuals: training whose memory does not grow with the number of blocks.
+"""Reversible residuals: training with memory independent of the number of blocks.
 
 Two streams run through the model (Gomez et al., arXiv 1707.04585; Reformer, arXiv 2001.04451,
 equations 8 and 9). Each sublayer f, norm and dropout included, couples them:
 
     (x1, x2)  ->  (x2, x1 + f(x2))        and back:        x1 = (x1 + f(x2)) - f(x2)
 
-Attention and then feed-forward make a block: Y1 = X1 + Attention(X2), Y2 = X2 + FeedForward(Y1).
-No coupling keeps what went in. The backward pass begins with the last streams, and each coupling
-computes its input from its output, evaluating f once for that and for the gradients. Memory is that
-of the streams and of one sublayer.
+A block consists of attention and feed-forward: Y1 = X1 + Attention(X2), Y2 = X2 + FeedForward(Y1).
+Couplings do not keep their inputs. The backward pass begins with the last streams, and each
+coupling computes its input from its output, with one evaluation of f for this and for the
+gradients. The memory is that of the streams and of one sublayer.
 
-The streams are sums in float64, and sublayers work in the dtype of the embedding as in any model.
-In float32, x1 would come back with the rounding error of the sum: little, but enough to fall on the
-other side where bfloat16 is rounded, or where LSH attention chooses a bucket. A float64 sum of
-float32 numbers is nearly always exact, so that the backward pass sees what the forward pass saw.
+The streams are float64, and sublayers use the dtype of the embedding. In float32, the reconstructed
+x1 would have a rounding error. It is small, but enough to change a rounding to bfloat16, or the
+bucket of LSH attention. A float64 sum of float32 numbers is nearly always exact, so that the
+backward pass sees the same values as the forward pass.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from protlm.model.block import Block, Sublayer
 
 @dataclass
 class _Handover:
-    """Where a coupling finds its output in the backward pass; empty before and after."""
+    """Passes the output of a coupling to its backward pass; otherwise empty."""
 
     streams: tuple[Tensor, Tensor] | None = None
 
@@ -41,12 +41,12 @@ class _Handover:
 
 
 class Streams:
-    """The two streams on their way through the blocks; couplings change them in place.
+    """The two streams between blocks; couplings change them in place.
 
     Args:
-        x_BLD: the embedding, with which both begin.
-        recompute: whether the backward pass inverts the couplings; without, the activations are
-            kept as in any model.
+        x_BLD: the embedding, the initial value of both.
+        recompute: whether the backward pass inverts the couplings; otherwise activations are kept
+            as in any model.
     """
 
     def __init__(self, x_BLD: Tensor, *, recompute: bool) -> None:
@@ -56,17 +56,17 @@ class Streams:
         self._handover: _Handover | None = None
 
     def read(self) -> Tensor:
-        """What the next sublayer reads: the second stream, BLD, in the dtype of the embedding."""
+        """Returns the input of the next sublayer, BLD, in the dtype of the embedding."""
         return self._second_BLD.to(self._dtype)
 
     def couple(self, sublayer: Sublayer) -> None:
         """Adds `sublayer(read())` to the first stream, and exchanges the two.
 
         Args:
-            sublayer: a function of one stream and of parameters, that may draw dropout and has no
-                other effect.
+            sublayer: a function of one stream and of parameters without side effects, except that
+                it may draw dropout.
         """
-        # What autograd keeps may not refer to the streams, which refer to autograd's graph.
+        # Autograd keeps this function. It must not refer to the streams, which refer to the graph.
         dtype = self._dtype
 
         def narrow(x_BLD: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Streams:
         self._first_BLD, self._second_BLD = self._second_BLD, out_BLD
 
     def _recoverable_sum(self, sublayer: Sublayer) -> Tensor:
-        """`first + sublayer(second)` without the graph of the sublayer."""
+        """Returns `first + sublayer(second)` without the graph of the sublayer."""
         conditions = _Conditions(self._second_BLD.device)
         second_BLD = self._second_BLD.detach().requires_grad_()
         added_BLD = sublayer(second_BLD)
@@ -90,10 +90,10 @@ class Streams:
         return _Coupling.apply(call, self._first_BLD, self._second_BLD, added_BLD, *parameters)
 
     def mean(self) -> Tensor:
-        """The hidden state, BLD: the mean of the two, from where a backward pass can begin.
+        """Returns the hidden state, BLD: the mean of the two streams.
 
-        Reformers were released with the mean and with both side by side; the mean has the width of
-        the embedding, so that the final norm and the output layer are those of any model.
+        Released Reformers use the mean or the concatenation. The mean has the width of the
+        embedding, so that the final norm and the output layer are those of any model.
         """
         if self._handover is None:
             mean_BLD = (self._first_BLD + self._second_BLD) / 2
@@ -114,10 +114,9 @@ class ReversibleBlock(Block[Streams]):
 
 
 def _leaves(out: Tensor) -> list[Tensor]:
-    """The leaves of autograd's graph that `out` depends on.
+    """Returns the leaves of autograd's graph that `out` depends on.
 
-    Modules may use parameters that are not theirs, such as another layer's: asked for their
-    parameters, they would not name these.
+    Modules may use parameters of other modules, which their `parameters` would not include.
     """
     waiting, seen = [out.grad_fn], set()
     leaves = []
@@ -133,7 +132,7 @@ def _leaves(out: Tensor) -> list[Tensor]:
 
 
 class _Conditions:
-    """The random numbers and the autocast of a call, for its repetition."""
+    """The state of random numbers and autocast in a call, to repeat it."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [] if device.type == "cpu" else [device]
@@ -147,7 +146,7 @@ class _Conditions:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Lets a call draw what it drew, in the dtypes it had; what others draw is not changed."""
+        """Restores the state within a context; the global state does not change."""
         autocast = torch.autocast(self._type, dtype=self._dtype, enabled=self._autocast)
         with torch.random.fork_rng(self._devices, device_type=self._type), autocast:
             torch.set_rng_state(self._state)
@@ -158,7 +157,7 @@ class _Conditions:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a sublayer, and where the streams before and after it are handed over."""
+    """A call of a sublayer, with the handovers of the streams before and after it."""
 
     sublayer: Sublayer
     conditions: _Conditions
@@ -168,11 +167,10 @@ class _Call:
 
 
 class _Coupling(torch.autograd.Function):
-    """`first + added`, where added is sublayer(second), and the gradients of this.
+    """Computes `first + added`, where added is sublayer(second), and the gradients.
 
-    One node for each sublayer, with the parameters among its inputs: their gradients leave
-    sublayer by sublayer and in the usual way, so that DistributedDataParallel can send them while
-    the next are computed.
+    Each sublayer is one node with its parameters among the inputs. Gradients are therefore ready
+    sublayer by sublayer, and DistributedDataParallel can send them while it computes the next.
     """
 
     @staticmethod
@@ -184,7 +182,7 @@ class _Coupling(torch.autograd.Function):
         added_BLD: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        """Keeps nothing but how to call the sublayer again."""
+        """Keeps only what is needed to call the sublayer again."""
         ctx.call = call
         return first_BLD + added_BLD
 
@@ -193,7 +191,7 @@ class _Coupling(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Inverts the coupling, and sends the gradient through the sublayer."""
+        """Inverts the coupling, and computes the gradients of the sublayer."""
         call: _Call = ctx.call
         (gradient_BLD,) = grad_outputs
         second_BLD, out_BLD = call.after.take()
@@ -209,11 +207,11 @@ class _Coupling(torch.autograd.Function):
 
 
 class _Mean(torch.autograd.Function):
-    """The mean of the streams, which are kept for the coupling before."""
+    """Computes the mean of the streams, and keeps them for the previous coupling."""
 
     @staticmethod
     def forward(ctx: Any, handover: _Handover, first_BLD: Tensor, second_BLD: Tensor) -> Tensor:
-        """Keeps both."""
+        """Keeps both streams."""
         ctx.handover = handover
         ctx.save_for_backward(first_BLD, second_BLD)
         return (first_BLD + second_BLD) / 2
@@ -223,7 +221,7 @@ class _Mean(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Fills the handover; the coupling before waits for the gradients from here."""
+        """Passes the streams to the previous coupling, which runs after this node."""
         ctx.handover.streams = ctx.saved_tensors
         half_BLD = grad_outputs[0] / 2
         return None, half_BLD, half_BLD

@@ -1,21 +1,27 @@
 """The attention sublayer: projections to heads, rotary angles, query-key norms, a mechanism."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention import Attention
-from protlm.attention.base import Recurrent, State
+from protlm.attention.base import QueryKeyNorms, Recurrent, State
+from protlm.attention.ops.numerics import upcast
+from protlm.config import ModelConfig
+from protlm.errors import UserError
+from protlm.model.convolution import ShortConvolution
 from protlm.model.positions import rotate
 
-# FAVOR+ estimates softmax while |q̂|² + |k̂|² stays below about 6, that is 3 for each.
+# FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
 _LARGEST_NORM = math.sqrt(3.0)
 
 
-class QueryKeyNorm(nn.Module):
+class BoundedNorm(nn.Module):
     """Scales queries and keys to a learnable norm per head that cannot exceed a bound.
 
     With q̂ = q·K^(-1/4) every query and key has |q̂| = s, 0 < s < √3, so that logits stay in
@@ -29,16 +35,64 @@ class QueryKeyNorm(nn.Module):
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
         """Returns queries or keys with the heads' norms."""
-        wide = x_BHLK.to(torch.promote_types(x_BHLK.dtype, torch.float32))
-        norm_H11 = (_LARGEST_NORM * torch.sigmoid(self.scale.to(wide.dtype)))[:, None, None]
-        length_BHL1 = wide.square().sum(-1, keepdim=True).add(1e-12).sqrt()
-        scaled = wide / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25
+        x = upcast(x_BHLK)
+        norm_H11 = (_LARGEST_NORM * torch.sigmoid(self.scale.to(x.dtype)))[:, None, None]
+        length_BHL1 = x.square().sum(-1, keepdim=True).add(1e-12).sqrt()
+        scaled = x / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25
         return scaled.to(x_BHLK.dtype)
+
+
+class FreeNorm(nn.Module):
+    """Scales queries and keys to root mean square 1, times a learnable gain per head.
+
+    A query-key norm as in ViT-22B (arXiv 2302.05442, section 2) and ESM C: logits are q·k / √K of
+    such vectors, within √K times the gains of queries and keys, which start at 1, without a bound.
+    """
+
+    def __init__(self, *, num_heads: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, x_BHLK: Tensor) -> Tensor:
+        """Returns queries or keys with the heads' norms."""
+        x = upcast(x_BHLK)
+        inverse_BHL1 = x.square().mean(-1, keepdim=True).add(1e-12).rsqrt()
+        return (x * inverse_BHL1 * self.gain.to(x.dtype)[:, None, None]).to(x_BHLK.dtype)
+
+
+_NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
+    QueryKeyNorms.bounded: BoundedNorm,
+    QueryKeyNorms.free: FreeNorm,
+    QueryKeyNorms.none: lambda num_heads: nn.Identity(),
+}
+
+
+class Tokens(NamedTuple):
+    """The size of the vocabulary, and the padding token."""
+
+    vocab_size: int
+    pad: int
+
+
+class Context(NamedTuple):
+    """The inputs that all blocks of a pass have in common.
+
+    Attributes:
+        tokens_BL: token numbers, int64.
+        mask_BL: true where there is a token, false at padding.
+        rotation: cosines and sines of the positions, each LK, or None.
+        causal: whether a position sees only itself and earlier ones.
+    """
+
+    tokens_BL: Tensor
+    mask_BL: Tensor
+    rotation: tuple[Tensor, Tensor] | None
+    causal: bool
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What a mechanism sees in one block."""
+    """The inputs of a mechanism in one block."""
 
     q_BHLK: Tensor
     k_BHLK: Tensor
@@ -46,78 +100,159 @@ class AttentionInputs:
     hidden_BLD: Tensor
 
 
-class SelfAttention(nn.Module):
-    """Projects to heads, lets the mechanism mix the values, and projects back. No biases.
+@final
+@dataclass(frozen=True)
+class SublayerState:
+    """The state of the sublayer after the positions it has processed.
 
-    A mechanism whose keys are its queries has no projection for keys.
+    Attributes:
+        mechanism: the state of the mechanism.
+        recent_BMD: the previous inputs of the convolution, or None.
     """
 
-    def __init__(
-        self, *, model_dim: int, num_heads: int, mechanism: Attention, qk_norm: bool
-    ) -> None:
+    mechanism: State
+    recent_BMD: Tensor | None
+
+    def __getitem__(self, rows_B: Tensor) -> "SublayerState":
+        """See `State`."""
+        recent = self.recent_BMD
+        return SublayerState(self.mechanism[rows_B], None if recent is None else recent[rows_B])
+
+
+class ValueEmbedding(nn.Embedding):
+    """An embedding of the tokens that is added to a layer's values; it starts at 0.
+
+    It gives the values direct access to the residue in every block (as in the NanoGPT speed runs,
+    where it is mixed by a learned scalar).
+    """
+
+
+class SelfAttention(nn.Module):
+    """The attention sublayer: projections to heads, a mechanism, and an output projection.
+
+    There are no biases. A mechanism whose keys are its queries has no projection for keys. Options
+    for every mechanism:
+
+    * a short convolution of the input, before the projections;
+    * a value embedding;
+    * an output gate: out = RMSNorm(mixed) ⊙ SiLU(G x) with a norm for each head (RetNet, arXiv
+      2307.08621, equation 8). The norm cancels any positive factor of a row, as the denominator of
+      linear attention (TransNormer, arXiv 2210.10340, section 3.2).
+
+    Args:
+        config: sizes and choices.
+        mechanism: the attention mechanism.
+        tokens: the vocabulary of the value embedding.
+    """
+
+    def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.query = nn.Linear(model_dim, model_dim, bias=False)
+        dim, self.num_heads = config.model_dim, config.num_heads
+        self.query = nn.Linear(dim, dim, bias=False)
         shared = mechanism.shares_query_key
-        self.key = None if shared else nn.Linear(model_dim, model_dim, bias=False)
-        self.value = nn.Linear(model_dim, model_dim, bias=False)
-        self.output = nn.Linear(model_dim, model_dim, bias=False)
-        self.query_norm = QueryKeyNorm(num_heads=num_heads) if qk_norm else nn.Identity()
-        has_key_norm = qk_norm and not shared
-        self.key_norm = QueryKeyNorm(num_heads=num_heads) if has_key_norm else nn.Identity()
+        self.key = None if shared else nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        norm = _NORMS[mechanism.qk_norm if config.qk_norm else QueryKeyNorms.none]
+        self.query_norm = norm(num_heads=self.num_heads)
+        self.key_norm = nn.Identity() if shared else norm(num_heads=self.num_heads)
+        width = config.convolution
+        self.convolution = ShortConvolution(model_dim=dim, width=width) if width else None
+        self.value_embedding = (
+            ValueEmbedding(tokens.vocab_size, dim, padding_idx=tokens.pad)
+            if config.value_embedding
+            else None
+        )
+        self.gate = nn.Linear(dim, dim, bias=False) if config.output_gate else None
+        head_dim = dim // self.num_heads
+        self.output_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.output_gate else None
         self.mechanism = mechanism
 
-    def inputs(self, hidden_BLD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> AttentionInputs:
-        """Queries, keys and values of a block's normalised input."""
-        projections = [p for p in (self.query, self.key, self.value) if p is not None]
-        # One product instead of three: the input is read once, and its gradient added up in there.
-        joined = F.linear(hidden_BLD, torch.cat([p.weight for p in projections]))
-        q_BHLK, *own_key, v_BHLC = map(self._heads, joined.chunk(len(projections), dim=-1))
-        q_BHLK = self._turned(self.query_norm(q_BHLK), rotation)
-        k_BHLK = q_BHLK
-        if own_key:
-            k_BHLK = self._turned(self.key_norm(own_key[0]), rotation)
-        return AttentionInputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD)
+    def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
+        """Returns queries, keys and values of a block's normalized input."""
+        if self.convolution is not None:
+            hidden_BLD = self.convolution(hidden_BLD, context.mask_BL, causal=context.causal)
+        return self._projected(hidden_BLD, context)
 
-    def forward(
-        self,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        *,
-        rotation: tuple[Tensor, Tensor] | None,
-        causal: bool,
-    ) -> Tensor:
+    def _projected(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
+        projections = [p for p in (self.query, self.key, self.value) if p is not None]
+        # One product instead of three: the input is read once, and its gradient is summed in it.
+        joined = F.linear(hidden_BLD, torch.cat([p.weight for p in projections]))
+        query_BLD, *key_BLD, value_BLD = joined.chunk(len(projections), dim=-1)
+        if self.value_embedding is not None:
+            value_BLD = value_BLD + self.value_embedding(context.tokens_BL)
+        q_BHLK = self._rotated(self.query_norm(self._heads(query_BLD)), context)
+        k_BHLK = q_BHLK
+        if key_BLD:
+            k_BHLK = self._rotated(self.key_norm(self._heads(key_BLD[0])), context)
+        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), hidden_BLD)
+
+    def forward(self, hidden_BLD: Tensor, context: Context) -> Tensor:
         """Returns the sublayer's output, BLD."""
-        mechanism = self.mechanism
+        mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
-        x = self.inputs(hidden_BLD, rotation)
+        x = self.inputs(hidden_BLD, context)
         mixed_BHLC = mechanism(
-            x.q_BHLK, x.k_BHLK, x.v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
+            x.q_BHLK,
+            x.k_BHLK,
+            x.v_BHLC,
+            hidden_BLD=x.hidden_BLD,
+            mask_BL=context.mask_BL,
+            causal=causal,
         )
-        return self.output(mixed_BHLC.transpose(1, 2).flatten(2))
+        return self._out(mixed_BHLC.transpose(1, 2), x.hidden_BLD)
 
     def step(
-        self,
-        state: State | None,
-        hidden_B1D: Tensor,
-        *,
-        rotation: tuple[Tensor, Tensor] | None,
+        self, state: State | None, hidden_B1D: Tensor, context: Context
     ) -> tuple[State, Tensor]:
-        """Takes the next position: the mechanism's state after it, and the output, B1D.
+        """Processes the next position; returns the state after it, and the output, B1D.
 
         `state` is None at the first position.
         """
         mechanism = self.mechanism
         assert isinstance(mechanism, Recurrent)
-        x = self.inputs(hidden_B1D, rotation)
+        assert state is None or isinstance(state, SublayerState)
+        recent_BMD = None if state is None else state.recent_BMD
+        if self.convolution is not None:
+            recent_BMD, hidden_B1D = self.convolution.step(recent_BMD, hidden_B1D)
+        x = self._projected(hidden_B1D, context)
         q_BHK, k_BHK, v_BHC = (y.squeeze(2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC))
-        before = mechanism.initial_state(k_BHK, v_BHC) if state is None else state
+        before = mechanism.initial_state(k_BHK, v_BHC) if state is None else state.mechanism
         hidden_BD = hidden_B1D.squeeze(1)
         after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, hidden_BD=hidden_BD)
-        return after, self.output(mixed_BHC.flatten(1))[:, None]
+        return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
 
-    def _turned(self, x_BHLK: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        return x_BHLK if rotation is None else rotate(x_BHLK, *rotation)
+    def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
+        """Returns the output of the sublayer from that of the mechanism."""
+        if self.gate is None or self.output_norm is None:
+            return self.output(mixed_BLHC.flatten(2))
+        gated_BLD = self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD))
+        return self.output(gated_BLD)
+
+    def _rotated(self, x_BHLK: Tensor, context: Context) -> Tensor:
+        if context.rotation is None or not self.mechanism.takes_rotary:
+            return x_BHLK
+        return rotate(x_BHLK, *context.rotation)
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Gives a network bounded query-key norms where its stored weights have them.
+
+    Earlier versions used bounded norms for every mechanism. Their parameter is named `scale`.
+
+    Raises:
+        UserError: the mechanism has no query-key norms now; its computation has changed.
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, SelfAttention) and f"{name}.query_norm.scale" in weights:
+            if module.mechanism.qk_norm is QueryKeyNorms.none:
+                raise UserError(
+                    "it was trained by an earlier version, in which this attention was computed "
+                    "with query-key norms; use that version, or train the model again"
+                )
+            module.query_norm = BoundedNorm(num_heads=module.num_heads)
+            if module.key is not None:
+                module.key_norm = BoundedNorm(num_heads=module.num_heads)

@@ -1,7 +1,8 @@
 """The protein language model: embedding, blocks of attention and feed-forward, output layer.
 
 Initial distributions (google-research/protein_lm): token embedding N(0, 1); position table
-sinusoids; every matrix Xavier-uniform; biases 0; norms 1. The output layer is not tied.
+sinusoids; every matrix Xavier-uniform; biases 0; norms 1. The output layer is not tied. Value
+embeddings, convolutions and the factors of skips start at 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,15 +17,16 @@ from protlm.attention import Attention
 from protlm.attention.base import State
 from protlm.config import ModelConfig, NormOrder, Positions
 from protlm.errors import UserError
-from protlm.model.block import Block, OneStreamBlock, Rotation, norm_layer
+from protlm.model.block import Block, OneStreamBlock, norm_layer
 from protlm.model.positions import Rotary, position_table
 from protlm.model.reversible import ReversibleBlock, Streams
-from protlm.model.selfattention import AttentionInputs
+from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
+from protlm.model.skips import UnetSkips
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """Logits, and the hidden states asked for: 0 the embedding, n the output of block n."""
+    """Logits, and the requested hidden states: 0 the embedding, n the output of block n."""
 
     logits_BLV: Tensor
     hidden: dict[int, Tensor]
@@ -33,7 +35,7 @@ class ModelOutput:
 @final
 @dataclass(frozen=True)
 class DecodingState:
-    """What the blocks keep of the first `length` positions; None before there are any."""
+    """The states of the blocks after `length` positions; None before the first."""
 
     length: int
     blocks: tuple[State | None, ...]
@@ -50,8 +52,8 @@ class ProteinLM(nn.Module):
     Args:
         config: sizes and choices.
         vocab_size: V.
-        pad: the token that stands at padded positions.
-        mechanism: makes the attention mechanism of a block from the block's number, 0 to N - 1.
+        pad: the padding token.
+        mechanism: creates the attention mechanism of a block from its number, 0 to N - 1.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class ProteinLM(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         block = ReversibleBlock if config.reversible else OneStreamBlock
         self.blocks = nn.ModuleList(
-            block(config, mechanism(number)) for number in range(config.num_layers)
+            block(config, mechanism(number), Tokens(vocab_size, pad))
+            for number in range(config.num_layers)
         )
+        self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
         self.final_norm = norm_layer(config.norm, config.model_dim) if pre else nn.Identity()
         self.head = nn.Linear(config.model_dim, vocab_size)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     @property
     def num_layers(self) -> int:
@@ -94,15 +98,15 @@ class ProteinLM(nn.Module):
 
     @property
     def activation_checkpointing(self) -> bool:
-        """Whether each block's activations are computed again in the backward pass."""
+        """Whether each block's activations are recomputed in the backward pass."""
         return self._activation_checkpointing
 
     @activation_checkpointing.setter
     def activation_checkpointing(self, recompute: bool) -> None:
         if recompute and self.reversible:
             raise UserError(
-                "model.reversible=true already computes the activations again in the backward "
-                "pass; type trainer.activation_checkpointing=false, or model.reversible=false"
+                "model.reversible=true already recomputes the activations in the backward pass; "
+                "type trainer.activation_checkpointing=false, or model.reversible=false"
             )
         self._activation_checkpointing = recompute
 
@@ -119,40 +123,42 @@ class ProteinLM(nn.Module):
         Args:
             tokens_BL: token numbers, int64.
             mask_BL: true where there is a token, false at padding.
-            causal: whether a position sees only itself and those before it.
+            causal: whether a position sees only itself and earlier ones.
             layers: which hidden states to return: 0 the embedding, n the output of block n.
                 The last one is taken after the final norm, as in ESM.
         """
         hidden: dict[int, Tensor] = {}
         residual = self._enter(tokens_BL, recompute=torch.is_grad_enabled())
-        rotation = self._rotation(tokens_BL)
+        context = self._context(tokens_BL, mask_BL, causal=causal)
+        early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
                 hidden[number - 1] = _hidden(residual)
-            residual = self._run(block, residual, mask_BL, rotation, causal)
+            residual = self._run(block, self._skipped(residual, early), context)
         x_BLD = self.final_norm(_hidden(residual))
         if self.num_layers in layers:
             hidden[self.num_layers] = x_BLD
         return ModelOutput(self.head(x_BLD), hidden)
 
     def initial_state(self) -> DecodingState:
-        """The state before the first position, of any number of samples."""
+        """Returns the state before the first position, for any number of samples."""
         return DecodingState(0, (None,) * self.num_layers)
 
     def step(self, state: DecodingState, tokens_B: Tensor) -> tuple[DecodingState, Tensor]:
-        """Takes the next token of every sample.
+        """Processes the next token of every sample.
 
         Returns:
-            The state after the token, and the logits of the token that follows, BV: those that
-            `forward` with `causal=True` has there. The state that came in is used up.
+            The state after the token, and the logits of the following token, BV, equal to those of
+            `forward` with `causal=True`. The input state must not be used again.
         """
         start, tokens_B1 = state.length, tokens_B[:, None]
         residual = self._enter(tokens_B1, start)
-        rotation = self._rotation(tokens_B1, start)
+        context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
         blocks: list[State | None] = []
+        early: list[Tensor] = []
         for block, before in zip(self.blocks, state.blocks, strict=True):
             assert isinstance(block, Block)
-            after, residual = block.step(before, residual, rotation)
+            after, residual = block.step(before, self._skipped(residual, early), context)
             blocks.append(after)
         logits_B1V = self.head(self.final_norm(_hidden(residual)))
         return DecodingState(start + 1, tuple(blocks)), logits_B1V.squeeze(1)
@@ -160,19 +166,21 @@ class ProteinLM(nn.Module):
     def attention_inputs(
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
     ) -> Iterator[tuple[int, AttentionInputs]]:
-        """Yields, block after block, the block's number from 1 and what its mechanism sees.
+        """Yields the number of each block, from 1, and the inputs of its mechanism.
 
-        Only one block's inputs are alive at a time, so that maps can be streamed.
+        Only the inputs of one block are in memory at a time, so that maps can be streamed.
         """
         residual = self._enter(tokens_BL)
-        rotation = self._rotation(tokens_BL)
+        context = self._context(tokens_BL, mask_BL, causal=causal)
+        early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
-            yield number, block.attention_inputs(residual, rotation)
-            residual = block(residual, mask_BL, rotation, causal)
+            residual = self._skipped(residual, early)
+            yield number, block.attention_inputs(residual, context)
+            residual = block(residual, context)
 
     def mechanism(self, number: int) -> Attention:
-        """The attention mechanism of block `number`, from 1."""
+        """Returns the attention mechanism of block `number`, from 1."""
         block = self.blocks[number - 1]
         assert isinstance(block, Block)
         return block.attention.mechanism
@@ -180,42 +188,46 @@ class ProteinLM(nn.Module):
     def _enter(
         self, tokens_BL: Tensor, start: int = 0, *, recompute: bool = False
     ) -> Tensor | Streams:
-        """What flows into the first block; `recompute` is for reversible blocks."""
+        """Returns the input of the first block; `recompute` applies to reversible blocks."""
         x_BLD = self.embedding(tokens_BL)
         if self.positions is not None:
             x_BLD = self.positions(x_BLD, start=start)
         x_BLD = self.dropout(x_BLD)
         return Streams(x_BLD, recompute=recompute) if self.reversible else x_BLD
 
-    def _rotation(self, tokens_BL: Tensor, start: int = 0) -> Rotation:
-        if self.rotary is None:
-            return None
-        return self.rotary.angles(start, start + tokens_BL.shape[1])
+    def _context(self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int = 0) -> Context:
+        end = start + tokens_BL.shape[1]
+        rotation = None if self.rotary is None else self.rotary.angles(start, end)
+        return Context(tokens_BL, mask_BL, rotation, causal)
+
+    def _skipped(self, residual: Tensor | Streams, early: list[Tensor]) -> Tensor | Streams:
+        """Returns the input of the next block, with its skip; `early` has the previous inputs."""
+        if self.skips is None:
+            return residual
+        assert isinstance(residual, Tensor)
+        return self.skips(residual, early)
 
     def _run(
-        self,
-        block: nn.Module,
-        residual: Tensor | Streams,
-        mask_BL: Tensor,
-        rotation: Rotation,
-        causal: bool,
+        self, block: nn.Module, residual: Tensor | Streams, context: Context
     ) -> Tensor | Streams:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            # The recomputation draws the same dropout: preserve_rng_state is on by default.
-            return checkpoint(block, residual, mask_BL, rotation, causal, use_reentrant=False)
-        return block(residual, mask_BL, rotation, causal)
+            # The recomputation draws the same dropout: preserve_rng_state is true by default.
+            return checkpoint(block, residual, context, use_reentrant=False)
+        return block(residual, context)
 
 
 def _hidden(residual: Tensor | Streams) -> Tensor:
-    """The hidden state, BLD, of what flows out of a block."""
+    """Returns the hidden state, BLD, from the output of a block."""
     return residual.mean() if isinstance(residual, Streams) else residual
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+    elif isinstance(module, ValueEmbedding):
+        nn.init.zeros_(module.weight)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight)
         with torch.no_grad():
@@ -223,5 +235,5 @@ def _initialise(module: nn.Module) -> None:
 
 
 def num_parameters(network: nn.Module) -> int:
-    """Trainable parameters of a network."""
+    """Returns the number of trainable parameters of a network."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)

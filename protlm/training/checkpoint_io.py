@@ -1,20 +1,35 @@
-"""How Lightning's checkpoints reach the disk: complete, durable and verifiable, or not at all."""
+"""Writes and reads Lightning's checkpoints atomically, with a checksum."""
 
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.plugins.io import CheckpointIO
 
-from protlm.errors import OutputError
-from protlm.model.checkpoint import load_training, remove, save_training
+from protlm.checkpoints.format import load_training, remove, save_training
+from protlm.errors import InputDataError, OutputError
 from protlm.paths import explain_os_error
+
+# The keys of a checkpoint that Lightning reads without a check, and their types.
+_RESUMED = {
+    "state_dict": dict,
+    "global_step": int,
+    "epoch": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
+# Callbacks whose state earlier versions saved under another name.
+_RENAMED_CALLBACKS = {"WatchBadSteps": "SkipBadSteps"}
 
 
 class VerifiedCheckpointIO(CheckpointIO):
     """Writes beside the target, syncs, writes the SHA-256, renames, and advances `latest` last.
 
-    A checkpoint that cannot be written raises nothing here, where only the first rank writes and
-    the others wait for it: `failure` says why the last one was not, or is None.
+    A failure to write raises no error here, because only rank 0 writes and the others wait for it.
+
+    Attributes:
+        failure: the reason why the last checkpoint could not be written, or None.
     """
 
     def __init__(self) -> None:
@@ -23,7 +38,7 @@ class VerifiedCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Saves a checkpoint under its final name when it is durable, and makes it the latest."""
+        """Saves a checkpoint atomically, and makes it the latest."""
         self.failure = None
         try:
             save_training(checkpoint, Path(path))
@@ -38,8 +53,24 @@ class VerifiedCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a checkpoint whose SHA-256 agrees; plain containers and tensors only."""
-        return load_training(Path(path))
+        """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only.
+
+        Raises:
+            InputDataError: it is damaged, or not a checkpoint of a run.
+        """
+        contents = load_training(Path(path))
+        for key, kind in _RESUMED.items():
+            if not isinstance(contents.get(key), kind):
+                raise InputDataError(
+                    f"{path} is not a checkpoint that a run can continue from: its {key!r} is "
+                    "missing or damaged; remove it to continue from the one before, or choose "
+                    "another run_dir="
+                )
+        callbacks = contents["callbacks"].items()
+        contents["callbacks"] = {
+            _RENAMED_CALLBACKS.get(key, key): state for key, state in callbacks
+        }
+        return contents
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a checkpoint and its SHA-256."""

@@ -1,4 +1,4 @@
-"""How long training waits for its data."""
+"""The time that training waits for its data."""
 
 import time
 
@@ -6,9 +6,10 @@ from pytorch_lightning.profilers import Profiler
 
 
 class DataWait(Profiler):
-    """Adds up the seconds in which the training loop waits for its next batch.
+    """Measures the seconds in which the training loop waits for its next batch.
 
-    Lightning tells its profiler of each fetch of a batch, and of much else.
+    Lightning reports the start and end of each fetch of a batch, and of many other actions, to its
+    profiler.
     """
 
     def __init__(self) -> None:
@@ -17,12 +18,12 @@ class DataWait(Profiler):
         self._since = 0.0
 
     def start(self, action_name: str) -> None:
-        """Notes the time when a fetch begins."""
+        """Records the start of a fetch."""
         if action_name.endswith(_FETCH):
             self._since = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
-        """Adds the fetch that is over."""
+        """Adds the time of a fetch."""
         if action_name.endswith(_FETCH):
             self.seconds += time.perf_counter() - self._since
 

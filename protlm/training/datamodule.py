@@ -1,56 +1,91 @@
-"""The LightningDataModule: shards to batches, and the place in the data to continue from."""
+"""The LightningDataModule: batches from shards, and the position to resume from."""
 
 import os
 import signal
+import threading
 from dataclasses import asdict, replace
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, parent_process, resource_tracker
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
-from protlm.config import DataConfig, Objective, ObjectiveConfig
-from protlm.data.batching import BatchRule, BatchStream, Progress, Sequences, Share
-from protlm.data.buckets import LengthBuckets
+from protlm.config import DataConfig
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.mixture import Mixture, SampleOrder
+from protlm.data.batching.plan import (
+    SPECIALS,
+    BatchingStrategy,
+    BatchStream,
+    Progress,
+    RankSlice,
+    Sequences,
+)
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.data.masking import MaskingRule
-from protlm.data.mixture import Mixture, SampleOrder
-from protlm.data.shards import SplitReader
+from protlm.data.masking import MaskingRule, MaskingSchedule
+from protlm.data.shards.data_set import SplitReader
+from protlm.data.unigram import Unigram, count_residues
+from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
-from protlm.training.preemption import SIGNALS
+from protlm.training.callbacks.preemption import SIGNALS
 
-# Lightning must never see the end of an epoch: ours are counted by `Progress`, and a run is as
-# long as its optimiser steps. Lightning's own epochs end early or repeat data after a restart.
+# Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run
+# is given in optimizer steps. Lightning's epochs end early or repeat data after a restart.
 _ENDLESS = 1_000_000_000
+# Number of samples that residue frequencies are counted on; it gives about three digits.
+_COUNTED = 16_384
 
 
 def _identity(batch: Any) -> Any:
-    # The data set gives whole batches; there is nothing to collate.
+    # The data set returns whole batches.
     return batch
 
 
 def _start_forkserver() -> None:
-    """Starts the process that loader workers are forked from, deaf to the signals of the run.
+    """Starts the process that loader workers are forked from, with the run's signals blocked.
 
-    Ctrl-C and SLURM's signals reach all processes of a run. The run itself ends at the next step's
-    end and needs its workers until then: they inherit that the signals are held back.
+    Ctrl-C and SLURM's signals reach all processes of a run. The run ends after the next step and
+    needs its workers until then. They inherit the signal mask.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     resource_tracker.ensure_running()
-    # Starting the tracker lets some of them through again.
+    # Starting the tracker unblocks some of them.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _end_with_run(worker: int) -> None:
+    """Ends a loader worker when the process that it loads for is killed.
+
+    torch's workers watch the process that they were forked from, which is the fork server, and the
+    fork server ends after the last worker: without this they would keep each other alive.
+    """
+
+    def wait() -> None:
+        run = parent_process()
+        assert run is not None
+        run.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 class SequenceData(pl.LightningDataModule):
     """Training and validation batches in an order that is a pure function of the seed.
 
-    Its state is the place {epoch, samples, tokens}, what of the epoch was trained on, and the
-    fingerprint of the data it is a place in. Validation has one sequence to a row, cropped to its
-    start, whatever training does.
+    Its state is the position {epoch, samples, tokens} and the fingerprint of the data. Validation
+    has one sequence per row, cropped to its start, and masks a fixed fraction.
 
-    `share` says in how many parts a rank computes what it has of a training batch.
+    Args:
+        train: the training data.
+        valid: the validation split.
+        rule: how samples become batches.
+        config: batch size, maximum length and workers.
+        masking: the mask fractions, or None for the causal objective.
+        seed: seed of the order, the crops and the masks.
+        share: the number of micro-batches per batch, and of batches per optimizer step.
     """
 
     def __init__(
@@ -58,77 +93,110 @@ class SequenceData(pl.LightningDataModule):
         train: Mixture,
         valid: SplitReader,
         *,
-        rule: BatchRule,
+        rule: BatchingStrategy,
         config: DataConfig,
-        objective: ObjectiveConfig,
+        masking: MaskingSchedule | None,
         seed: int,
-        share: Share,
+        share: RankSlice,
     ) -> None:
         super().__init__()
         self.train, self.valid, self.rule = train, valid, rule
-        self.config, self.objective, self.seed = config, objective, seed
+        self.config, self.masking, self.seed = config, masking, seed
         self.share = share
         self.progress = Progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data, for the checkpoint."""
+        """Returns the position in the data, for the checkpoint."""
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the place in the data from a checkpoint.
+        """Restores the position in the data from a checkpoint.
 
         Raises:
-            UserError: the run was trained on other data, where the place means nothing.
+            UserError: the run was trained on other data.
         """
         place = dict(state_dict)
         if place.pop("fingerprint") != self.train.fingerprint:
             where = f"data.dir={self.config.dir}" if self.config.dir else "data.mixture"
             raise UserError(
-                f"{where}: the run was trained on other data than these, or other weights of "
-                "them; give those, or choose another run_dir="
+                f"{where}: the run was trained on other data, or with other weights of the "
+                "mixture; give those, or choose another run_dir="
             )
         self.progress = Progress(**place)
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches without end, from the present place on."""
+        """Returns an endless loader of batches that starts at the current position."""
         stream = BatchStream(
             self.train.lengths_of,
             self.train.order(seed=self.seed),
             self.rule,
             start=self.progress,
             num_batches=_ENDLESS,
+            # A checkpoint is written between two optimizer steps, skipped ones included.
+            done=self._steps_done * self.share.batches_per_step,
             share=self._of_rank(self.share),
         )
-        return self._loader(self.train, stream)
+        return self._loader(self.train, stream, self.masking)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        """Every sample of the validation split once, corrupted the same way every time."""
+        """Returns a loader of the validation split, with the same masks every time."""
         stream = BatchStream(
             self.valid.lengths_of,
             SampleOrder([len(self.valid)], seed=self.seed, shuffle=False),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
-            share=self._of_rank(Share()),
+            share=self._of_rank(RankSlice()),
         )
-        return self._loader(self.valid, stream)
+        return self._loader(self.valid, stream, self.valid_rule)
 
-    def _of_rank(self, share: Share) -> Share:
+    def unigram_table(self) -> np.ndarray:
+        """Returns the predictions of residue frequencies for validation targets.
+
+        The frequencies are those of the first samples in the order of the run, cropped as in
+        validation. The result is the same on all ranks.
+
+        Returns:
+            probabilities by input token and target, float64 [V, V].
+        """
+        order = self.train.order(seed=self.seed)
+        samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples
+        most = self.config.max_length - SPECIALS
+        counts_V = count_residues(self.train[sample][:most] for sample in samples.tolist())
+        is_causal = self.masking is None
+        # A cropped sequence has no end.
+        counts_V[VOCABULARY.eos] = np.count_nonzero(self.train.lengths_of(samples) <= most)
+        unigram = Unigram.from_counts(counts_V, with_eos=is_causal)
+        return unigram.posterior(self.valid_rule)
+
+    @property
+    def valid_rule(self) -> MaskingRule | None:
+        """The masking of validation, with one fraction for all rows; None if causal."""
+        return (
+            None if self.masking is None else replace(self.masking.rule, mask_fraction_range=None)
+        )
+
+    @property
+    def _steps_done(self) -> int:
+        return 0 if self.trainer is None else self.trainer.global_step
+
+    def _of_rank(self, share: RankSlice) -> RankSlice:
         trainer = self.trainer
         if trainer is None:
             return share
         return replace(share, rank=trainer.global_rank, world_size=trainer.world_size)
 
-    def _loader(self, sequences: Sequences, stream: BatchStream) -> DataLoader[Batch]:
+    def _loader(
+        self,
+        sequences: Sequences,
+        stream: BatchStream,
+        masking: MaskingRule | MaskingSchedule | None,
+    ) -> DataLoader[Batch]:
         dataset = SequenceDataset(
             sequences,
-            objective=Objective(self.objective.name).value,
-            masking=MaskingRule(
-                fraction=self.objective.fraction,
-                mask_share=self.objective.mask_share,
-                random_share=self.objective.random_share,
-            ),
+            objective="causal" if masking is None else "masked",
+            masking=masking or MaskingRule(),
             seed=self.seed,
         )
-        # More processes than processors only take them from each other; the batches are the same.
+        # More processes than processors gain nothing. The batches do not depend on the number.
         num_workers = min(self.config.num_workers, os.cpu_count() or 1)
         if num_workers:
             _start_forkserver()
@@ -139,5 +207,6 @@ class SequenceData(pl.LightningDataModule):
             collate_fn=_identity,
             num_workers=num_workers,
             multiprocessing_context="forkserver" if num_workers else None,
+            worker_init_fn=_end_with_run,
             persistent_workers=num_workers > 0,
         )

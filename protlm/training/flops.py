@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: what a step computes, against what the device could have computed."""
+"""Model FLOPs utilization: the FLOPs of a step relative to the peak of the device."""
 
 import math
 import re
@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from protlm.model.transformer import ProteinLM
 
-# Dense bfloat16 TFLOP/s of the makers' data sheets, by a part of the name that torch gives a
-# device; the first that fits counts.
+# Dense bfloat16 TFLOP/s from the manufacturers' data sheets, by a part of torch's name of the
+# device; the first match counts.
 _PEAK_TFLOPS = {
     "GB200": 2500.0,
     "B200": 2250.0,
@@ -36,14 +36,14 @@ _PEAK_TFLOPS = {
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """The dense bfloat16 TFLOP/s of a device, or None when nobody told this program.
+    """Returns the dense bfloat16 TFLOP/s of a device, or None if it is not in the table.
 
     A device of AMD's MI250X is one of its two dies.
     """
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    # A part is a word or two: an RTX A4000 is no A40.
+    # Whole words only: an RTX A4000 is not an A40.
     fits = (peak for part, peak in _PEAK_TFLOPS.items() if re.search(rf"\b{part}\b", name))
     return next(fits, None)
 
@@ -51,13 +51,12 @@ def peak_tflops(device: torch.device) -> float | None:
 class ModelFlops:
     """Floating-point operations of a network's training, by the length of a row.
 
-    Counted are the products of matrices, scaled dot products and convolutions of the forward pass,
-    as torch's flop counter knows them, at every position of a row, padding too. Training takes
-    three times that (arXiv 2204.02311, appendix B): activations that are computed again in the
-    backward pass are no more work done.
+    Counts the matrix products, scaled dot products and convolutions of the forward pass with
+    torch's flop counter, at all positions of a row including padding. Training takes three times
+    that number (arXiv 2204.02311, appendix B). Recomputed activations do not count.
 
     Args:
-        network: whose forward pass is counted.
+        network: the network.
         causal: the mode it is trained in.
     """
 
@@ -66,15 +65,15 @@ class ModelFlops:
         self._counted: dict[int, int] = {}
 
     def training(self, length: int, device: torch.device) -> int:
-        """Of a row of so many tokens, forward and backward.
+        """Returns the FLOPs of training on a row of `length` tokens, forward and backward.
 
-        The first time a length is asked for, one row goes through the network, on all ranks.
+        The first call for a length runs one row through the network, on all ranks.
         """
         if length not in self._counted:
             tokens_1L = torch.zeros(1, length, dtype=torch.int64, device=device)
             mask_1L = torch.ones(1, length, dtype=torch.bool, device=device)
             counter = FlopCounterMode(display=False, custom_mapping=_on_cpu())
-            # Kernels that a compiler made would not be counted.
+            # Compiled kernels would not be counted.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
                 self._network(tokens_1L, mask_1L, causal=self._causal)
             self._counted[length] = 3 * counter.get_total_flops()
@@ -82,7 +81,7 @@ class ModelFlops:
 
 
 def _on_cpu() -> dict[Any, Any]:
-    """What torch's counter does not know of: products by oneDNN, and dot products on a CPU."""
+    """Returns counters that torch lacks: products by oneDNN, and dot products on a CPU."""
 
     def linear(x: Any, weight: Any, *_: Any, out_shape: Any) -> int:
         return 2 * math.prod(x) * weight[0]

@@ -1,6 +1,6 @@
-"""Where metrics go: a CSV file always; TensorBoard and Weights & Biases by choice.
+"""Loggers of metrics: always a CSV file; TensorBoard and Weights & Biases on request.
 
-A logger that fails is switched off with one warning and never stops the training.
+A logger that fails is switched off with one warning and never stops training.
 """
 
 import csv
@@ -16,10 +16,10 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from protlm.checkpoints.metrics import METRICS, whole_rows
 from protlm.config import LoggerConfig, WandbMode
 from protlm.errors import OutputError
 from protlm.paths import complete_file
-from protlm.training.metrics import METRICS, whole_rows
 
 WANDB_ID = "wandb_id"
 
@@ -27,27 +27,32 @@ COLUMNS: tuple[str, ...] = (
     "step",
     "epoch",
     "samples",
+    "seconds",
     "train_loss",
     "train_accuracy",
     "valid_loss",
     "valid_accuracy",
     "valid_perplexity",
+    "valid_unigram_loss",
     "learning_rate",
     "gradient_norm",
     "samples_per_second",
     "residues_per_second",
     "residues_per_second_per_device",
-    "model_flops_utilisation",
-    "data_wait_share",
+    "model_flops_utilization",
+    "data_wait_fraction",
     "memory_gib",
-    "padding_share",
+    "padding_fraction",
 )
 
 
 class CsvFile(Logger):
-    """Appends rows to `metrics.csv`; a continued run first drops rows after its checkpoint.
+    """Appends rows to `metrics.csv`; a resumed run first removes the rows after its checkpoint.
 
-    `more_columns` are those that depend on the model, after `COLUMNS`.
+    Args:
+        run_dir: the folder of the run.
+        from_step: the step that the run resumes from.
+        more_columns: columns that depend on the model, after `COLUMNS`.
     """
 
     def __init__(self, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()) -> None:
@@ -65,16 +70,16 @@ class CsvFile(Logger):
 
     @property
     def version(self) -> str:
-        """There is one log per run."""
+        """Empty: a run has one log."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Settings stand in `config.yaml`."""
+        """Does nothing: the settings are in `config.yaml`."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Appends one row; columns without a value stay empty."""
+        """Appends one row; columns without a value are empty."""
         try:
             if not self._started:
                 self._start()
@@ -86,12 +91,12 @@ class CsvFile(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Makes the rows durable: the log of a machine that fails is as long as its checkpoint."""
+        """Syncs the rows to disk, so that the log is at least as long as the checkpoint."""
         with suppress(OSError), self.path.open("rb") as file:
             os.fsync(file.fileno())
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Appends a row, or nothing: the next one must not stand behind half of this one."""
+        """Appends a whole row, or nothing."""
         size = self.path.stat().st_size
         try:
             with self.path.open("a", newline="") as file:
@@ -107,7 +112,7 @@ class CsvFile(Logger):
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
         ):
-            # Another version of the program may have had other columns.
+            # Another version may have written other columns.
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
@@ -131,17 +136,17 @@ class Guarded(Logger):
 
     @property
     def version(self) -> str:
-        """The run directory is the version."""
+        """Empty: a run directory has one version."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Hands the settings on."""
+        """Passes the settings to the wrapped logger."""
         self._try(lambda logger: logger.log_hyperparams(params))
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Hands the metrics on."""
+        """Passes the metrics to the wrapped logger."""
         self._try(lambda logger: logger.log_metrics(metrics, step))
 
     @rank_zero_only
@@ -165,7 +170,7 @@ class Guarded(Logger):
 def make_loggers(
     config: LoggerConfig, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()
 ) -> list[Logger]:
-    """The loggers a run asks for; the CSV file is always first."""
+    """Returns the loggers of a run; the CSV file is first."""
     loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step, more_columns=more_columns)]
     if config.tensorboard:
         loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir, from_step)))
@@ -177,7 +182,7 @@ def make_loggers(
 def _tensorboard(run_dir: Path, from_step: int) -> Logger:
     from pytorch_lightning.loggers import TensorBoardLogger
 
-    # What an earlier start wrote of the steps that come again is hidden.
+    # Hides what an earlier start wrote about steps that are repeated.
     return TensorBoardLogger(
         save_dir=run_dir, name="tensorboard", version="", purge_step=from_step + 1
     )
@@ -197,7 +202,7 @@ def _wandb(config: LoggerConfig, run_dir: Path) -> Logger:
 
 
 def _wandb_id(run_dir: Path) -> str:
-    """By which wandb knows the run: however often it is continued, it is one run there."""
+    """Returns the run id at wandb, which a resumed run keeps."""
     path = run_dir / WANDB_ID
     if not path.is_file():
         with complete_file(path) as temporary:

@@ -1,4 +1,4 @@
-"""Muon for the matrices of the blocks beside AdamW for the rest, as one optimiser."""
+"""Muon for the matrices of the blocks and AdamW for the rest, as one optimizer."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -9,16 +9,16 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
-# Of the quintic iteration, chosen for its slope at 0; singular values end within about a third of
-# 1 (https://kellerjordan.github.io/posts/muon/).
+# Coefficients of the quintic iteration, chosen for a large slope at 0. Singular values end within
+# about a third of 1 (https://kellerjordan.github.io/posts/muon/).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrix, U Vᵀ of the singular value decomposition, roughly.
+    """Returns approximately the nearest semi-orthogonal matrix, U Vᵀ of the SVD.
 
-    Five Newton-Schulz iterations X ← aX + b(XXᵀ)X + c(XXᵀ)²X, in bfloat16 on a GPU.
+    Computes five Newton-Schulz iterations X ← aX + b(XXᵀ)X + c(XXᵀ)²X, in bfloat16 on a GPU.
     """
     a, b, c = _COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
@@ -33,17 +33,17 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
 @final
 class Muon(Optimizer):
-    """Steps matrices by their orthogonalised Nesterov momentum (Jordan et al. 2024).
+    """Updates matrices by their orthogonalized Nesterov momentum (Jordan et al. 2024).
 
-    An update has the root mean square 0.2, as one of AdamW has: W ← W - η(0.2 √max(m, n) O + λW)
-    (arXiv 2502.16982, equation 4). torch.optim.Muon computes the same; of a sharded matrix it
-    makes dozens of collectives, whose sums in bfloat16 differ by some percent of the update, where
-    here the ranks gather the momentum once, and all of them orthogonalise it.
+    An update has the root mean square 0.2, like one of AdamW: W ← W - η(0.2 √max(m, n) O + λW)
+    (arXiv 2502.16982, equation 4). torch.optim.Muon computes the same, but runs dozens of
+    collectives for a sharded matrix, whose bfloat16 sums differ by some percent of the update.
+    Here the ranks gather the momentum once, and each of them orthogonalizes it.
 
     Args:
         params: matrices, or groups of them.
         lr: the learning rate η.
-        momentum: of the average of gradients.
+        momentum: decay of the average of gradients.
         weight_decay: λ.
     """
 
@@ -53,7 +53,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Makes one step."""
+        """Updates all matrices that have a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -71,7 +71,7 @@ class Muon(Optimizer):
 
 
 def _whole(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function of a matrix that needs all of it, sharded as the matrix is."""
+    """Applies a function to a whole matrix, and shards the result like the matrix."""
     if not isinstance(matrix, DTensor):
         return function(matrix)
     result = function(matrix.full_tensor())
@@ -81,13 +81,13 @@ def _whole(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 @final
 class MuonWithAdamW(Optimizer):
-    """Steps both optimisers; groups, states and state dict are those of the two together.
+    """Runs two optimizers as one, with their groups, states and state dict joined.
 
-    Lightning's automatic optimisation, learning-rate schedules and checkpoints know one optimiser.
+    Lightning's automatic optimization supports a single optimizer.
 
     Args:
-        muon: of the hidden matrices.
-        adamw: of all other parameters.
+        muon: the optimizer of the hidden matrices.
+        adamw: the optimizer of all other parameters.
     """
 
     def __init__(self, muon: Muon, adamw: AdamW) -> None:
@@ -96,7 +96,7 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Steps both, after the closure."""
+        """Evaluates the closure, then updates all parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -106,12 +106,12 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the state of both."""
+        """Restores the state of both."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Lets the two work on the groups and the state that this one has."""
+        """Makes both optimizers use the groups and the state of this one."""
         muon, adamw = self._parts
         number = len(muon.param_groups)
         muon.param_groups = self.param_groups[:number]

@@ -1,6 +1,6 @@
-"""The optimiser of a network: which parameters decay, and which are Muon's."""
+"""The optimizer of a network, and the sorting of parameters into its groups."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -9,20 +9,20 @@ from protlm.attention import Attention
 from protlm.config import Optimizer, OptimizerConfig
 from protlm.training.muon import Muon, MuonWithAdamW
 
-# Where torch updates all parameters in one kernel.
+# Devices on which torch updates all parameters in one kernel.
 _FUSED = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class ParameterKinds:
-    """The trained parameters of a network, by name, as optimisers tell them apart.
+    """The trained parameters of a network by name, sorted by how they are optimized.
 
     Attributes:
         hidden: matrices from hidden state to hidden state, inside the blocks.
         matrices: other matrices that multiply activations: the output layer, stacks of matrices.
         rest: embeddings, learned positions, norms, biases, gates, scales and other tables. They
-            are no matrices of a product: weight decay would pull them to a value that means
-            something, and rows that a batch does not use with the others.
+            do not multiply activations as matrices do. Weight decay would pull them toward a
+            meaningful value, and would shrink rows that a batch does not use.
     """
 
     hidden: dict[str, nn.Parameter]
@@ -47,7 +47,7 @@ class ParameterKinds:
 
 
 def _products(network: nn.Module) -> set[str]:
-    """Names of the parameters that activations are multiplied with, as matrices."""
+    """Returns the names of parameters that multiply activations as matrices."""
     names = set()
     for prefix, module in network.named_modules():
         if isinstance(module, nn.Linear):
@@ -57,8 +57,23 @@ def _products(network: nn.Module) -> set[str]:
     return names
 
 
+def with_half_life(config: OptimizerConfig, *, tokens_per_step: int) -> OptimizerConfig:
+    """Computes beta2 from its half-life, if set: 0.5 = beta2^(half-life / tokens per step).
+
+    >>> config = OptimizerConfig(learning_rate=1e-3, beta2_half_life=2e6)
+    >>> with_half_life(config, tokens_per_step=10**6).beta2
+    0.7071067811865476
+
+    Raises:
+        UserError: the half-life is so long that beta2 rounds to 1.
+    """
+    if config.beta2_half_life is None:
+        return config
+    return replace(config, beta2=0.5 ** (tokens_per_step / config.beta2_half_life))
+
+
 def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimiser of a network; weight decay acts on matrices alone."""
+    """Returns the optimizer of a network; weight decay applies to matrices only."""
     kinds = ParameterKinds.of(network)
     if config.name is Optimizer.adamw:
         decayed = kinds.hidden | kinds.matrices
@@ -75,7 +90,7 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
 def adamw(
     decayed: dict[str, nn.Parameter], rest: dict[str, nn.Parameter], config: OptimizerConfig
 ) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101), in one kernel where torch has it."""
+    """Returns AdamW (arXiv 1711.05101), fused where torch supports it."""
     groups = [
         {"params": list(decayed.values()), "weight_decay": config.weight_decay},
         {"params": list(rest.values()), "weight_decay": 0.0},

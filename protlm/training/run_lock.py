@@ -1,4 +1,4 @@
-"""One process to a run: the first rank of a second start is told who trains."""
+"""One training process per run directory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +12,7 @@ from protlm.training.launch import is_first_rank
 
 @final
 class RunLock(FolderLock):
-    """The lock of a run directory; the first rank holds it for all ranks of a run."""
+    """The lock of a run directory, which the first rank holds for all ranks of a run."""
 
     doing = "being trained"
     if_running = "wait for it, or choose another run_dir="
@@ -21,10 +21,10 @@ class RunLock(FolderLock):
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Makes the run directory and holds its lock; does nothing on ranks other than the first.
+    """Creates the run directory and holds its lock; does nothing on ranks other than the first.
 
     Raises:
-        OutputError: another process trains there, or the folder cannot be written to.
+        OutputError: another process trains there, or the directory cannot be written to.
     """
     if not is_first_rank():
         yield
@@ -37,6 +37,6 @@ def locked(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Where nothing can be written any more the lock stays, and the next start takes it over.
+        # On a file system that became read-only the file stays, and the next start takes it over.
         with suppress(OSError):
             lock.release()

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the optimiser step."""
+"""The learning rate as a function of the optimizer step."""
 
 import math
 
@@ -7,11 +7,11 @@ from protlm.errors import UserError
 
 
 def rate_factor(step: int, config: ScheduleConfig, *, max_steps: int) -> float:
-    """The share of the peak learning rate used for optimiser step `step`, from 0.
+    """Returns the fraction of the peak learning rate at optimizer step `step`, from 0.
 
-    `cosine` falls from the warm-up's end on (arXiv 1608.03983, equation 5, without restarts).
-    `wsd` keeps the peak and falls in the last `decay_share` of the run (arXiv 2404.06395, equation
-    1), in a line or as 1 - √ (arXiv 2405.18392, section 4.1). Before its decay the rate does not
+    `cosine` decays from the end of the warm-up (arXiv 1608.03983, equation 5, without restarts).
+    `wsd` keeps the peak and decays in the last `decay_fraction` of the run (arXiv 2404.06395,
+    equation 1), linearly or as 1 - √ (arXiv 2405.18392, section 4.1). Before the decay it does not
     depend on `max_steps`.
 
     >>> rate_factor(4, ScheduleConfig(warmup_steps=10), max_steps=100)
@@ -22,29 +22,29 @@ def rate_factor(step: int, config: ScheduleConfig, *, max_steps: int) -> float:
     if config.name is Schedule.constant:
         return 1.0
     if config.name is Schedule.cosine:
-        done = _share(step, config.warmup_steps, max_steps)
+        done = _fraction(step, config.warmup_steps, max_steps)
         left = 0.5 * (1 + math.cos(math.pi * done))
     else:
-        done = _share(step, max_steps - decay_steps(config, max_steps=max_steps), max_steps)
+        done = _fraction(step, max_steps - decay_steps(config, max_steps=max_steps), max_steps)
         left = 1 - (math.sqrt(done) if config.decay_shape is DecayShape.sqrt else done)
-    return config.final_share + (1 - config.final_share) * left
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * left
 
 
 def decay_steps(config: ScheduleConfig, *, max_steps: int) -> int:
-    """The last optimiser steps of a run, in which `wsd` falls; at least one."""
-    return max(round(config.decay_share * max_steps), 1)
+    """Returns the number of last optimizer steps in which `wsd` decays; at least one."""
+    return max(round(config.decay_fraction * max_steps), 1)
 
 
-def _share(step: int, start: int, end: int) -> float:
-    """How much of the way from `start` to `end` is behind `step`, 0 to 1."""
+def _fraction(step: int, start: int, end: int) -> float:
+    """Returns the fraction of the way from `start` to `end` at `step`, 0 to 1."""
     return min(max(step - start, 0) / max(end - start, 1), 1.0)
 
 
 def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
-    """Refuses a warm-up that would never end.
+    """Rejects a warm-up that does not fit into the run.
 
     Raises:
-        UserError: the warm-up is as long as the run, or as what is left before the decay.
+        UserError: the warm-up is as long as the run, or as the steps before the decay.
     """
     decay = decay_steps(config, max_steps=max_steps) if config.name is Schedule.wsd else 0
     if not 0 <= config.warmup_steps < max_steps or config.warmup_steps + decay > max_steps:

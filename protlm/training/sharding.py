@@ -1,4 +1,4 @@
-"""FSDP2: weights, gradients and optimiser states sharded over the ranks, block by block."""
+"""FSDP2: weights, gradients and optimizer states sharded over the ranks, block by block."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from protlm.attention.base import SharesParameters
+from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.format import set_latest
+from protlm.checkpoints.sharded import Ranks, read_parts, write_part
 from protlm.config import Strategy as StrategyName
 from protlm.errors import OutputError, UserError
-from protlm.model.checkpoint import set_latest
-from protlm.model.checkpoint_parts import Ranks, read_parts, write_part
-from protlm.model.sums import write_sums
 from protlm.model.transformer import ProteinLM
 from protlm.paths import complete_folder, explain_os_error
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
@@ -31,27 +31,27 @@ ResultT = TypeVar("ResultT")
 def shard(network: ProteinLM, mesh: DeviceMesh) -> None:
     """Shards a network over a mesh of one dimension, in place (Zhao et al., arXiv 2304.11277).
 
-    A block's weights are gathered when it is their turn, forward and backward. They travel, and
-    gradients are summed, in float32: autocast decides what is computed in bfloat16, as under DDP.
+    The weights of a block are gathered before its forward and backward pass. Communication and the
+    sums of gradients are in float32; autocast decides what is computed in bfloat16, as under DDP.
     """
     for block in network.blocks:
         fully_shard(block, mesh=mesh)
-    # After a validation, which has no backward pass, weights are sharded too: they are averaged and
-    # saved in parts.
+    # Weights are also resharded after a validation, which has no backward pass: they are averaged
+    # and saved as shards.
     fully_shard(network, mesh=mesh, reshard_after_forward=True)
 
 
 def check_sharding(strategy: StrategyName, network: ProteinLM, checkpoint: Path | None) -> None:
-    """Refuses what FSDP cannot train, and to continue from a checkpoint of the other kind.
+    """Rejects models that FSDP cannot train, and checkpoints of the other kind.
 
     Raises:
-        UserError: says what to type instead.
+        UserError: the message names the settings to use instead.
     """
     is_sharded = strategy is StrategyName.fsdp
     if is_sharded and network.reversible:
         raise UserError(
-            "trainer.strategy=fsdp cannot train model.reversible=true, whose blocks run backward "
-            "in their own way; type trainer.activation_checkpointing=true in its place"
+            "trainer.strategy=fsdp cannot train model.reversible=true, whose blocks have their own "
+            "backward pass; type trainer.activation_checkpointing=true instead"
         )
     own = [{name for name, _ in block.named_parameters()} for block in network.blocks]
     if is_sharded and isinstance(network.mechanism(1), SharesParameters) and own[-1] != own[0]:
@@ -60,22 +60,22 @@ def check_sharding(strategy: StrategyName, network: ProteinLM, checkpoint: Path 
             "type attention.sharing=key_value, or trainer.strategy=ddp"
         )
     if checkpoint is not None and checkpoint.is_dir() != is_sharded:
-        parts, name = ("not ", "auto") if is_sharded else ("", "fsdp")
+        sharded, name = ("not ", "auto") if is_sharded else ("", "fsdp")
         raise UserError(
-            f"{checkpoint} is {parts}in parts, one for each rank; type trainer.strategy={name}, "
+            f"{checkpoint} is {sharded}sharded over ranks; type trainer.strategy={name}, "
             "or choose another run_dir="
         )
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for FSDP2, with our checkpoints: each rank writes a part of a folder.
+    """Lightning's strategy for FSDP2, with sharded checkpoints: each rank writes one shard.
 
-    Such a checkpoint has the keys and values of an ordinary one, so that it can be consolidated,
-    and is continued on any number of ranks.
+    A sharded checkpoint has the same keys and values as an ordinary one. It can be consolidated,
+    and can be resumed on any number of ranks.
 
     Args:
-        world_size: ranks over which the model is sharded.
-        timeout: of collective operations.
+        world_size: number of ranks over which the model is sharded.
+        timeout: time-out of collective operations.
     """
 
     def __init__(self, world_size: int, *, timeout: timedelta) -> None:
@@ -83,31 +83,31 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Optimisers take up their states from the checkpoint, as under other strategies."""
+        """Optimizers restore their states from the checkpoint, as under other strategies."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The weights, sharded."""
+        """Returns the sharded weights."""
         assert self.lightning_module is not None
         return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state of an optimiser, sharded, with its parameters numbered as always."""
+        """Returns the sharded state of an optimizer, with the usual parameter numbers."""
         inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return inner.state_dict()
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
-        """Takes up the weights."""
+        """Restores the weights."""
         Strategy.load_model_state_dict(self, checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        """Takes up the states of the optimisers."""
+        """Restores the states of the optimizers."""
         Strategy.load_optimizer_state_dict(self, checkpoint)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
-        """Saves a folder under its final name when it is durable; all ranks take part."""
+        """Saves a sharded checkpoint atomically; all ranks must call this."""
         io = self.checkpoint_io
         assert isinstance(io, VerifiedCheckpointIO)
         io.failure = None
@@ -117,7 +117,7 @@ class ShardedStrategy(ModelParallelStrategy):
             io.failure = str(error)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        """This rank's rows of a checkpoint in parts, whose sums were checked when it was chosen."""
+        """Loads this rank's rows of a sharded checkpoint, whose checksums are already verified."""
 
         def sharded(rows: Tensor, shape: torch.Size) -> DTensor:
             stride = torch.empty(shape, device="meta").stride()
@@ -154,10 +154,10 @@ class ShardedStrategy(ModelParallelStrategy):
             self._together(end, target)
 
     def _together(self, action: Callable[[], ResultT], target: Path) -> ResultT:
-        """Does something on all ranks, so that none waits for one that failed.
+        """Runs an action on all ranks, and raises on all of them if it fails on one.
 
         Raises:
-            OutputError: a rank could not write; on all ranks.
+            OutputError: a rank could not write.
         """
         result, failure = None, None
         try:

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import protlm.attention
 from protlm.attention import Attention
 from protlm.attention.base import Recurrent
-from protlm.attention.performer.base import Performer
+from protlm.attention.linearized.base import Performer
 from protlm.paths import conf_dir
 
 _REFERENCES = Path(__file__).parent / "references"
@@ -73,6 +74,13 @@ class Case:
             torch.manual_seed(chosen["seed"])
             return protlm.attention.create(self.name, self.options, **chosen)
 
+    @cached_property
+    def modes(self) -> list[bool]:
+        """The values of `causal` that it supports."""
+        mechanism = self.create()
+        supported = {False: mechanism.supports_bidirectional, True: mechanism.supports_causal}
+        return [causal for causal, is_supported in supported.items() if is_supported]
+
     def expected(self, mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:
         """The output by the O(L²) reference."""
         visible_BLL = inputs.mask_BL[:, :, None] & inputs.mask_BL[:, None, :]
@@ -116,52 +124,60 @@ def _reference(name: str) -> ModuleType:
     return module
 
 
+@cache
 def _shipped_options(name: str) -> dict[str, Any]:
     config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
     assert config.pop("name") == name
     return config
 
 
-def _cases() -> list[Case]:
-    cases = []
+@cache
+def _cases() -> tuple[list[Case], list[Case]]:
+    """The cases that take the whole contract, `CORE` and `HARD`, and the `FURTHER` ones."""
+    whole, further = [], []
     for name in protlm.attention.names():
-        reference = _reference(name)
-        cases += [
-            Case(name, _shipped_options(name) | variant, reference)
-            for variant in reference.VARIANTS
-        ]
-    return cases
+        reference, shipped = _reference(name), _shipped_options(name)
+        chosen = [reference.CORE] if reference.HARD is None else [reference.CORE, reference.HARD]
+        whole += [Case(name, shipped | variant, reference) for variant in chosen]
+        further += [Case(name, shipped | variant, reference) for variant in reference.FURTHER]
+    return whole, further
 
 
 def _case_id(case: Case) -> str:
-    variant = [f"{k}={v}" for k, v in case.options.items() if v != _shipped_options(case.name)[k]]
+    shipped = _shipped_options(case.name)
+    variant = [f"{key}={value}" for key, value in case.options.items() if value != shipped[key]]
     return "-".join([case.name, *variant])
 
 
-def _modes(case: Case) -> list[bool]:
-    mechanism = case.create()
-    supported = {False: mechanism.supports_bidirectional, True: mechanism.supports_causal}
-    return [causal for causal, is_supported in supported.items() if is_supported]
-
-
-def _is_wanted(case: Case, argument: str) -> bool:
-    if argument == "causal_case":
-        return case.create().supports_causal
+def _is_wanted(case: Case, kind: str) -> bool:
     mechanism = protlm.attention.mechanism(case.name)
-    if argument == "recurrent_case":
-        return issubclass(mechanism, Recurrent)
-    return argument == "case" or issubclass(mechanism, Performer)
+    wanted = {
+        "case": True,
+        "causal_case": True in case.modes,
+        "recurrent_case": issubclass(mechanism, Recurrent),
+        "performer": issubclass(mechanism, Performer),
+    }
+    return wanted[kind]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives a test each case of the kind it asks for, in each mode if it asks `causal`."""
-    kinds = {"case", "causal_case", "recurrent_case", "performer"}
-    for argument in kinds & set(metafunc.fixturenames):
-        cases = [case for case in _cases() if _is_wanted(case, argument)]
+    """Gives a test each case of the kind it asks for, in each mode if it asks `causal`.
+
+    A kind, such as `case`, has the cases of the whole contract; `further_case` has the others.
+    """
+    kinds = ("case", "causal_case", "recurrent_case", "performer")
+    for argument in metafunc.fixturenames:
+        kind = argument.removeprefix("further_")
+        if kind not in kinds:
+            continue
+        whole, further = _cases()
+        cases = [
+            case for case in (whole if kind == argument else further) if _is_wanted(case, kind)
+        ]
         if "causal" not in metafunc.fixturenames:
             metafunc.parametrize(argument, cases, ids=_case_id)
             continue
-        pairs = [(case, causal) for case in cases for causal in _modes(case)]
+        pairs = [(case, causal) for case in cases for causal in case.modes]
         ids = [f"{_case_id(c)}-{'causal' if causal else 'bidirectional'}" for c, causal in pairs]
         metafunc.parametrize((argument, "causal"), pairs, ids=ids)
 

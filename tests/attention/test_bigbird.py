@@ -1,4 +1,4 @@
-"""BigBird: what its blocks see, its limits, its memory, and Hugging Face's."""
+"""BigBird: its visible blocks, limits and memory, and a comparison with Hugging Face."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention import Attention, create, selected_blocks
-from protlm.attention.random_blocks import FixedBlocks, draw_blocks, hash_keys
+from protlm.attention import Attention, create
+from protlm.attention.ops import block_sparse
+from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
 from protlm.errors import UserError
 
 HEADS, HEAD_DIM = 2, 8
@@ -70,7 +71,7 @@ def test_a_sequence_of_few_blocks_sees_all(length: int, make_inputs: Callable[..
 
 @pytest.mark.parametrize("num_global", [0, 3, 9])
 def test_no_position_counts_twice(num_global: int) -> None:
-    """Alike weights are 1 over the number of positions seen, whatever the parts share."""
+    """Equal weights are 1 / the number of visible positions, even where the parts overlap."""
     options = {**ITC, "num_global": num_global, "window_blocks": 5, "random_blocks": 4}
     for causal in (False, True):
         map_HLL = weights(bigbird(**options), 101, causal=causal)
@@ -79,7 +80,7 @@ def test_no_position_counts_twice(num_global: int) -> None:
 
 
 def test_a_block_in_the_middle_sees_what_the_paper_says() -> None:
-    """{0, i - 1, i, i + 1, last} and r more; rows 1 and n - 2 share a block with the window."""
+    """{0, i - 1, i, i + 1, last} and r more; in rows 1 and n - 2 the window has a global block."""
     size, number, num_random = 4, 20, 2
     map_HLL = weights(bigbird(**ITC), size * number)
     seen = map_HLL.unflatten(2, (number, size)).unflatten(1, (number, size)) > 0
@@ -116,6 +117,22 @@ def test_global_tokens_are_the_first_true_ones(make_inputs: Callable[..., Any]) 
         assert (map_HLL[:, true][..., first] > 0).all()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_chosen_residues_are_global(causal: bool) -> None:
+    """Residue n is position n, after `<cls>`; without others, only windows are seen besides."""
+    options = {"block_size": 4, "global_blocks": 0, "random_blocks": 0, "global_positions": [9, 30]}
+    map_HLL = weights(bigbird(**options), 40, causal=causal)
+    position = torch.arange(40)
+    distance_LL = position[:, None] // 4 - position // 4
+    expected_LL = (distance_LL <= 2) & (distance_LL >= 0) if causal else distance_LL.abs() <= 1
+    expected_LL[[9, 30]] = expected_LL[:, [9, 30]] = True
+    if causal:
+        expected_LL = expected_LL.tril()
+    assert torch.equal(map_HLL > 0, expected_LL.expand(HEADS, -1, -1))
+    number = (map_HLL > 0).sum(-1, keepdim=True)
+    torch.testing.assert_close(map_HLL * number, (map_HLL > 0).double(), rtol=1e-9, atol=1e-9)
+
+
 def test_the_causal_window_is_before() -> None:
     map_HLL = weights(bigbird(block_size=4, global_blocks=0, random_blocks=0), 40, causal=True)
     position = torch.arange(40)
@@ -124,8 +141,10 @@ def test_the_causal_window_is_before() -> None:
     assert torch.equal(map_HLL > 0, expected_LL.expand(HEADS, -1, -1))
 
 
-@pytest.mark.parametrize("options", [ITC, {**ETC, "random_blocks": 3}], ids=str)
-def test_a_causal_output_does_not_know_how_much_follows(
+@pytest.mark.parametrize(
+    "options", [ITC, {**ETC, "random_blocks": 3, "global_positions": [62]}], ids=str
+)
+def test_a_causal_output_does_not_depend_on_how_much_follows(
     options: dict[str, Any], make_inputs: Callable[..., Any]
 ) -> None:
     mechanism = bigbird(**options)
@@ -138,8 +157,8 @@ def test_a_causal_output_does_not_know_how_much_follows(
         )
 
 
-def test_nothing_is_drawn_from_anybody_elses_generator() -> None:
-    """Hugging Face's reseeds NumPy's in every forward pass of training."""
+def test_global_random_generators_are_not_used() -> None:
+    """Hugging Face's BigBird reseeds NumPy in every forward pass of training."""
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
     first, second = (weights(bigbird(**ITC), 60) for _ in range(2))
     assert torch.equal(first, second)
@@ -155,7 +174,7 @@ def test_tiles_make_no_difference(
     mechanism = bigbird(**ITC, num_global=3)
     results = []
     for elements in (1, 20_000, 1 << 20):
-        monkeypatch.setattr(selected_blocks, "_CPU_ELEMENTS", elements)
+        monkeypatch.setattr(block_sparse, "_CPU_ELEMENTS", elements)
         inputs = make_inputs(130).differentiable()
         out = inputs.run(mechanism, causal=causal)
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs[:3])])
@@ -167,7 +186,7 @@ def test_tiles_make_no_difference(
 def test_memory_grows_with_the_length_only(
     causal: bool, largest_tensor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selected_blocks, "_CPU_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(block_sparse, "_CPU_ELEMENTS", 1 << 14)
     mechanism = bigbird(block_size=16, num_global=5)
     largest = []
     for length in (1024, 2048):
@@ -194,8 +213,8 @@ def test_memory_grows_with_the_length_only(
 def test_many_small_gradients_add_up_in_bfloat16(
     make_inputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All 128 blocks see the global ones; in bfloat16 their sum would stand still."""
-    monkeypatch.setattr(selected_blocks, "_CPU_ELEMENTS", 1)
+    """All 128 blocks see the global ones; in bfloat16 small gradients would be lost in the sum."""
+    monkeypatch.setattr(block_sparse, "_CPU_ELEMENTS", 1)
     inputs = make_inputs(512).without_padding().to(torch.bfloat16).differentiable()
     exact = inputs.to(torch.float64).differentiable()
     gradients = []
@@ -226,19 +245,20 @@ def test_parts_may_differ_in_dtype_under_autocast(make_inputs: Callable[..., Any
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "attention.block_size=0 must be 1 or more"),
+        ({"block_size": 0}, "attention.block_size=0 must be at least 1"),
         ({"window_blocks": 2}, "attention.window_blocks=2 must be odd"),
         ({"window_blocks": -1}, "attention.window_blocks=-1 must be odd"),
-        ({"global_blocks": -1}, "attention.global_blocks=-1 must be 0 or more"),
-        ({"num_global": -1}, "attention.num_global=-1 must be 0 or more"),
-        ({"random_blocks": -2}, "attention.random_blocks=-2 must be 0 or more"),
+        ({"global_blocks": -1}, "attention.global_blocks=-1 must be at least 0"),
+        ({"num_global": -1}, "attention.num_global=-1 must be at least 0"),
+        ({"random_blocks": -2}, "attention.random_blocks=-2 must be at least 0"),
+        ({"global_positions": [0]}, "attention.global_positions contains 0"),
         (
             {"window_blocks": 1, "global_blocks": 0, "random_blocks": 0},
             "leaves every block to itself; try attention.window_blocks=3",
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, int], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         bigbird(**options)
 

@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
-from protlm.attention import Attention, create, mechanism, names
+from protlm.attention import Attention
 from protlm.attention.maps import attention_rows
-from protlm.errors import UserError
-from protlm.paths import conf_dir
-
-LENGTHS = [1, 2, 63, 64, 65, 257]
 
 
 def gradients(out: Tensor, inputs: Any, mechanism: Attention) -> list[Tensor]:
@@ -43,10 +38,8 @@ def map_of(mechanism: Attention, inputs: Any, *, causal: bool, rows: slice | Non
     )
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_output_and_gradients_are_the_reference(
-    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
+def assert_reference(case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]) -> None:
+    """Compares the output and every gradient with the O(L²) reference, in float64."""
     mechanism = case.create().double()
     inputs = make_inputs(length).differentiable()
     clean = inputs.with_padding(0.0).differentiable()
@@ -58,6 +51,20 @@ def test_output_and_gradients_are_the_reference(
     )
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 257])
+def test_output_and_gradients_are_the_reference(
+    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
+) -> None:
+    assert_reference(case, causal, length, make_inputs)
+
+
+@pytest.mark.parametrize("length", [65, 257])
+def test_output_and_gradients_of_further_options_are_the_reference(
+    further_case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
+) -> None:
+    assert_reference(further_case, causal, length, make_inputs)
 
 
 @pytest.mark.parametrize("length", [65, 130])
@@ -106,6 +113,23 @@ def test_gradient_error_stays_in_the_budget_of_the_dtype(
     expected = gradients(case.expected(exact, clean, causal=causal), clean, exact)
     for one, other in zip(found, expected, strict=True):
         assert relative_error(one, other) <= budget
+
+
+def test_bfloat16_errors_with_further_options_stay_in_the_budget(
+    further_case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism, exact = further_case.create(), further_case.create().double()
+    inputs = make_inputs(257).to(torch.bfloat16).differentiable()
+    clean = inputs.to(torch.float64).with_padding(0.0).differentiable()
+    out = inputs.run(mechanism, causal=causal)
+    expected = further_case.expected(exact, clean, causal=causal)
+    pairs = zip(
+        [out, *gradients(out, inputs, mechanism)],
+        [expected, *gradients(expected, clean, exact)],
+        strict=True,
+    )
+    for one, other in pairs:
+        assert relative_error(one, other) <= 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -211,10 +235,8 @@ def test_autocast_keeps_the_dtype_of_the_values(
     assert relative_error(out, inputs.run(mechanism, causal=causal)) <= 1e-2
 
 
-@pytest.mark.parametrize("length", [1, 65, 130])
-def test_the_map_is_the_output_on_identity_values(
-    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
+def assert_map(case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]) -> None:
+    """Compares the map with what the mechanism makes of values, as far as it is linear in them."""
     mechanism = case.create().double()
     inputs = make_inputs(length)
     whole = map_of(mechanism, inputs, causal=causal)
@@ -229,6 +251,19 @@ def test_the_map_is_the_output_on_identity_values(
         expected = inputs.mask_BL[:, None].expand(whole.shape[:3]).double()
         torch.testing.assert_close(whole.sum(-1), expected, rtol=1e-10, atol=1e-10)
     assert not whole.transpose(1, 3)[~inputs.mask_BL].any(), "padded keys have weight"
+
+
+@pytest.mark.parametrize("length", [1, 65, 130])
+def test_the_map_is_the_output_on_identity_values(
+    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
+) -> None:
+    assert_map(case, causal, length, make_inputs)
+
+
+def test_the_map_with_further_options_is_the_output_on_identity_values(
+    further_case: Any, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    assert_map(further_case, causal, 65, make_inputs)
 
 
 def test_a_map_can_be_had_where_gradients_are_off_for_good(
@@ -273,41 +308,3 @@ def test_a_state_dict_gives_the_same_mechanism(
     one, other = case.create(seed=1), case.create(seed=2)
     other.load_state_dict(one.state_dict())
     assert torch.equal(inputs.run(one, causal=causal), inputs.run(other, causal=causal))
-
-
-def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:
-    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
-    with pytest.raises(UserError, match=f"attention.colour is not a setting of {case.name}") as e:
-        create(case.name, {**case.options, "colour": 1}, **sizes)
-    assert all(option in str(e.value) for option in case.options)
-
-
-@pytest.mark.parametrize("name", ["sotfmax", "../softmax", "base", "performer.base", ""])
-def test_an_unknown_mechanism_names_those_there_are(name: str) -> None:
-    with pytest.raises(UserError, match="does not exist") as error:
-        create(name, {}, num_heads=2, head_dim=8, model_dim=16, max_length=64)
-    assert all(known in str(error.value) for known in names())
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_option_is_explained(name: str) -> None:
-    lines = (conf_dir() / "attention" / f"{name}.yaml").read_text().splitlines()
-    for above, line in zip(["", *lines], lines, strict=False):
-        assert line.startswith("#") or above.startswith("#"), f"{line!r} has no comment"
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_class_says_what_it_can_do(name: str) -> None:
-    cls = mechanism(name)
-    assert cls.supports_bidirectional or cls.supports_causal
-    assert cls.cost and cls.advice and cls.map_meaning
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
-    config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
-    del config["name"]
-    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
-    for option in config:
-        with pytest.raises(UserError, match=rf"attention\.{option}=\[1\] must be (a|true) "):
-            create(name, {**config, option: [1]}, **sizes)

@@ -1,4 +1,4 @@
-"""Hybrid heads: each kind is what it is alone, and settings of the inner mechanism reach it."""
+"""Hybrid heads: each kind is the same as alone, and settings reach the linear mechanism."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from protlm.attention import Attention, create
 from protlm.attention.base import RandomFeatures, Recurrent
 from protlm.attention.performer_relu import PerformerRelu
-from protlm.build import compose
+from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Linformer beside softmax, its ways to share, and what a shorter input and a layer see."""
+"""Linformer compared with softmax, its sharing options, shorter inputs, and its parameters."""
 
 import copy
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_ways_to_share_are_one_mechanism_where_the_matrices_are_equal(
         set_projections(mechanism, drawn)
         outputs.append(inputs.run(mechanism, causal=False))
         outputs[-1].square().sum().backward()
-        # What is shared gets the sum of what its parts would get.
+        # The gradient of a shared projection is the sum over its uses.
         gradients.append(sum(p.grad.sum(0) for p in mechanism.parameters()))
     for out, gradient in zip(outputs, gradients, strict=True):
         torch.testing.assert_close(out, outputs[0])
@@ -104,7 +104,7 @@ def test_matrices_start_from_the_distribution_of_the_theorems() -> None:
 
 
 def sharing_layers() -> Any:
-    """Three layers, the second and the third of which share with the first."""
+    """Creates three layers; the second and the third use the parameters of the first."""
     made = [linformer("layers") for _ in range(3)]
     for later in made[1:]:
         later.share_with(made[0])

@@ -1,4 +1,4 @@
-"""Long-short attention: its limits, what a position sees, its map, memory and settings."""
+"""Long-short attention: its limits, visible positions, map, memory and settings."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention import create, long_short
-from protlm.attention.compression import summary_weights
 from protlm.attention.long_short import LongShort
+from protlm.attention.ops.chunk_summaries import summary_weights
 from protlm.errors import UserError
 
 HEADS, DIM = 2, 8
@@ -34,7 +34,7 @@ def draw_norms(mechanism: LongShort) -> None:
             torch.nn.init.normal_(norm.bias, std=0.3)
 
 
-def normalised(x_BHLK: Tensor, norm: Any) -> Tensor:
+def normalized(x_BHLK: Tensor, norm: Any) -> Tensor:
     """The LayerNorm of all heads' channels of a position."""
     x_BLE = norm(x_BHLK.transpose(1, 2).flatten(2))
     return x_BLE.unflatten(-1, (HEADS, DIM)).transpose(1, 2)
@@ -72,7 +72,7 @@ def test_without_summaries_a_window_over_everything_is_softmax(
     norms = make(rank=0, window=length)
     draw_norms(norms)
     assert norms.near_norm is not None
-    k_BHLK, v_BHLC = (normalised(x, norms.near_norm) for x in inputs[1:3])
+    k_BHLK, v_BHLC = (normalized(x, norms.near_norm) for x in inputs[1:3])
     expected = inputs._replace(k_BHLK=k_BHLK, v_BHLC=v_BHLC).run(softmax, causal=causal)
     torch.testing.assert_close(inputs.run(norms, causal=causal), expected)
 
@@ -157,15 +157,15 @@ def test_summaries_weigh_the_true_positions_of_their_chunk() -> None:
     assert torch.equal(weights_BHSMP[0, 0, :, :, 0], expected)
 
 
-def test_the_map_has_the_weights_of_normalised_keys(make_inputs: Callable[..., Any]) -> None:
+def test_the_map_has_the_weights_of_normalized_keys(make_inputs: Callable[..., Any]) -> None:
     mechanism = make(window=40)
     draw_norms(mechanism)
     inputs = make_inputs(40).without_padding()
     assert mechanism.projection is not None
     scores = (inputs.hidden_BLD @ mechanism.projection).unflatten(-1, (HEADS, OPTIONS["rank"]))
     p_BHLP = scores.transpose(1, 2).softmax(dim=2)
-    near_keys = normalised(inputs.k_BHLK, mechanism.near_norm)
-    far_keys = normalised(p_BHLP.mT @ inputs.k_BHLK, mechanism.far_norm)
+    near_keys = normalized(inputs.k_BHLK, mechanism.near_norm)
+    far_keys = normalized(p_BHLP.mT @ inputs.k_BHLK, mechanism.far_norm)
     logits = inputs.q_BHLK @ torch.cat([near_keys, far_keys], dim=2).mT / math.sqrt(DIM)
     near, far = logits.softmax(dim=-1).split([40, OPTIONS["rank"]], dim=-1)
     found = map_of(mechanism, inputs, causal=False)

@@ -1,4 +1,4 @@
-"""Longformer: its limits, what its windows and global tokens see, its faults elsewhere, a peer."""
+"""Longformer: its limits, windows, global tokens and settings, and a comparison with a peer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from protlm.attention import Attention, create
+from protlm.attention.longformer import Longformer
+from protlm.build import build_network
+from protlm.composition import compose
+from protlm.config import TrainConfig
 from protlm.errors import UserError
 
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
@@ -87,7 +91,7 @@ def test_every_key_counts_once(causal: bool, make_inputs: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_global_rows_have_projections_of_their_own(
+def test_global_rows_have_their_own_projections(
     causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
     length, number = 50, 4
@@ -105,7 +109,7 @@ def test_global_rows_have_projections_of_their_own(
     expected = (logits.softmax(-1) @ own[2])[:, :, :number]
     out = inputs.run(mechanism, causal=causal)
     torch.testing.assert_close(out[:, :, :number], expected)
-    # No other row has anything to do with them.
+    # Other rows do not use them.
     copy = inputs.run(longformer(window=6, num_global=number), causal=causal)
     assert torch.equal(out[:, :, number:], copy[:, :, number:])
     leaves = [*inputs[:4], query, key, value]
@@ -154,6 +158,54 @@ def test_global_tokens_are_the_first_true_ones(make_inputs: Callable[..., Any]) 
         assert whole[2, 0, token].gt(0).equal(true)
         assert whole[2, 0, :, token].gt(0).equal(true)
     assert whole[2, 0, 14].gt(0).sum() < 10
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_chosen_residues_are_global(causal: bool, make_inputs: Callable[..., Any]) -> None:
+    """Residue n is the n-th true position after `<cls>`; short samples do not have all of them."""
+    inputs = make_inputs(60)
+    mechanism = longformer(window=4, num_global=1, global_positions=[40, 9])
+    whole = map_of(mechanism, inputs, causal=causal)
+    for map_HLL, mask_L in zip(whole, inputs.mask_BL, strict=True):
+        true = mask_L.nonzero().flatten()
+        for number in (n for n in (0, 9, 40) if n < len(true)):
+            position = true[number]
+            before, after = true[: number + 1], true[number:]
+            assert map_HLL[0, position, before if causal else true].gt(0).all()
+            assert map_HLL[0, after if causal else true, position].gt(0).all()
+        local = map_HLL[0, true[20]].gt(0).sum()
+        # Its window, the first token, residue 9 and, in one sample, residue 40.
+        assert local <= (7 if causal else 8)
+
+
+@pytest.mark.parametrize("wrong", [[0], [-3], [5, 2.5], ["GXSXG"], [True]])
+def test_only_residue_numbers_are_global_positions(wrong: list[Any]) -> None:
+    with pytest.raises(UserError, match=r"attention\.global_positions contains .* from 1; type"):
+        longformer(global_positions=wrong)
+
+
+def test_layers_may_have_windows_and_dilations_of_different_sizes() -> None:
+    config = compose(
+        TrainConfig,
+        [
+            "model=tiny",
+            "attention=longformer",
+            "attention.window=[4,8]",
+            "attention.dilation=[1,3]",
+            "attention.dilated_heads=1",
+        ],
+    )
+    network = build_network(config.model, config.attention, seed=0)
+    layers = [network.mechanism(number) for number in (1, 2)]
+    assert all(isinstance(layer, Longformer) for layer in layers)
+    assert [(layer.window, layer.dilation) for layer in layers] == [(4, 1), (8, 3)]
+
+
+def test_a_list_of_another_length_than_the_layers_is_refused() -> None:
+    config = compose(TrainConfig, ["model=tiny", "attention=longformer", "attention.window=[4]"])
+    message = r"attention\.window has 1 values, but the model has 2 layers \(model\.num_layers\)"
+    with pytest.raises(UserError, match=message):
+        build_network(config.model, config.attention, seed=0)
 
 
 @pytest.mark.parametrize("position", [1, 2, 30])
@@ -225,11 +277,10 @@ def test_memory_grows_with_the_length_only(causal: bool, largest_tensor: Any) ->
         ({"dilated_heads": -1, "dilation": 2}, r"attention\.dilated_heads=-1 must be between 0"),
         ({"dilated_heads": 3, "dilation": 2}, r"attention\.dilated_heads=3 .* the 2 heads"),
         ({"dilation": 2}, r"attention\.dilation=2 with attention\.dilated_heads=0 dilates nothing"),
-        ({"dilated_heads": 1}, r"attention\.dilation=1 with .*dilated_heads=1 dilates nothing"),
         ({"num_global": -1}, r"attention\.num_global=-1 must be 0 or more"),
     ],
 )
-def test_settings_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         longformer(**options)
 
@@ -244,7 +295,7 @@ def test_without_global_tokens_there_are_no_parameters() -> None:
 @pytest.mark.parametrize("num_global", [0, 1, 5])
 @pytest.mark.parametrize("length", [64, 192])
 def test_it_is_the_longformer_of_hugging_face(num_global: int, length: int) -> None:
-    """With weights copied across; it takes multiples of its window only, ours any length."""
+    """With the same weights; it accepts multiples of its window only, ours any length."""
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
@@ -265,10 +316,10 @@ def test_it_is_the_longformer_of_hugging_face(num_global: int, length: int) -> N
         (theirs.value, theirs.value_global),
     ]
     ours = longformer(num_heads=4, window=16, num_global=num_global)
-    # It scales what its query projection returned in place: no gradients can be asked of that.
+    # It scales the output of its query projection in place, which does not allow gradients.
     with torch.no_grad():
         for (local, own), weights in zip(pairs, ours.parameters(), strict=False):
-            # Ours is the difference, and has no bias of its own.
+            # Our weights are the difference, without a bias.
             own.bias.copy_(local.bias)
             weights.copy_((own.weight - local.weight).mT)
         (expected, *_) = theirs(

@@ -1,4 +1,4 @@
-"""Every recurrent mechanism: one position after the other gives what the whole sequence gives."""
+"""Recurrent mechanisms: stepping through positions equals the forward pass on the sequence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protlm.attention.base import Recurrent
 
-# A linear mechanism keeps as much of a thousand positions as of one; these keep every position.
+# The states of all other mechanisms have a constant size.
 KEEP_EVERY_POSITION = {"softmax"}
 
 
@@ -51,26 +51,37 @@ def steps(
 
 
 def num_elements(state: Any) -> int:
-    """Elements of all tensors of a state."""
-    tensors = [state] if isinstance(state, Tensor) else vars(state).values()
-    return sum(x.numel() for x in tensors if isinstance(x, Tensor))
+    """Counts the elements of all tensors of a state, nested ones included."""
+    if isinstance(state, Tensor):
+        return state.numel()
+    return sum(num_elements(part) for part in getattr(state, "__dict__", {}).values())
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 257])
-def test_steps_are_the_causal_forward(
-    recurrent_case: Any, length: int, whole_inputs: Callable[..., Any]
-) -> None:
-    mechanism = recurrent_case.create().double()
-    inputs = whole_inputs(length)
+def assert_causal_forward(case: Any, inputs: Any) -> None:
+    """Compares the outputs of the steps with those of the whole sequence."""
+    mechanism = case.create().double()
     _, out = steps(mechanism, inputs)
     torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("length", [1, 64, 65, 257])
+def test_steps_are_the_causal_forward(
+    recurrent_case: Any, length: int, whole_inputs: Callable[..., Any]
+) -> None:
+    assert_causal_forward(recurrent_case, whole_inputs(length))
+
+
+def test_steps_with_further_options_are_the_causal_forward(
+    further_recurrent_case: Any, whole_inputs: Callable[..., Any]
+) -> None:
+    assert_causal_forward(further_recurrent_case, whole_inputs(65))
+
+
 @pytest.mark.parametrize("split", [1, 63, 64, 100])
-def test_samples_of_a_state_go_on_by_themselves(
+def test_samples_of_a_state_continue_separately(
     recurrent_case: Any, split: int, whole_inputs: Callable[..., Any]
 ) -> None:
-    """Some samples leave, some are doubled, and one state goes on in two ways."""
+    """Some samples leave, some are duplicated, and one state is continued in two ways."""
     mechanism = recurrent_case.create().double()
     inputs, others = whole_inputs(130), whole_inputs(130, seed=5)
     rows = torch.tensor([2, 0, 2, 2])

@@ -1,4 +1,4 @@
-"""The Reformer beside shared-QK softmax, the paper's sum over rounds, and its peer."""
+"""The Reformer compared with shared-QK softmax, the paper's sum over rounds, and a peer."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention import create, hashing, reformer
+from protlm.attention import create, reformer
+from protlm.attention.ops import lsh
 from protlm.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
@@ -40,12 +41,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def shared_softmax_map(q_BHLK: Tensor, seen_BHLL: Tensor) -> Tensor:
-    """softmax(q·k) with k = q/|q| over what is seen; oneself where that is nothing else."""
+    """Computes softmax(q·k), k = q/|q|, over the visible keys, or the position itself if none."""
     length = q_BHLK.shape[2]
     self_LL = torch.eye(length, dtype=torch.bool)
     others_BHLL = seen_BHLL & ~self_LL
     logits_BHLL = q_BHLK @ torch.nn.functional.normalize(q_BHLK, dim=-1).mT
-    # As the paper has it: far below all that is seen, far above what is not.
+    # As in the paper: far below all visible logits, far above the hidden ones.
     logits_BHLL = logits_BHLL.where(others_BHLL, -1e30).masked_fill(self_LL, -1e5)
     return logits_BHLL.softmax(dim=-1)
 
@@ -110,7 +111,7 @@ def test_fixed_buckets_make_a_known_mask(is_causal: bool, monkeypatch: pytest.Mo
     for i, (bucket, chunk) in chunks.items():
         for j, its in chunks.items():
             seen_LL[i, j] = its in {(bucket, chunk), (bucket, chunk - 1)}
-    assert not seen_LL[0, 6], "this case has no chunk beyond the neighbours"
+    assert not seen_LL[0, 6], "this case has no chunk beyond the neighbors"
     if is_causal:
         seen_LL = seen_LL.tril()
     q_BHLK = normal(1, 2, 10, 8)
@@ -164,9 +165,9 @@ def test_the_same_round_again_changes_nothing(
 
 def test_more_rounds_come_nearer_to_all_keys() -> None:
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(24, 8, generator=generator, dtype=torch.float64)
+    centers = torch.randn(24, 8, generator=generator, dtype=torch.float64)
     which = torch.randint(24, (1, 2, 256), generator=generator)
-    q_BHLK = 2 * centres[which] + 0.3 * normal(1, 2, 256, 8, seed=1)
+    q_BHLK = 2 * centers[which] + 0.3 * normal(1, 2, 256, 8, seed=1)
     v_BHLC = normal(1, 2, 256, 5, seed=2)
     exact = attend(mechanism(**ONE_BUCKET).double(), q_BHLK, v_BHLC)
 
@@ -245,7 +246,7 @@ def test_a_redraw_is_a_pure_function_of_seed_and_index_in_place() -> None:
 def test_memory_grows_with_the_length_only(
     is_causal: bool, num_buckets: int | None, largest_tensor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hashing, "_CPU_NUMBERS", 2**14)
+    monkeypatch.setattr(lsh, "_CPU_NUMBERS", 2**14)
     sizes = []
     for length in (1024, 2048):
         q_BHLK, v_BHLC = (normal(1, 2, length, 8, seed=s).float().requires_grad_() for s in (0, 1))
@@ -287,7 +288,7 @@ def test_impossible_settings_are_explained(options: dict[str, Any], message: str
 
 
 class Peer:
-    """Hugging Face's layer, with what it makes of a random input.
+    """Hugging Face's layer and its output for a random input.
 
     It divides keys by √(|q|² + 1e-6 K), so that results differ by some 1e-6.
     """
@@ -361,9 +362,9 @@ def test_with_fixed_buckets_it_is_hugging_face_s(
 ) -> None:
     """Rows and columns of a square as the buckets of two rounds.
 
-    There a chunk sees its neighbours whatever their buckets, and a pair that two rounds have counts
-    twice. So buckets here are of one chunk each, none looks back, and a row and a column have one
-    position in common.
+    In Hugging Face's layer a chunk sees its neighbors regardless of their buckets, and a pair that
+    occurs in two rounds counts twice. Therefore each bucket here is one chunk, none looks back, and
+    a row and a column have one position in common.
     """
     shuffled = torch.randperm(64, generator=torch.Generator().manual_seed(0))
     buckets_TL = torch.stack([shuffled // 8, shuffled % 8])

@@ -1,4 +1,4 @@
-"""Rows of a batch: pure functions of the seed and the place in the data."""
+"""Rows of a batch: pure functions of the seed and the data position."""
 
 import re
 from itertools import pairwise
@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.data.batching import BatchPlan, Progress
-from protlm.data.buckets import SequenceRow
-from protlm.data.concatenation import StretchRow
+from protlm.data.batching.buckets import SequenceRow
+from protlm.data.batching.packing import PackedRow
+from protlm.data.batching.plan import BatchPlan, Progress
 from protlm.data.dataset import FILLER, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
-from protlm.data.shards import open_split
+from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 
 MAX_LENGTH = 100
 BERT = MaskingRule()
-EVERY = MaskingRule(fraction=1)
-NONE = MaskingRule(fraction=1e-9)
+EVERY = MaskingRule(mask_fraction=1)
+NONE = MaskingRule(mask_fraction=1e-9)
 
 
 @pytest.fixture
@@ -36,15 +36,15 @@ def dataset(reader, objective="masked", seed=5, masking=BERT):
     return SequenceDataset(reader, objective=objective, masking=masking, seed=seed)
 
 
-def plan(*samples, length=MAX_LENGTH, pass_=0, crop="random"):
+def plan(*samples, length=MAX_LENGTH, repeat=0, crop="random"):
     rows = tuple(
-        None if sample is None else SequenceRow(sample, pass_, MAX_LENGTH, crop)
+        None if sample is None else SequenceRow(sample, repeat, MAX_LENGTH, crop)
         for sample in samples
     )
-    return BatchPlan(rows, length, Progress(pass_, len(samples)))
+    return BatchPlan(rows, length, Progress(repeat, len(samples)))
 
 
-def test_a_batch_has_the_shapes_and_types_it_says(reader):
+def test_a_batch_has_the_documented_shapes_and_types(reader):
     batch = dataset(reader)[plan(3, 4, None)]
     for tensor, dtype in (
         (batch.tokens_BL, torch.int64), (batch.targets_BL, torch.int64), (batch.mask_BL, torch.bool)
@@ -61,9 +61,9 @@ def test_a_batch_has_the_shapes_and_types_it_says(reader):
 def test_a_row_is_cls_residues_and_the_true_end(reader, proteins, objective, crop):
     data = dataset(reader, objective, masking=NONE)
     ends = {True: 0, False: 0}
-    for pass_ in range(20):
+    for repeat in range(20):
         for sample, (_, sequence) in enumerate(proteins):
-            batch = data[plan(sample, pass_=pass_, crop=crop)]
+            batch = data[plan(sample, repeat=repeat, crop=crop)]
             text = VOCABULARY.decode(batch.tokens_BL[0][batch.mask_BL[0]].numpy())
             assert text.startswith("<cls>")
             residues = text.removeprefix("<cls>").removesuffix("<eos>")
@@ -80,11 +80,11 @@ def test_a_row_is_cls_residues_and_the_true_end(reader, proteins, objective, cro
     assert ends[False] > 0
 
 
-def test_padding_is_no_token_and_no_target(reader, lengths):
+def test_padding_is_neither_a_token_nor_a_target(reader, lengths):
     batch = dataset(reader, masking=EVERY)[plan(*range(40))]
     assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
     assert (batch.targets_BL[~batch.mask_BL] == IGNORE).all()
-    # Of a cropped sequence <eos> may stand outside.
+    # A cropped sequence may lack <eos>.
     num_tokens = batch.mask_BL.sum(1).numpy()
     assert (np.abs(np.minimum(lengths + 2, MAX_LENGTH) - num_tokens) <= 1).all()
 
@@ -95,14 +95,14 @@ def test_masked_targets_are_residues_alone(reader, lengths):
     assert is_target_BL.sum(1).tolist() == np.minimum(lengths, MAX_LENGTH - 2).tolist()
     assert not is_target_BL[:, 0].any()
     assert VOCABULARY.is_residue[batch.targets_BL[is_target_BL].numpy()].all()
-    # What is no target stands as it was.
+    # Other tokens are unchanged.
     assert (batch.tokens_BL[:, 0] == VOCABULARY.cls).all()
     others = batch.tokens_BL[batch.mask_BL & ~is_target_BL].tolist()
     assert set(others) <= {VOCABULARY.cls, VOCABULARY.eos}
 
 
 def stretch(*samples, skip=0, num_tokens=MAX_LENGTH - 1):
-    return BatchPlan((StretchRow(0, 0, samples, skip, num_tokens),), MAX_LENGTH, Progress(0, 1))
+    return BatchPlan((PackedRow(0, 0, samples, skip, num_tokens),), MAX_LENGTH, Progress(0, 1))
 
 
 def test_causal_targets_are_the_next_tokens(reader):
@@ -125,7 +125,7 @@ def test_in_joined_sequences_no_special_token_is_masked(reader, proteins):
     assert seen.count("<eos>") == 2
 
 
-def test_a_row_that_fills_up_has_one_token_and_no_target(reader):
+def test_a_filler_row_has_one_token_and_no_target(reader):
     for objective in ("masked", "causal"):
         batch = dataset(reader, objective)[plan(None, length=8)]
         assert batch.tokens_BL.tolist() == [[VOCABULARY.cls] + [VOCABULARY.pad] * 7]
@@ -133,16 +133,16 @@ def test_a_row_that_fills_up_has_one_token_and_no_target(reader):
         assert (batch.targets_BL == IGNORE).all()
 
 
-def test_passes_and_seeds_corrupt_anew(reader):
-    def tokens(seed, pass_):
-        return dataset(reader, seed=seed)[plan(*range(40), pass_=pass_)].tokens_BL
+def test_passes_and_seeds_corrupt_differently(reader):
+    def tokens(seed, repeat):
+        return dataset(reader, seed=seed)[plan(*range(40), repeat=repeat)].tokens_BL
 
     assert torch.equal(tokens(5, 0), tokens(5, 0))
     assert not torch.equal(tokens(5, 0), tokens(5, 1))
     assert not torch.equal(tokens(5, 0), tokens(6, 0))
 
 
-def test_an_unknown_objective_is_refused(reader):
+def test_an_unknown_objective_is_rejected(reader):
     with pytest.raises(UserError, match="masked or causal"):
         dataset(reader, "denoising")
 

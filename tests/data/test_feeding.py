@@ -1,4 +1,4 @@
-"""The same global batches, crops and masks for any ranks and workers, bit by bit."""
+"""Global batches, crops and masks are bitwise identical for any ranks and workers."""
 
 from dataclasses import fields, replace
 from itertools import islice
@@ -7,28 +7,35 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from protlm.data.batching import BatchStream, Progress, Share
-from protlm.data.buckets import LengthBuckets
-from protlm.data.concatenation import Concatenation
-from protlm.data.curriculum import Curriculum
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.curriculum import Curriculum
+from protlm.data.batching.mixture import Mixture
+from protlm.data.batching.packing import Packing
+from protlm.data.batching.plan import BatchStream, Progress, RankSlice
 from protlm.data.dataset import FILLER, Batch, SequenceDataset
 from protlm.data.masking import MaskingRule
-from protlm.data.mixture import Mixture
-from protlm.data.shards import open_split
+from protlm.data.shards.data_set import open_clusters, open_split
 
 STAGES = Curriculum([[0, 40], [45, 100]])
 RULES = {
     "sequences": LengthBuckets(500, 100, window=15, crop="random", curriculum=STAGES),
-    "concatenated": Concatenation(500, 100, window=15, curriculum=STAGES),
+    "concatenated": Packing(500, 100, window=15, curriculum=STAGES),
 }
 NUM_BATCHES = 40
 
 
-@pytest.fixture
-def mixture(make_data_set, proteins):
+@pytest.fixture(params=["sequences", "clusters"])
+def mixture(request, make_data_set, proteins):
     parts = {"one": proteins[:17], "other": proteins[17:]}
-    splits = [open_split(make_data_set(some, name), "train") for name, some in parts.items()]
-    return Mixture(splits, [2, 3])
+    # Most clusters have one or two sequences, the first has five.
+    folders = [
+        make_data_set(some, name, [max(0, i // 2 * 2 - 2 + i % 3 // 2) for i in range(len(some))])
+        for name, some in parts.items()
+    ]
+    splits = [open_split(folder, "train") for folder in folders]
+    if request.param == "sequences":
+        return Mixture(splits, [2, 3])
+    return Mixture(splits, [2, 3], [open_clusters(folder, "train") for folder in folders])
 
 
 def identity(batch):
@@ -58,7 +65,7 @@ def assert_equal(one: Batch, other: Batch) -> None:
 
 
 def together(parts: list[Batch]) -> Batch:
-    """The global batch of the ranks' shares, without the rows that only fill up."""
+    """The global batch of the ranks' slices, without filler rows."""
     merged = {}
     for name in ("tokens_BL", "targets_BL", "mask_BL", "samples_B"):
         rows = torch.stack([getattr(part, name) for part in parts], dim=1).flatten(0, 1)
@@ -74,7 +81,7 @@ def together(parts: list[Batch]) -> Batch:
 def test_ranks_change_nothing(mixture, mode, objective, world_size):
     whole = load(mixture, RULES[mode], objective)
     ranks = [
-        load(mixture, RULES[mode], objective, share=Share(rank, world_size))
+        load(mixture, RULES[mode], objective, share=RankSlice(rank, world_size))
         for rank in range(world_size)
     ]
     count = 0
@@ -91,7 +98,7 @@ def test_ranks_change_nothing(mixture, mode, objective, world_size):
 @pytest.mark.parametrize("num_workers, world_size", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_workers_change_nothing(mixture, mode, num_workers, world_size):
     for rank in range(world_size):
-        share = Share(rank, world_size)
+        share = RankSlice(rank, world_size)
         alone = load(mixture, RULES[mode], "masked", share=share)
         helped = load(mixture, RULES[mode], "masked", share=share, num_workers=num_workers)
         for one, other in zip(alone, helped, strict=True):
@@ -116,8 +123,8 @@ def test_resuming_changes_nothing(mixture, mode):
             assert_equal(one, other)
 
 
-def test_what_a_row_holds_does_not_depend_on_its_batch(mixture):
-    """The budget decides which rows stand together, and nothing else of them."""
+def test_a_row_does_not_depend_on_its_batch(mixture):
+    """The budget determines only which rows are in a batch together."""
 
     def rows(rule):
         found = {}
@@ -132,7 +139,7 @@ def test_what_a_row_holds_does_not_depend_on_its_batch(mixture):
     assert rows(rule) == rows(replace(rule, tokens_per_batch=1_300))
 
 
-def test_every_pass_is_masked_anew(mixture):
+def test_every_pass_is_masked_differently(mixture):
     rule = LengthBuckets(500, 300, window=15)
     seen = {}
     for batch in load(mixture, rule, "masked", num_batches=100):

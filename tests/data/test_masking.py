@@ -1,14 +1,23 @@
-"""Masking and cropping: shares, letters, independence of all but the key."""
+"""Masking and cropping: fractions, letters, dependence only on the key."""
+
+import hashlib
 
 import numpy as np
 import pytest
 
-from protlm.data.masking import IGNORE, MaskingRule, corrupt, crop, row_rng
+from protlm.data.masking import (
+    IGNORE,
+    MaskingRule,
+    MaskingSchedule,
+    corrupt,
+    crop,
+    row_rng,
+)
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 
 
-def test_random_numbers_are_those_of_the_sample():
+def test_random_numbers_are_keyed_to_the_sample():
     keys = [
         (0, 0, 0),
         (1, 0, 0),
@@ -25,13 +34,13 @@ def test_random_numbers_are_those_of_the_sample():
     assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()
 
 
-def test_neighbouring_samples_are_independent():
+def test_adjacent_samples_are_independent():
     draws = np.array([row_rng(0, 0, sample).random(2) for sample in range(5_000)])
     assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 5 / np.sqrt(5_000)
     assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * 10_000)
 
 
-def test_no_sample_goes_on_where_another_begins():
+def test_random_streams_of_samples_do_not_overlap():
     draws = [row_rng(0, 0, sample).random(1_000) for sample in range(20)]
     assert len(np.unique(draws)) == 20 * 1_000
 
@@ -46,7 +55,7 @@ def test_prefix_takes_the_start():
     assert crop(25, 10, "prefix", np.random.default_rng(0)) == slice(0, 10)
 
 
-def test_random_crops_are_everywhere_equally_often():
+def test_random_crops_are_uniformly_distributed():
     rng = np.random.default_rng(0)
     parts = [crop(12, 10, "random", rng) for _ in range(3_000)]
     assert all(part.stop - part.start == 10 for part in parts)
@@ -55,7 +64,7 @@ def test_random_crops_are_everywhere_equally_often():
     assert np.abs(counts - 1_000).max() < 5 * np.sqrt(3_000 * 2 / 9)
 
 
-def test_an_unknown_crop_is_refused():
+def test_an_unknown_crop_is_rejected():
     with pytest.raises(UserError, match="prefix, random"):
         crop(5, 10, "middle", np.random.default_rng(0))
 
@@ -63,30 +72,34 @@ def test_an_unknown_crop_is_refused():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"fraction": 0},
-        {"fraction": 1.5},
-        {"fraction": float("nan")},
-        {"mask_share": -0.1},
-        {"random_share": 2},
-        {"mask_share": 0.8, "random_share": 0.3},
+        {"mask_fraction": 0},
+        {"mask_fraction": 1.5},
+        {"mask_fraction": float("nan")},
+        {"mask_prob": -0.1},
+        {"random_prob": 2},
+        {"mask_prob": 0.8, "random_prob": 0.3},
+        {"mask_fraction_range": (0.0, 0.5)},
+        {"mask_fraction_range": (0.5, 0.1)},
+        {"mask_fraction_range": (0.5, 1.1)},
+        {"mask_fraction_range": (float("nan"), 0.5)},
     ],
 )
-def test_impossible_rules_are_refused(wrong):
+def test_invalid_rules_are_rejected(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         MaskingRule(**wrong)
 
 
 RULES = [
     MaskingRule(),
-    MaskingRule(fraction=0.3, mask_share=1, random_share=0),
-    MaskingRule(fraction=0.5, mask_share=0, random_share=1),
-    MaskingRule(fraction=1, mask_share=0.2, random_share=0.3),
-    MaskingRule(fraction=0.2, mask_share=0, random_share=0),
+    MaskingRule(mask_fraction=0.3, mask_prob=1, random_prob=0),
+    MaskingRule(mask_fraction=0.5, mask_prob=0, random_prob=1),
+    MaskingRule(mask_fraction=1, mask_prob=0.2, random_prob=0.3),
+    MaskingRule(mask_fraction=0.2, mask_prob=0, random_prob=0),
 ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_shares_are_those_of_the_rule(rule):
+def test_fractions_match_the_rule(rule):
     size = 200_000
     rng = np.random.default_rng(1)
     tokens = rng.choice(VOCABULARY.residues, size).astype(np.int64)
@@ -96,9 +109,9 @@ def test_shares_are_those_of_the_rule(rule):
     # A random residue is the true one in one of 25 draws, which counts as kept.
     is_masked, is_kept = inputs == VOCABULARY.mask, inputs == tokens
     seen = {
-        rule.fraction: is_target[is_maskable],
-        rule.mask_share: is_masked[is_target],
-        rule.random_share * 24 / 25: (~is_masked & ~is_kept)[is_target],
+        rule.mask_fraction: is_target[is_maskable],
+        rule.mask_prob: is_masked[is_target],
+        rule.random_prob * 24 / 25: (~is_masked & ~is_kept)[is_target],
     }
     for share, claims in seen.items():
         deviation = np.sqrt(max(share * (1 - share), 0) / len(claims))
@@ -111,7 +124,7 @@ def test_shares_are_those_of_the_rule(rule):
 def test_random_replacements_are_residues_each_equally_often():
     size = 100_000
     tokens = np.full(size, VOCABULARY["A"], dtype=np.int64)
-    rule = MaskingRule(fraction=1, mask_share=0, random_share=1)
+    rule = MaskingRule(mask_fraction=1, mask_prob=0, random_prob=1)
     inputs, _ = corrupt(tokens, np.ones(size, bool), rule, np.random.default_rng(0))
     counts = np.bincount(inputs, minlength=len(VOCABULARY))
     assert counts[~VOCABULARY.is_residue].sum() == 0
@@ -119,8 +132,85 @@ def test_random_replacements_are_residues_each_equally_often():
     assert np.abs(counts[VOCABULARY.is_residue] - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_what_came_is_not_changed():
+def test_the_input_is_not_changed():
     tokens = VOCABULARY.encode("MKVLLA").astype(np.int64)
     before = tokens.copy()
-    corrupt(tokens, np.ones(6, bool), MaskingRule(fraction=1), np.random.default_rng(0))
+    corrupt(tokens, np.ones(6, bool), MaskingRule(mask_fraction=1), np.random.default_rng(0))
     assert (tokens == before).all()
+
+
+def test_masks_of_a_seed_do_not_change():
+    """A run that is continued by a newer version sees the masks it would have seen."""
+    digest = hashlib.sha256()
+    tokens = np.resize(VOCABULARY.residues, 500).astype(np.int64)
+    for sample in range(20):
+        corrupted = corrupt(tokens, np.arange(500) % 7 > 0, MaskingRule(), row_rng(5, 1, sample))
+        for array in corrupted:
+            digest.update(array.astype("<i8").tobytes())
+    expected = "5cd7a3ea332ef27a821dfb7d829e9bf4b0806c8f5b31bc2f17cc147730401515"
+    assert digest.hexdigest() == expected
+
+
+def fractions(rule: MaskingRule, *, rows: int, length: int) -> np.ndarray:
+    """The measured mask fraction of each row."""
+    tokens = np.resize(VOCABULARY.residues, length).astype(np.int64)
+    is_maskable = np.ones(length, dtype=bool)
+    drawn = [corrupt(tokens, is_maskable, rule, row_rng(3, 0, row))[1] for row in range(rows)]
+    return (np.array(drawn) != IGNORE).mean(1)
+
+
+@pytest.mark.parametrize("low, high", [(0.1, 0.5), (0.02, 1.0), (0.3, 0.3)])
+def test_each_row_draws_its_fraction_uniformly_from_the_range(low, high):
+    rows, length = 4_000, 300
+    rule = MaskingRule(mask_fraction=0.9, mask_fraction_range=(low, high))
+    seen = fractions(rule, rows=rows, length=length)
+    mean, spread = (low + high) / 2, (high - low) ** 2 / 12
+    # The variance of a row's share: that of its fraction, and the binomial one around it.
+    variance = spread + (mean - mean**2 - spread) / length
+    assert abs(seen.mean() - mean) < 5 * np.sqrt(variance / rows)
+    assert seen.var() == pytest.approx(variance, rel=0.12)
+    if low < high:
+        # Uniform: as many rows in each quarter of the range, but for those near its edges.
+        counts, _ = np.histogram(np.clip(seen, low, high), 4, (low, high))
+        assert np.abs(counts - rows / 4).max() < 5 * np.sqrt(rows * 3 / 16)
+
+
+def test_rows_have_independent_fractions():
+    rule = MaskingRule(mask_fraction_range=(0.1, 0.9))
+    first, again = (fractions(rule, rows=50, length=200) for _ in range(2))
+    assert (first == again).all()
+    assert len(np.unique(first)) > 30
+
+
+NARROWING = MaskingSchedule(
+    MaskingRule(mask_fraction=0.15, mask_fraction_range=(0.1, 0.5)), (60, 100)
+)
+
+
+def test_the_range_narrows_linearly_to_the_fraction():
+    for step in (0, 30, 60):
+        assert NARROWING.at(step) == NARROWING.rule
+    for step in range(60, 100):
+        done = (step - 60) / 40
+        expected = (0.1 + done * (0.15 - 0.1), 0.5 + done * (0.15 - 0.5))
+        assert NARROWING.at(step).mask_fraction_range == pytest.approx(expected, abs=1e-12)
+    for step in (100, 5_000):
+        assert NARROWING.at(step).mask_fraction_range == (0.15, 0.15)
+
+
+def test_a_rule_that_does_not_fall_is_the_same_at_every_step():
+    rule = MaskingRule(mask_fraction_range=(0.1, 0.5))
+    for step in (0, 99, 10**9):
+        assert MaskingSchedule(rule).at(step) == rule == rule.at(step)
+        assert MaskingSchedule(MaskingRule(), (1, 2)).at(step) == MaskingRule()
+
+
+@pytest.mark.parametrize("bounds", [(1 / 3, 1 / 3), (0.1, 0.1 + 1e-16), (1e-9, 1.0)])
+def test_rounding_does_not_invert_a_range(bounds):
+    for fraction in (0.15, 0.3, 1.0):
+        rule = MaskingRule(mask_fraction=fraction, mask_fraction_range=bounds)
+        for step in range(0, 1_001):
+            # A range that cannot be is refused.
+            narrowed = MaskingSchedule(rule, (0, 997)).at(step).mask_fraction_range
+            assert narrowed is not None
+            assert 0 < narrowed[0] <= narrowed[1] <= 1

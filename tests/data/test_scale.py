@@ -7,48 +7,61 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from protlm.data.manifest import Counts, Manifest, ShardEntry
-from protlm.data.shard_map import ARRAYS
+from protlm.data.batching.order import EpochOrder, hashed
+from protlm.data.shards import cluster_index
+from protlm.data.shards.manifest import Clusters, Counts, IndexEntry, Manifest, ShardEntry
+from protlm.data.shards.mapped_shard import ARRAYS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NUM_SHARDS, PER_SHARD, RESIDUES = 440, 568_182, 250_000_000
+# Clusters of four, and the places in the run that are looked at: pass and first position.
+MEMBERS = 4
+NUM_CLUSTERS = NUM_SHARDS * PER_SHARD // MEMBERS
+WINDOW, PLACES = 16_384, ((0, 0), (3, 3_000 * 16_384))
 
 FIRST_BATCHES = """
 import json, re, resource, sys
 from pathlib import Path
-from protlm.data.batching import BatchStream, Progress
-from protlm.data.buckets import LengthBuckets
-from protlm.data.concatenation import Concatenation
+from protlm.data.batching.plan import BatchStream, Progress
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.packing import Packing
 from protlm.data.dataset import SequenceDataset
-from protlm.data.forecast import forecast
+from protlm.data.batching.forecast import forecast
 from protlm.data.masking import MaskingRule
-from protlm.data.mixture import Mixture
-from protlm.data.shards import open_split
+from protlm.data.batching.mixture import Mixture
+from protlm.data.shards.data_set import open_clusters, open_split
 
 def used():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
     return {"faults": usage.ru_minflt + usage.ru_majflt, "mib": int(peak) / 1024}
 
-rules = {"sequences": LengthBuckets, "concatenated": Concatenation}
+rules = {"sequences": LengthBuckets, "concatenated": Packing}
 rule = rules[sys.argv[2]](131_072, 1_024)
 before = used()
-data = Mixture([open_split(Path(sys.argv[1]), "train", verify="sizes", shuffled=True)])
+clusters = None
+if sys.argv[3] == "cluster":
+    clusters = [open_clusters(Path(sys.argv[1]), "train", verify="sizes")]
+split = open_split(Path(sys.argv[1]), "train", verify="sizes", shuffled=True)
+data = Mixture([split], clusters=clusters)
 order = data.order(seed=0)
 told = forecast(data.lengths_of, order, rule)
 dataset = SequenceDataset(data, objective="masked", masking=MaskingRule(), seed=0)
-for start in (Progress(), Progress(3, 9_000 * rule.window_size)):
+assert rule.window_size == 16_384
+for start in (Progress(), Progress(3, 3_000 * 16_384)):
     stream = BatchStream(data.lengths_of, order, rule, start=start, num_batches=10**9)
     batch = dataset[next(iter(stream))]
 after = used()
 print(json.dumps({
     "sequences": len(data),
+    "clusters": data.num_clusters,
     "is_exact": told.is_exact,
     "rows": len(batch.samples_B),
     "mib": after["mib"],
@@ -58,11 +71,19 @@ print(json.dumps({
 """
 
 
-def hollow_shard(path: Path) -> ShardEntry:
-    """A shard of which only HDF5's records and the ends of the offsets are on the disk."""
+def make_holes(file: h5py.File, sizes: dict[str, int], kinds: dict[str, str]) -> None:
+    """Gives arrays their room in a file, and writes none of it."""
     hole = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     hole.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     hole.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    for name, size in sizes.items():
+        kind = h5py.h5t.py_create(np.dtype(kinds[name]))
+        space = h5py.h5s.create_simple((size,))
+        h5py.h5d.create(file.id, name.encode(), kind, space, hole)
+
+
+def hollow_shard(path: Path) -> ShardEntry:
+    """A shard of which only HDF5's records and the ends of the offsets are on the disk."""
     sizes = {
         "tokens": RESIDUES,
         "offsets": PER_SHARD + 1,
@@ -70,14 +91,34 @@ def hollow_shard(path: Path) -> ShardEntry:
         "id_offsets": PER_SHARD + 1,
     }
     with h5py.File(path, "w", libver=("v108", "v108")) as file:
-        for name, size in sizes.items():
-            kind = h5py.h5t.py_create(np.dtype(ARRAYS[name]))
-            space = h5py.h5s.create_simple((size,))
-            h5py.h5d.create(file.id, name.encode(), kind, space, hole)
+        make_holes(file, sizes, ARRAYS)
         file["offsets"][-1] = RESIDUES
         file["id_offsets"][-1] = 10 * PER_SHARD
     name = f"train/{path.name}"
     return ShardEntry(name, PER_SHARD, RESIDUES, path.stat().st_size, "0" * 64)
+
+
+def hollow_index(path: Path) -> IndexEntry:
+    """An index of which only those clusters are on the disk that will be drawn."""
+    num_members = NUM_CLUSTERS * MEMBERS
+    with h5py.File(path, "w", libver=("v108", "v108")) as file:
+        sizes = {"offsets": NUM_CLUSTERS + 1, "members": num_members}
+        make_holes(file, sizes, cluster_index.ARRAYS)
+        start_of = {name: file[name].id.get_offset() for name in sizes}
+    offsets, members = (
+        np.memmap(path, "<u8", "r+", start_of[name], (sizes[name],)) for name in sizes
+    )
+    offsets[-1] = num_members
+    rng = np.random.default_rng(0)
+    for repeat, first in PLACES:
+        positions = np.arange(first, first + WINDOW)
+        clusters = EpochOrder(NUM_CLUSTERS, seed=0, epoch=repeat)[positions]
+        offsets[clusters], offsets[clusters + 1] = MEMBERS * clusters, MEMBERS * (clusters + 1)
+        starts = (hashed(clusters, seed=0) % np.uint64(MEMBERS)).astype(np.int64)
+        drawn = MEMBERS * clusters + (starts + repeat) % MEMBERS
+        # Anywhere in the shards; the first sequence represents those that were not written.
+        members[drawn] = rng.integers(1, num_members, WINDOW)
+    return IndexEntry("train/clusters.h5", NUM_CLUSTERS, path.stat().st_size, "0" * 64)
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +128,23 @@ def enormous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "train").mkdir()
     paths = [directory / "train" / f"shard-{number:05d}.h5" for number in range(NUM_SHARDS)]
     shards = tuple(hollow_shard(path) for path in paths)
-    Manifest({"train": shards}, (), Counts(NUM_SHARDS * PER_SHARD), {}).write(directory)
+    index = hollow_index(directory / "train" / "clusters.h5")
+    clusters = Clusters("cluster.tsv", "0" * 64, {"train": index})
+    counts = Counts(NUM_SHARDS * PER_SHARD)
+    Manifest({"train": shards}, (), counts, {}, clusters).write(directory)
     assert sum(path.stat().st_size for path in paths) > 1e11
     return directory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sequences", "concatenated"])
-def test_a_batch_of_250_million_sequences_takes_little(enormous: Path, mode: str) -> None:
+@pytest.mark.parametrize("sampling", ["uniform", "cluster"])
+def test_a_batch_of_250_million_sequences_takes_little(
+    enormous: Path, mode: str, sampling: str
+) -> None:
+    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_BATCHES, enormous, mode],
+        [sys.executable, "-c", FIRST_BATCHES, enormous, mode, sampling],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -105,9 +153,13 @@ def test_a_batch_of_250_million_sequences_takes_little(enormous: Path, mode: str
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["sequences"] == 250_000_080
+    assert found["clusters"] == (NUM_CLUSTERS if sampling == "cluster" else None)
     assert not found["is_exact"]
+    # Most of it is spent on imports.
+    assert time.monotonic() - began < 60
     assert found["rows"] > 0
     assert found["mib"] < 500, found
-    # The list of all lengths would be 2,000 MB; a window's are on 16,384 pages at most.
-    assert found["more_mib"] < 200, found
-    assert found["faults"] < 12 * 16_384, found
+    # The list of all lengths would be 2,000 MB; a window's are on 16,384 pages at most, and its
+    # clusters and their members on twice as many.
+    assert found["more_mib"] < 200 * (1 if sampling == "uniform" else 3), found
+    assert found["faults"] < 12 * 16_384 * (1 if sampling == "uniform" else 3), found

@@ -17,11 +17,11 @@ def test_tokens_are_those_of_esm2_in_their_order():
     assert (VOCABULARY.cls, VOCABULARY.pad, VOCABULARY.eos, VOCABULARY.mask) == (0, 1, 2, 32)
 
 
-def test_the_hash_is_fixed_because_it_stands_in_files():
+def test_the_hash_is_fixed_because_files_contain_it():
     assert VOCABULARY.hash == "0b82cc0a7c7cf9e567b1e5892d793285b9fbae822c964ca48696f7db44598e03"
 
 
-def test_every_residue_goes_there_and_back():
+def test_every_residue_survives_a_round_trip():
     tokens = VOCABULARY.encode(RESIDUES)
     assert tokens.dtype == np.uint8
     assert len(set(tokens.tolist())) == len(RESIDUES) == 25
@@ -38,7 +38,7 @@ def test_the_empty_sequence_has_no_tokens():
     assert VOCABULARY.decode(VOCABULARY.encode("")) == VOCABULARY.decode(np.array([])) == ""
 
 
-def test_every_token_is_written_as_it_is_called():
+def test_every_token_decodes_to_its_name():
     assert VOCABULARY.decode(np.arange(33)) == ESM2.replace(" ", "")
     assert [VOCABULARY.decode(np.array([number])) for number in range(33)] == ESM2.split()
 

@@ -1,4 +1,4 @@
-"""Clusters go to one side, whole."""
+"""Whole clusters go to one split."""
 
 import gzip
 import pickle
@@ -6,14 +6,19 @@ import random
 
 import pytest
 
-from data_prep.clusters import PULLED, UNCLUSTERED, ClusterSplit
-from data_prep.families import FamilySplit, HeldOutFamilies
-from data_prep.split import HashSplit
 from protlm.data.records import Record
+from protlm.data_prep.cluster_table import ClusterTable
+from protlm.data_prep.clusters import PULLED, UNCLUSTERED, ClusterSplit
+from protlm.data_prep.families import FamilySplit, HeldOutFamilies
+from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError
 from protlm.paths import sample_dir
 
 TENTHS = HashSplit(valid_fraction=0.1, test_fraction=0.1)
+
+
+def cluster_split(path, *rest):
+    return ClusterSplit(ClusterTable(path), *rest)
 
 
 def split_of(rule, identifier):
@@ -53,8 +58,8 @@ def rows_of(clusters):
 
 
 @pytest.mark.parametrize("name", ["cluster.tsv", "cluster.tsv.gz"])
-def test_no_cluster_straddles(table, clusters, name):
-    rule = ClusterSplit(table(rows_of(clusters), name), TENTHS)
+def test_no_cluster_is_divided(table, clusters, name):
+    rule = cluster_split(table(rows_of(clusters), name), TENTHS)
     sides = {one: {split_of(rule, name) for name in members} for one, members in clusters.items()}
     assert all(len(side) == 1 for side in sides.values())
     counts = [side.pop() for side in sides.values()]
@@ -62,13 +67,13 @@ def test_no_cluster_straddles(table, clusters, name):
         assert abs(counts.count(side) - 600 * share) < 5 * (600 * share * (1 - share)) ** 0.5
 
 
-def test_the_representative_alone_decides(table, clusters):
+def test_only_the_representative_determines_the_split(table, clusters):
     """Other clusters, other members and the order of the table do not move a cluster."""
-    rule = ClusterSplit(table(rows_of(clusters)), TENTHS)
+    rule = cluster_split(table(rows_of(clusters)), TENTHS)
     rows = [(one, other) for one, other in rows_of(clusters) if one < "P02000"]
     rows += [(one, f"{one}-new") for one in clusters if one < "P02000"]
     random.Random(1).shuffle(rows)
-    later = ClusterSplit(table(rows, "later.tsv"), TENTHS)
+    later = cluster_split(table(rows, "later.tsv"), TENTHS)
     for one, member in rows:
         assert split_of(later, member) == split_of(rule, one)
 
@@ -77,7 +82,7 @@ def test_clusters_of_the_shipped_sample(table):
     with gzip.open(sample_dir() / "uniprot_sample.splits.tsv.gz", "rt") as file:
         rows = [line.rstrip("\n").split("\t") for line in file][1:]
     cluster_of = {row[0]: row[3] for row in rows}
-    rule = ClusterSplit(table([(one, member) for member, one in cluster_of.items()]), TENTHS)
+    rule = cluster_split(table([(one, member) for member, one in cluster_of.items()]), TENTHS)
     sides = {}
     for member, one in cluster_of.items():
         sides.setdefault(one, set()).add(split_of(rule, member))
@@ -85,9 +90,9 @@ def test_clusters_of_the_shipped_sample(table):
     assert {side for one in sides.values() for side in one} == {"train", "valid", "test"}
 
 
-def test_a_record_that_the_table_lacks_goes_by_its_own_name(table, clusters):
-    rule = ClusterSplit(table(rows_of(clusters)), TENTHS)
-    alone = ClusterSplit(table([("X", "X")], "other.tsv"), TENTHS)
+def test_a_record_missing_from_the_table_is_split_by_its_own_name(table, clusters):
+    rule = cluster_split(table(rows_of(clusters)), TENTHS)
+    alone = cluster_split(table([("X", "X")], "other.tsv"), TENTHS)
     strangers = [f"Q{i}" for i in range(1_000)]
     sides = [split_of(rule, name) for name in strangers]
     assert sides == [split_of(alone, name) for name in strangers]
@@ -100,10 +105,10 @@ def test_a_record_that_the_table_lacks_goes_by_its_own_name(table, clusters):
             assert notes_of(rule, name, split_of(rule, name)) == []
 
 
-def test_memory_holds_the_held_out_members_only(table):
+def test_only_held_out_members_are_in_memory(table):
     """At 1 + 1 % some 4 % of the names are kept, at 8 bytes each."""
     rows = [(f"P{i // 2}", f"P{i}") for i in range(20_000)]
-    rule = ClusterSplit(table(rows), HashSplit(0.01, 0.01))
+    rule = cluster_split(table(rows), HashSplit(0.01, 0.01))
     assert 0.02 * 20_000 * 8 < len(pickle.dumps(rule)) < 0.05 * 20_000 * 8 + 1_000
 
 
@@ -112,8 +117,8 @@ def test_names_are_those_of_mmseqs(table):
     bare, full = table([("P1", "P1"), ("P1", "P2")]), [("sp|P1|A_B", "sp|P1|A_B")]
     full = table([*full, ("sp|P1|A_B", "tr|P2|C_D")], "full.tsv")
     for name in ("P2", "tr|P2|C_D"):
-        sides = [split_of(ClusterSplit(path, HashSplit(0.5, 0)), name) for path in (bare, full)]
-        assert sides[0] == sides[1] == split_of(ClusterSplit(bare, HashSplit(0.5, 0)), "P1")
+        sides = [split_of(cluster_split(path, HashSplit(0.5, 0)), name) for path in (bare, full)]
+        assert sides[0] == sides[1] == split_of(cluster_split(bare, HashSplit(0.5, 0)), "P1")
 
 
 @pytest.fixture
@@ -126,8 +131,8 @@ def kinases(tmp_path, clusters):
 
 def test_a_cluster_with_a_held_out_member_is_held_out_with_it(table, clusters, kinases):
     path = table(rows_of(clusters))
-    rule = FamilySplit(kinases, ClusterSplit(path, TENTHS, kinases))
-    without = ClusterSplit(path, TENTHS)
+    rule = FamilySplit(kinases, cluster_split(path, TENTHS, kinases))
+    without = cluster_split(path, TENTHS)
     for members in clusters.values():
         sides = {split_of(rule, name) for name in members}
         if any(kinases.families_of(name) for name in members):
@@ -136,8 +141,8 @@ def test_a_cluster_with_a_held_out_member_is_held_out_with_it(table, clusters, k
             assert sides == {split_of(without, name) for name in members}
 
 
-def test_what_is_held_out_for_the_sake_of_its_cluster_is_noted(table, clusters, kinases):
-    rule = FamilySplit(kinases, ClusterSplit(table(rows_of(clusters)), TENTHS, kinases))
+def test_records_held_out_because_of_their_cluster_are_noted(table, clusters, kinases):
+    rule = FamilySplit(kinases, cluster_split(table(rows_of(clusters)), TENTHS, kinases))
     of_family = ["of the held-out family PF00069"]
     assert notes_of(rule, "P00050", "test_ood_family") == of_family
     assert notes_of(rule, "P00051", "test_ood_family") == [PULLED]
@@ -153,22 +158,26 @@ def test_what_is_held_out_for_the_sake_of_its_cluster_is_noted(table, clusters, 
         ("P1\tP1\n\nP1\t\n", "line 3"),
     ],
 )
-def test_a_table_that_is_none_is_an_error_with_its_line(tmp_path, content, message):
+def test_an_invalid_table_is_an_error_with_its_line(tmp_path, content, message):
     path = tmp_path / "cluster.tsv"
     path.write_text(content)
     with pytest.raises(InputDataError, match=rf"cluster\.tsv, {message}"):
-        ClusterSplit(path, TENTHS)
+        cluster_split(path, TENTHS)
 
 
-def test_a_member_of_two_sides_is_an_error_with_its_line(table, clusters):
-    """Two records of one name, in clusters that part: one of them would leak."""
-    rule = ClusterSplit(table(rows_of(clusters)), TENTHS)
+def test_a_member_of_two_clusters_is_an_error_with_its_lines(table, clusters):
+    """Two records of one name, in clusters that may part: one of them would leak."""
+    rule = cluster_split(table(rows_of(clusters)), TENTHS)
     sides = {one: split_of(rule, one) for one in clusters}
     train = [one for one, side in sides.items() if side == "train"]
     test = next(one for one, side in sides.items() if side == "test")
-    for member in train[:20]:
-        rows = [*rows_of(clusters), (test, member)]
-        with pytest.raises(InputDataError, match=rf"line \d+: {member} is in two clusters"):
-            ClusterSplit(table(rows, "two.tsv"), TENTHS)
-    # In two of one side it does no harm.
-    ClusterSplit(table([*rows_of(clusters), (train[0], train[1])], "one.tsv"), TENTHS)
+    # It does not matter on which side the clusters are.
+    for other, member in [(test, train[0]), (train[0], test), (train[0], train[1])]:
+        rows = [*rows_of(clusters), (other, member)]
+        line = rows_of(clusters).index((member, member)) + 1
+        with pytest.raises(
+            InputDataError,
+            match=rf"two\.tsv, line 3001: {member} is in two clusters, of {other} here and of "
+            rf"{member} in line {line};",
+        ):
+            cluster_split(table(rows, "two.tsv"), TENTHS)

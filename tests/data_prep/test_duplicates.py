@@ -1,4 +1,4 @@
-"""The set of digests is a set, in memory and on disk, and tells the first of equal ones."""
+"""The set of digests behaves like a set, in memory and on disk."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.duplicates import DigestSet
+from protlm.data_prep.duplicates import DigestSet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -20,7 +20,7 @@ def digests(rng, size, *, kinds):
 
 
 @pytest.mark.parametrize("memory_slots", [2, 1 << 8, 1 << 20])
-def test_it_says_of_each_digest_what_a_set_would(tmp_path, memory_slots):
+def test_it_agrees_with_a_set(tmp_path, memory_slots):
     rng = np.random.default_rng(memory_slots)
     known, truth = DigestSet(tmp_path / "table", memory_slots=memory_slots), set()
     for _ in range(30):
@@ -35,7 +35,7 @@ def test_it_says_of_each_digest_what_a_set_would(tmp_path, memory_slots):
     assert (tmp_path / "table").exists() == (memory_slots < 1 << 20)
 
 
-def test_slots_go_on_at_the_beginning_behind_the_last_one(tmp_path):
+def test_slots_wrap_around_at_the_end(tmp_path):
     known = DigestSet(tmp_path / "table", memory_slots=2)
     last = np.full((1_000, 2), 2**64 - 1, np.uint64)
     last[:, 1] = np.arange(1_000)
@@ -43,7 +43,7 @@ def test_slots_go_on_at_the_beginning_behind_the_last_one(tmp_path):
     assert not known.add(last).any()
 
 
-def test_the_digest_of_zeros_is_one_like_the_others(tmp_path):
+def test_the_digest_of_zeros_is_an_ordinary_digest(tmp_path):
     known = DigestSet(tmp_path / "table")
     zeros = np.zeros((2, 2), np.uint64)
     assert known.add(zeros).tolist() == [True, False]
@@ -55,7 +55,7 @@ MEMORY = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from data_prep.duplicates import DigestSet
+from protlm.data_prep.duplicates import DigestSet
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024

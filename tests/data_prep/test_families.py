@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, entry_of
-from data_prep.split import HashSplit
 from protlm.data.records import Record
+from protlm.data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, entry_of
+from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, UserError
 
 ALL_TRAIN = HashSplit(valid_fraction=0, test_fraction=0)
@@ -44,7 +44,7 @@ def held_out(rule, identifiers):
     ],
 )
 @pytest.mark.parametrize("name", ["families.tsv", "families.tsv.gz"])
-def test_every_form_of_the_table_says_the_same(table, text, name):
+def test_every_form_of_the_table_is_equivalent(table, text, name):
     rule = FamilySplit(HeldOutFamilies(table(text, name), ["PF07714"]), ALL_TRAIN)
     identifiers = [f"P0000{i}" for i in range(9)]
     assert held_out(rule, identifiers) == {"P00001", "P00003"}
@@ -86,7 +86,7 @@ def test_only_entries_of_the_wanted_families_are_kept(table):
     assert len(pickle.dumps(families)) < 1_000
 
 
-def test_the_others_go_by_the_other_rule(table):
+def test_other_records_follow_the_other_rule(table):
     rule = FamilySplit(HeldOutFamilies(table(EXPORT), ["PF00001"]), HashSplit(0.5, 0))
     assert rule.split_of(record("P00001"), bytes(16)) == "valid"
     assert rule.split_of(record("P00001"), b"\xff" * 16) == "train"
@@ -120,7 +120,7 @@ def test_every_family_of_a_held_out_record_is_noted(table, text):
         ("P00001\tPF00069\nP00002\tPF0069\n", "line 2"),
     ],
 )
-def test_a_table_that_is_none_is_an_error_with_its_line(table, text, message):
+def test_an_invalid_table_is_an_error_with_its_line(table, text, message):
     with pytest.raises(InputDataError, match=rf"families\.tsv, {message}"):
         HeldOutFamilies(table(text), ["PF00069"])
 
@@ -130,6 +130,6 @@ def test_a_table_of_other_families_is_an_error(table):
         HeldOutFamilies(table(EXPORT), ["PF99999", "PF99998"])
 
 
-def test_what_is_no_family_is_refused(table):
+def test_invalid_families_are_rejected(table):
     with pytest.raises(UserError, match=r"--ood-families kinase .* PF00069"):
         HeldOutFamilies(table(EXPORT), ["kinase"])

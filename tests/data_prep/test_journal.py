@@ -1,4 +1,4 @@
-"""The journal: what is written is read, and what is damaged is a sentence."""
+"""The journal: a round trip, and one sentence for damage."""
 
 import json
 from collections import Counter
@@ -6,12 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_prep.journal import Journal, Segment
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.sources import Place
-from data_prep.split import HashSplit
-from protlm.data.manifest import ShardEntry, SourceEntry
 from protlm.data.records import Tally
+from protlm.data.shards.manifest import ShardEntry, SourceEntry
+from protlm.data_prep.journal import Journal, Segment
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.sources import Place
+from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, OutputError
 
 SEGMENTS = [
@@ -33,7 +33,7 @@ SEGMENTS = [
 ]
 
 
-def test_there_and_back(tmp_path):
+def test_a_round_trip_changes_nothing(tmp_path):
     journal = Journal(tmp_path / "journal")
     assert journal.segments == []
     for segment in SEGMENTS:
@@ -73,7 +73,7 @@ def test_a_missing_entry_is_found(tmp_path):
 def begun(tmp_path):
     """A build that ended at a damaged record, with several segments finished."""
     source = tmp_path / "proteins.fasta"
-    proteins = "".join(f">p{i}\nMKV{'LAW' * (i % 50)}\n" for i in range(2_000))
+    proteins = "".join(f">p{i}\nMKV{'LAW' * (i % 50)}{'K' * (i // 50)}\n" for i in range(2_000))
     source.write_text(f"{proteins};comment\n")
     with pytest.raises(InputDataError, match="comment"):
         build(source, tmp_path / "data")
@@ -81,18 +81,18 @@ def begun(tmp_path):
 
 
 def build(source, out, **options):
-    settings = PrepareOptions(shard_residues=20_000, **options)
+    settings = PrepareOptions(shard_residues=20_000, deduplicate=True, **options)
     prepare([source], out, split_rule=HashSplit(0.1, 0.1), options=settings)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_what_can_be_continued_stays_and_is_said(begun, capsys):
+def test_finished_parts_are_kept_and_reported(begun, capsys):
     source, out, partial = begun
     with pytest.raises(InputDataError, match="comment"):
         build(source, out)
     told = capsys.readouterr().err
-    assert f"continuing {partial} behind" in told
-    assert f"what is finished stays in {partial}" in told
+    assert f"resuming {partial} after" in told
+    assert f"finished parts are kept in {partial}" in told
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -105,7 +105,7 @@ def test_what_can_be_continued_stays_and_is_said(begun, capsys):
         "digests/first-00000.bin",
     ],
 )
-def test_damage_to_what_was_finished_is_a_sentence(begun, file):
+def test_damage_to_finished_parts_is_one_sentence(begun, file):
     source, out, partial = begun
     (partial / file).write_bytes((partial / file).read_bytes()[:-3])
     with pytest.raises(InputDataError, match=f"{partial / file}.*damaged.*--restart"):
@@ -118,7 +118,7 @@ def test_damage_to_what_was_finished_is_a_sentence(begun, file):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_flipped_bit_in_the_digests_is_found(begun):
-    """It would let a copy pass that was to be left out."""
+    """Otherwise, a duplicate would not be found."""
     source, out, partial = begun
     path = partial / "digests" / "first-00000.bin"
     content = bytearray(path.read_bytes())
@@ -129,7 +129,7 @@ def test_a_flipped_bit_in_the_digests_is_found(begun):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_what_a_killed_build_left_is_swept_up(begun):
+def test_unfinished_files_of_a_killed_build_are_removed(begun):
     source, out, partial = begun
     left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
     for path in left:
@@ -139,19 +139,19 @@ def test_what_a_killed_build_left_is_swept_up(begun):
     assert not any(path.exists() for path in left)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path, begun):
+def test_a_foreign_folder_is_left_alone(tmp_path, begun):
     source = begun[0]
     partial = tmp_path / "other.partial"
     partial.mkdir()
     (partial / "thesis.tex").touch()
     for restart in (False, True):
-        with pytest.raises(OutputError, match="is no unfinished data set"):
+        with pytest.raises(OutputError, match="is not an unfinished data set"):
             build(source, tmp_path / "other", restart=restart)
     assert (partial / "thesis.tex").exists()
     assert len(list(partial.iterdir())) == 1
 
 
-def test_entries_hold_no_python_objects(tmp_path):
+def test_entries_contain_no_python_objects(tmp_path):
     Journal(tmp_path).append(SEGMENTS[0])
     fields = json.loads((tmp_path / "segment-00000.json").read_text())
     assert set(fields) == {"sha256", "content"}

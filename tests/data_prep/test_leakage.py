@@ -1,4 +1,4 @@
-"""`protlm data leakage`: what of each split is known from train."""
+"""`protlm data leakage`: relatives of each split in train."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import leakage as module
-from data_prep.leakage import LeakageOptions, leakage
-from protlm.data.manifest import Counts, Manifest
-from protlm.data.shard_writer import PackedSequences, write_shard
-from protlm.data.shards import open_split
+from protlm.data.shards.data_set import open_split
+from protlm.data.shards.manifest import Counts, Manifest
+from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.data.vocabulary import STANDARD
+from protlm.data_prep import leakage as module
+from protlm.data_prep.leakage import LeakageOptions, leakage
 from protlm.errors import InputDataError, OutputError, UserError
 
 
@@ -114,7 +114,7 @@ def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(pl
     assert first["same"].near == first["same"].compared
 
 
-def test_shares_are_counted_by_tenths():
+def test_fractions_are_counted_by_tenths():
     shares = np.array([0, 0.05, 0.1, 0.19, 0.3, 0.5, 0.59, 0.7, 0.9, 0.95, 1])
     one = module._summary(20, 3, shares, np.array([np.nan, 0.3]), 0.5)
     assert one.shared_tenths == (2, 2, 0, 1, 0, 2, 0, 1, 0, 3)
@@ -152,7 +152,7 @@ def test_the_numbers_are_printed_and_written(planted, tmp_path, capsys):
     assert "250/250" in told.err
 
 
-def test_what_cannot_be_is_refused(planted, make_splits, tmp_path):
+def test_invalid_settings_are_rejected(planted, make_splits, tmp_path):
     for share in (0, -1, 1.01, float("nan")):
         with pytest.raises(UserError, match="--min-shared"):
             leakage(planted, LeakageOptions(share))
@@ -169,7 +169,7 @@ def test_what_cannot_be_is_refused(planted, make_splits, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "strangers"])
-def test_a_letter_that_changed_on_the_disk_is_found(planted, split):
+def test_a_letter_changed_on_disk_is_found(planted, split):
     shard = planted / split / "shard-00000.h5"
     content = bytearray(shard.read_bytes())
     reader = open_split(planted, split)
@@ -210,7 +210,7 @@ def mmseqs(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("mmseqs")
-def test_mmseqs_is_asked_for_homologues(planted, capsys):
+def test_mmseqs_searches_for_homologs(planted, capsys):
     results = leakage(planted, LeakageOptions(mmseqs=True))
     assert results["same"].homologous == 60
     assert 20 < results["at_95"].homologous < 50
@@ -219,7 +219,7 @@ def test_mmseqs_is_asked_for_homologues(planted, capsys):
 
 
 @pytest.mark.usefixtures("mmseqs")
-def test_hits_are_those_of_their_split(make_splits):
+def test_hits_are_assigned_to_their_split(make_splits):
     """Beside sequences that are too short to be compared."""
     rng = np.random.default_rng(2)
     train = [random_protein(rng) for _ in range(20)]
@@ -262,7 +262,7 @@ def test_a_job_that_is_ended_leaves_no_copy_of_the_data_set(make_splits, protlm_
         os.kill(int(pid.read_text()), 0)
 
 
-def test_where_mmseqs_is_missing_it_is_said_at_once_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_mmseqs_is_reported_at_once_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"conda install .* mmseqs2"):
         leakage(tmp_path / "none", LeakageOptions(mmseqs=True))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.clusters import ClusterSplit
-from data_prep.linclust import Clustering, cluster_sources
-from data_prep.mmseqs import run_mmseqs
-from data_prep.split import HashSplit
 from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.data_prep.cluster_table import ClusterTable
+from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.linclust import Clustering, cluster_sources
+from protlm.data_prep.mmseqs import run_mmseqs
+from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sample_dir
 
@@ -94,7 +95,7 @@ def test_every_format_and_several_sources(install, out, tmp_path):
     assert members_of(table) == {"P00001": {"P00001", "P00002"}}
 
 
-def test_clusters_are_made_once_for_the_same_sources(install, out, tmp_path, capsys):
+def test_the_same_sources_are_clustered_once(install, out, tmp_path, capsys):
     calls = install(FAKE)
     source = tmp_path / "one.fasta"
     source.write_text(">a\nMKTAYIAKQRQI\n")
@@ -113,7 +114,7 @@ def test_clusters_are_made_once_for_the_same_sources(install, out, tmp_path, cap
     assert len({first, other, longer, newer}) == 4
 
 
-def test_what_a_killed_process_left_is_cleared(install, out):
+def test_files_of_a_killed_process_are_removed(install, out):
     install(FAKE)
     table = cluster_sources([TINY], out, Clustering())
     content = table.read_text()
@@ -142,7 +143,7 @@ def test_two_builders_do_not_share_a_folder(install, out):
 @pytest.mark.parametrize(
     ("reason", "kind"), [("bad input", InputDataError), ("No space left on device", OutputError)]
 )
-def test_a_failure_ends_with_what_mmseqs_said_and_leaves_nothing(install, out, reason, kind):
+def test_a_failure_quotes_mmseqs_and_leaves_nothing(install, out, reason, kind):
     install(FAILING, reason=reason)
     with pytest.raises(kind, match=f"easy-linclust ended with 1: .*happened; Error: {reason}"):
         cluster_sources([TINY], out, Clustering())
@@ -159,7 +160,7 @@ def test_a_source_that_cannot_be_read_leaves_nothing(install, out, tmp_path):
 
 
 @pytest.mark.parametrize("other", ["a", "sp|a|A_B"])
-def test_a_name_of_two_sequences_is_refused_before_the_hours(install, out, tmp_path, other):
+def test_duplicate_names_are_rejected_before_clustering(install, out, tmp_path, other):
     calls = install(FAKE)
     one, two = tmp_path / "one.fasta", tmp_path / "two.fasta"
     one.write_text(">a\nMKTAYIAKQRQI\n>b\nMKT\n>a\nMKTAYIAKQRQI\n")
@@ -171,7 +172,7 @@ def test_a_name_of_two_sequences_is_refused_before_the_hours(install, out, tmp_p
     assert not calls.exists()
 
 
-def test_a_source_that_changes_meanwhile_is_said_and_leaves_nothing(install, out, tmp_path):
+def test_a_changing_source_is_reported_and_leaves_nothing(install, out, tmp_path):
     """Clustering takes hours; what was added since would be split without its relatives."""
     source = tmp_path / "growing.fasta"
     source.write_text(">a\nMKTAYIAKQRQI\n")
@@ -181,10 +182,10 @@ def test_a_source_that_changes_meanwhile_is_said_and_leaves_nothing(install, out
     assert list(out.parent.iterdir()) == []
 
 
-def test_who_lost_the_lock_takes_nothing_of_the_other(install, out):
+def test_a_broken_lock_leaves_everything_to_the_other_process(install, out):
     lock = '{"host": "elsewhere", "pid": 1, "since": "", "start": null}'
     install(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
-    with pytest.raises(OutputError, match=r"is now of process 1 on elsewhere.*took over"):
+    with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
         cluster_sources([TINY], out, Clustering())
     (folder,) = out.parent.iterdir()
     assert {"lock.json", "sources.fasta", "linclust_cluster.tsv"} <= {
@@ -192,7 +193,7 @@ def test_who_lost_the_lock_takes_nothing_of_the_other(install, out):
     }
 
 
-def test_what_cannot_be_clustered_is_refused(out, tmp_path, monkeypatch):
+def test_invalid_clusterings_are_rejected(out, tmp_path, monkeypatch):
     for identity in (0, -1, 1.5, float("nan")):
         with pytest.raises(UserError, match="--cluster-identity"):
             Clustering(identity)
@@ -206,10 +207,10 @@ def test_what_cannot_be_clustered_is_refused(out, tmp_path, monkeypatch):
     assert not out.parent.exists()
 
 
-def test_the_table_makes_a_split(install, out):
+def test_the_table_determines_a_split(install, out):
     install(FAKE)
     table = cluster_sources([TINY], out, Clustering())
-    rule = ClusterSplit(table, HashSplit(0.2, 0.2))
+    rule = ClusterSplit(ClusterTable(table), HashSplit(0.2, 0.2))
     records = list(read_records(TINY, Tally()))
     splits = [rule.split_of(record, b"") for record in records]
     assert set(splits) == {"train", "valid", "test"}

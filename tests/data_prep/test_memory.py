@@ -26,13 +26,13 @@ for start in range(0, int(sys.argv[1]), 10_000):
 PREPARE = """
 import re, sys
 from pathlib import Path
-import data_prep.segments
 from functools import partial
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.split import HashSplit
+from protlm.data_prep import segments
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
 
-data_prep.segments.DigestSet = partial(data_prep.segments.DigestSet, memory_slots=1 << 16)
-options = PrepareOptions(shard_residues=10_000_000, workers=int(sys.argv[2]))
+segments.DigestSet = partial(segments.DigestSet, memory_slots=1 << 16)
+options = PrepareOptions(shard_residues=10_000_000, workers=int(sys.argv[2]), deduplicate=True)
 prepare([Path("-")], Path(sys.argv[1]), split_rule=HashSplit(0.01, 0.01), options=options)
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """

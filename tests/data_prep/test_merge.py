@@ -1,4 +1,4 @@
-"""Merged data sets: the sequences of the parts in order, nothing copied, nothing lost."""
+"""Merging: the sequences of the parts in order, without copies or losses."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from itertools import chain
 
 import pytest
 
-from data_prep import merge as merging
-from data_prep.merge import merge
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.split import HashSplit
-from protlm.data.manifest import read_manifest
-from protlm.data.shards import open_split, verify
+from protlm.data.shards.data_set import open_split, verify
+from protlm.data.shards.manifest import read_manifest
+from protlm.data_prep import merge as merging
+from protlm.data_prep.merge import merge
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, OutputError, UserError
 
 RULE = HashSplit(0.3, 0.2)
@@ -48,12 +48,12 @@ def test_a_damaged_part_is_not_merged(parts, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_parts_of_one_source_are_told(parts, tmp_path, capsys):
+def test_parts_of_one_source_are_reported(parts, tmp_path, capsys):
     merge(parts, tmp_path / "data")
     assert "warning" not in capsys.readouterr().err
     shutil.copytree(parts[0], tmp_path / "copy")
     merge([*parts, tmp_path / "copy"], tmp_path / "twice")
-    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made of one.fasta"
+    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made from one.fasta"
     assert told in capsys.readouterr().err
 
 
@@ -100,11 +100,11 @@ def test_the_order_of_merging_in_steps_does_not_matter(parts, tmp_path, contents
     assert contents(tmp_path / "once") == contents(tmp_path / "twice")
 
 
-def test_parts_that_do_not_fit_are_refused(parts, tmp_path):
+def test_incompatible_parts_are_rejected(parts, tmp_path):
     out = tmp_path / "data"
     prepare([tmp_path / "one.fasta"], tmp_path / "rule", split_rule=HashSplit(0.1, 0.1))
     with pytest.raises(
-        UserError, match=r"rule was split by another rule.*\(test_fraction: 0\.1, not 0\.2\)"
+        UserError, match=r"were split by different rules \(test_fraction: 0\.1, not 0\.2\)"
     ):
         merge([parts[0], tmp_path / "rule"], out)
     (tmp_path / "link").symlink_to(parts[0])
@@ -119,7 +119,7 @@ def test_parts_that_do_not_fit_are_refused(parts, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["train/shard-00000.h5", "rejected.tsv", "manifest.json"])
-def test_a_damaged_part_is_refused(parts, tmp_path, file):
+def test_a_damaged_part_is_rejected(parts, tmp_path, file):
     path = parts[0] / file
     path.write_bytes(path.read_bytes()[:-20] + b"x")
     with pytest.raises(InputDataError, match=f"{path}"):
@@ -127,14 +127,14 @@ def test_a_damaged_part_is_refused(parts, tmp_path, file):
     assert not (tmp_path / "data").exists()
 
 
-def test_what_is_listed_stays_bounded(parts, tmp_path, monkeypatch):
+def test_lists_stay_bounded(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(merging, "MAX_LISTED", 1)
     merge(parts, tmp_path / "data")
     rows = (tmp_path / "data" / "rejected.tsv").read_text().splitlines()
     assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]
 
 
-def test_all_of_it_is_on_the_disk_before_it_has_its_name(parts, tmp_path, monkeypatch):
+def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch):
     """Also its folders: a file whose name is lost with the power is lost."""
     synced, sync = set(), os.fsync
 

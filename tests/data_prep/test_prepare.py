@@ -1,4 +1,4 @@
-"""Preparation: every record kept or counted, complete or not there at all."""
+"""Preparation: every record is kept or counted, and output is atomic."""
 
 import gzip
 import json
@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.select import Selection
-from data_prep.split import HashSplit, TableSplit
-from protlm.data.manifest import Counts, read_manifest
 from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data.records.fasta import FastaBlock
-from protlm.data.shards import open_split, verify
+from protlm.data.shards.data_set import open_split, verify
+from protlm.data.shards.manifest import Counts, read_manifest
 from protlm.data.vocabulary import VOCABULARY
+from protlm.data_prep import prepare as preparation
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.select import Selection
+from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sample_dir, sha256_of
 
@@ -110,9 +111,9 @@ def test_shards_do_not_change_what_is_in_a_split(tmp_path):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_short_sequences_do_not_pile_up_in_memory(fasta, out, monkeypatch):
+def test_short_sequences_do_not_accumulate_in_memory(fasta, out, monkeypatch):
     """A shard of peptides has many more of them, with names and offsets, than one of proteins."""
-    monkeypatch.setattr("data_prep.segments._MAX_SEQUENCES", 1_000)
+    monkeypatch.setattr("protlm.data_prep.segments._MAX_SEQUENCES", 1_000)
     source = fasta(b"".join(b">p%d\nMKV\n" % number for number in range(5_000)))
     prepare([source], out, split_rule=ALL_TRAIN)
     shards = read_manifest(out).splits["train"]
@@ -142,7 +143,7 @@ def test_every_record_is_in_a_shard_or_counted(fasta, out):
     assert min(len(counts.rejected), len(counts.filtered), len(counts.changed)) >= 3
 
 
-def test_what_became_of_the_records_is_reported(fasta, out):
+def test_every_outcome_is_reported(fasta, out):
     content = b">a\nMKVLW\n>b\nmkvlw*\n>bad one\nMK-V\n>\nMJV\n>e\n\n>f\nMKV\x00\n"
     more = b"".join(b">p%d\nMKVLW%b\n" % (i, b"KR" * (i % 7)) for i in range(1_100))
     prepare([fasta(content), fasta(more + b">g\nM-\n", "more.fasta")], out, split_rule=ALL_TRAIN)
@@ -157,8 +158,7 @@ def test_what_became_of_the_records_is_reported(fasta, out):
             "lower case raised": 1,
             "terminal '*' removed": 1,
         },
-        # Two of the three others, and all but the first of each of the seven kinds.
-        "noted": {"duplicate sequence": 1_103 - 8},
+        "noted": {},
     }
     assert manifest.counts == Counts(**report["counts"])
     assert report["splits"]["train"]["sequences"] == 1_103
@@ -207,10 +207,8 @@ def test_too_many_rejects_of_a_large_input_can_be_allowed_without_reading_it_aga
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shard_residues", [10_000, 10**9])
-def test_rejects_are_warned_of_once_before_the_end_which_may_be_well(
-    fasta, out, monkeypatch, capsys, shard_residues
-):
-    monkeypatch.setattr("data_prep.rejects._ENOUGH_RECORDS", 1_000)
+def test_a_warning_about_rejects_is_printed_once(fasta, out, monkeypatch, capsys, shard_residues):
+    monkeypatch.setattr("protlm.data_prep.reject_rate._ENOUGH_RECORDS", 1_000)
     bad = b">gap\nMK-V\n>gap\nMK-V\n>digit\nMK1V\n" * 10
     early = fasta(b">a\nMKVLW\n" * 970 + bad + b">a\nMKVLW\n" * 9_000)
     options = PrepareOptions(shard_residues=shard_residues)
@@ -218,13 +216,13 @@ def test_rejects_are_warned_of_once_before_the_end_which_may_be_well(
     told = capsys.readouterr().err
     assert told.count("warning") == 1
     assert "30 of the first 1," in told
-    assert "(20) for this: gap; if more than 1.00%" in told
+    assert "(20) for this reason: gap; if more than 1.00%" in told
     late = fasta(b">a\nMKVLW\n" * 9_970 + bad, "late.fasta")
     prepare([late], out.with_name("late"), split_rule=ALL_TRAIN, options=options)
     assert "warning" not in capsys.readouterr().err
 
 
-def test_few_records_are_not_warned_of(fasta, out, capsys):
+def test_no_warning_for_few_records(fasta, out, capsys):
     with pytest.raises(InputDataError, match="1 of 2 records"):
         prepare([fasta(b">a\nMKV\n>bad\nMK-V\n")], out, split_rule=ALL_TRAIN)
     assert "warning" not in capsys.readouterr().err
@@ -237,7 +235,7 @@ def test_more_than_a_few_nul_bytes_stop_even_when_rejects_are_allowed(fasta, out
     assert_nothing_left(out)
 
 
-def test_records_that_the_table_lacks_are_filtered(fasta, out, tmp_path):
+def test_records_missing_from_the_table_are_filtered(fasta, out, tmp_path):
     table = tmp_path / "splits.tsv"
     table.write_text("accession\tsplit\na\ttrain\nunused\ttest\n")
     report = prepare([fasta(b">a\nMKV\n>b\nMKL\n")], out, split_rule=TableSplit(table))
@@ -251,6 +249,25 @@ def test_a_table_of_other_proteins_is_an_error(fasta, out, tmp_path):
     with pytest.raises(InputDataError, match=r"none of the 2 records is left.*2 in no split"):
         prepare([fasta(b">a\nMKV\n>b\nMKL\n")], out, split_rule=TableSplit(table))
     assert_nothing_left(out)
+
+
+def test_duplicates_are_indexed_only_on_request(fasta, out, monkeypatch):
+    """The index of TrEMBL's sequences would take 13 GB of disk."""
+    built, conclude = {}, preparation._conclude
+
+    def conclude_and_look(work, plan):
+        files = [path for path in work.path.rglob("*") if path.is_file()]
+        built[deduplicate] = {path.relative_to(work.path).as_posix() for path in files}
+        return conclude(work, plan)
+
+    monkeypatch.setattr(preparation, "_conclude", conclude_and_look)
+    source = fasta(b">a\nMKV\n>b\nMKL\n>c\nMKV\n")
+    for deduplicate in (False, True):
+        options = PrepareOptions(deduplicate=deduplicate)
+        target = out.with_name(f"data{deduplicate}")
+        prepare([source], target, split_rule=ALL_TRAIN, options=options)
+    assert "digests/first-00000.bin" in built[True]
+    assert built[False] == built[True] - {"digests/first-00000.bin"}
 
 
 def test_later_copies_can_be_left_out(fasta, out):
@@ -285,7 +302,7 @@ def test_the_first_copy_stays_whatever_split_it_is_in(fasta, out, tmp_path):
     assert len(read_manifest(out).splits["train"]) > 3
 
 
-def test_what_is_not_wanted_is_filtered(out):
+def test_unselected_records_are_filtered(out):
     options = PrepareOptions(selection=Selection(min_length=100, max_length=500))
     report = prepare([TINY], out, split_rule=ALL_TRAIN, options=options)
     lengths = [len(record.sequence) for record in read_records(TINY, Tally())]
@@ -305,9 +322,7 @@ def test_what_is_not_wanted_is_filtered(out):
         (Selection(organisms=("Mus musculus",)), {"other organism": 2}),
     ],
 )
-def test_headers_are_asked_for_the_origin_where_it_matters(
-    fasta, out, selection, filtered, workers
-):
+def test_headers_are_parsed_for_organisms_only_if_needed(fasta, out, selection, filtered, workers):
     source = fasta(
         b">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
         b">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
@@ -332,7 +347,7 @@ def test_folders_are_read_by_name_and_hold_sequences_alone(tmp_path, out):
 
 
 @pytest.mark.parametrize("name", [".", "", ".."])
-def test_this_folder_is_no_output(fasta, name):
+def test_the_current_folder_is_not_an_output(fasta, name):
     with pytest.raises(OutputError, match="exists already"):
         prepare([fasta(b">a\nMKV\n")], Path(name), split_rule=ALL_TRAIN)
 
@@ -348,7 +363,7 @@ def test_this_folder_is_no_output(fasta, name):
         (b">a\n" + b"ACGT" * 20 + b"\n", "--allow-nucleotides"),
     ],
 )
-def test_input_that_is_no_use_leaves_nothing(fasta, out, content, message):
+def test_unusable_input_leaves_nothing(fasta, out, content, message):
     with pytest.raises(InputDataError, match=message):
         prepare(
             [fasta(content)], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=1)
@@ -369,7 +384,7 @@ def test_a_damaged_second_source_leaves_nothing(fasta, out):
     assert_nothing_left(out)
 
 
-def test_an_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path):
+def test_an_invalid_output_is_rejected_before_input_is_read(tmp_path):
     missing, file = tmp_path / "none.fasta", tmp_path / "file"
     file.touch()
     for out in (file, tmp_path, file / "data", Path("/proc/data")):
@@ -387,18 +402,18 @@ def test_an_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path):
         {"workers": 1_000},
     ],
 )
-def test_impossible_settings_are_refused(wrong):
+def test_invalid_settings_are_rejected(wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}"):
         PrepareOptions(**wrong)
 
 
-def test_a_source_given_twice_is_refused(out):
+def test_a_source_given_twice_is_rejected(out):
     with pytest.raises(UserError, match="given twice"):
         prepare([TINY, TINY.parent / ".." / "sample" / TINY.name], out, split_rule=ALL_TRAIN)
 
 
-def test_there_must_be_a_source(out, tmp_path):
+def test_a_missing_source_is_an_error(out, tmp_path):
     with pytest.raises(UserError, match="protlm prepare SOURCE"):
         prepare([], out, split_rule=ALL_TRAIN)
     with pytest.raises(InputDataError, match="no such file"):

@@ -1,6 +1,6 @@
-"""The list of rejected records: a table, whatever the names in it."""
+"""The list of rejected records: a valid table for any names."""
 
-from data_prep.report import read_rejected, write_rejected
+from protlm.data_prep.report import read_rejected, write_rejected
 
 
 def test_names_of_any_kind_are_read_back(tmp_path):

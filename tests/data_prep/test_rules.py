@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from data_prep.clusters import ClusterSplit
-from data_prep.families import FamilySplit
-from data_prep.prepare import PrepareOptions
-from data_prep.rules import SplitOptions, make_rule
-from data_prep.split import HashSplit, TableSplit
 from protlm.data.records import Tally, read_records
-from protlm.data.shards import open_split, read_manifest
+from protlm.data.shards.data_set import open_split, read_manifest
+from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.families import FamilySplit
+from protlm.data_prep.prepare import PrepareOptions
+from protlm.data_prep.rules import SplitOptions, make_rule
+from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.errors import OutputError, UserError
 from protlm.paths import sample_dir
 
@@ -35,13 +35,15 @@ def tables(tmp_path):
 
 
 def made(tmp_path, **options):
-    return make_rule(SplitOptions(**options), [TINY], tmp_path / "o", PrepareOptions())
+    return make_rule(SplitOptions(**options), [TINY], tmp_path / "o", PrepareOptions())[0]
 
 
-def test_options_name_the_rule(tmp_path, tables):
+def test_options_determine_the_rule(tmp_path, tables):
     assert isinstance(made(tmp_path), HashSplit)
     assert isinstance(made(tmp_path, split_table=tables["split"]), TableSplit)
     assert isinstance(made(tmp_path, cluster_table=tables["cluster"]), ClusterSplit)
+    both = {"split_table": tables["split"], "cluster_table": tables["cluster"]}
+    assert isinstance(made(tmp_path, **both), TableSplit)
     options = {"family_table": tables["family"], "ood_families": ("PF00003,PF00005", "PF00007")}
     rule = made(tmp_path, **options)
     assert isinstance(rule, FamilySplit)
@@ -55,8 +57,7 @@ def test_options_name_the_rule(tmp_path, tables):
     ("options", "flags"),
     [
         ({"split_table", "family_table"}, ["--split-table", "--family-table"]),
-        ({"split_table", "cluster_table"}, ["--split-table", "--cluster-table"]),
-        ({"split_table", "cluster"}, ["--split-table", "--cluster"]),
+        ({"split_table", "cluster_table", "cluster"}, ["--cluster-table", "--cluster"]),
         ({"split_table", "valid_fraction"}, ["--split-table", "--valid-fraction"]),
         ({"split_table", "test_fraction"}, ["--split-table", "--test-fraction"]),
         ({"cluster_table", "cluster"}, ["--cluster", "--cluster-table"]),
@@ -65,7 +66,7 @@ def test_options_name_the_rule(tmp_path, tables):
         ({"ood_families"}, ["--family-table", "Entry and Pfam"]),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(tmp_path, tables, options, flags):
+def test_incompatible_options_are_rejected(tmp_path, tables, options, flags):
     values = {
         **{f"{name}_table": path for name, path in tables.items()},
         **{"valid_fraction": 0.1, "test_fraction": 0.0},
@@ -78,13 +79,13 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, tables, options, 
 
 
 @pytest.mark.parametrize("families", [("",), (",",), ("", "")])
-def test_no_family_is_not_the_families_of_the_paper(tmp_path, tables, families):
-    """As a shell gives it: --ood-families "$FORGOTTEN"."""
-    with pytest.raises(UserError, match="--ood-families names no family"):
+def test_an_empty_family_is_not_the_default(tmp_path, tables, families):
+    """As in the shell: --ood-families "$FORGOTTEN"."""
+    with pytest.raises(UserError, match="--ood-families is empty"):
         made(tmp_path, family_table=tables["family"], ood_families=families)
 
 
-def test_an_output_that_is_there_is_refused_before_tables_are_read(tmp_path):
+def test_an_existing_output_is_rejected_before_tables_are_read(tmp_path):
     (tmp_path / "o").mkdir()
     with pytest.raises(OutputError, match="exists already"):
         made(tmp_path, cluster_table=tmp_path / "none.tsv")
@@ -100,20 +101,20 @@ open(result + "_cluster.tsv", "w").write("\\n".join(rows) + "\\n")
 
 
 @pytest.mark.parametrize("clusters", ["of a table", "of mmseqs"])
-def test_prepare_holds_out_families_and_whole_clusters(protlm_command, tmp_path, tables, clusters):
+def test_prepare_holds_out_families_and_whole_clusters(
+    protlm_in_process, tmp_path, tables, clusters, monkeypatch
+):
     arguments = ["--cluster-table", tables["cluster"]]
-    environment = {}
     if clusters == "of mmseqs":
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "mmseqs").write_text(FAKE.format(python=sys.executable))
         (tmp_path / "bin" / "mmseqs").chmod(0o755)
-        environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
         arguments = ["--cluster", "--cluster-identity", "0.4"]
-    done = protlm_command(
+    done = protlm_in_process(
         *("prepare", TINY, "--out", "D", "--family-table", tables["family"]),
         *("--ood-families", "PF00003", "PF00005,PF00099", "--valid-fraction", "0.2", *arguments),
         cwd=tmp_path,
-        env=environment,
     )
     assert done.returncode == 0, done.stderr
     split_of = {}
@@ -137,23 +138,23 @@ def test_prepare_holds_out_families_and_whole_clusters(protlm_command, tmp_path,
     assert "no record: of the held-out family PF00099" in done.stderr
 
 
-def test_a_hold_out_that_would_be_empty_is_an_error_with_nothing_made(
-    protlm_command, tmp_path, tables
-):
+def test_an_empty_hold_out_is_an_error_and_leaves_nothing(protlm_in_process, tmp_path, tables):
     """A table of other accessions than those of the sources must not pass unnoticed."""
     tables["family"].write_text("Entry\tPfam\nX1\tPF00001;\nX2\tPF00002;\n")
     arguments = ["prepare", TINY, "--out", "D", "--family-table", tables["family"]]
     arguments += ["--ood-families", "PF00001,PF00002"]
     for _ in range(2):
-        done = protlm_command(*arguments, cwd=tmp_path)
+        done = protlm_in_process(*arguments, cwd=tmp_path)
         assert done.returncode == 3
-        assert "no record is of a family" in done.stderr and "family.tsv" in done.stderr
+        assert (
+            "no record belongs to a held-out family" in done.stderr and "family.tsv" in done.stderr
+        )
         assert not (tmp_path / "D").exists()
 
 
 @pytest.mark.slow
 def test_a_family_may_be_in_one_of_several_files(protlm_command, tmp_path):
-    """Each job sees one file; whether all is as it should be, only the whole can tell."""
+    """Each job sees one file, so this can be checked only for the merged data set."""
     (tmp_path / "one.fasta").write_text(">P00001\nMKTAYIAKQRQISFV\n>P00002\nMKTAYIAKQ\n")
     (tmp_path / "two.fasta").write_text(">P00003\nMKTAYIAWWWQISFV\n")
     (tmp_path / "families.tsv").write_text("P00001\tPF00001\nP00009\tPF00002\n")
@@ -164,20 +165,20 @@ def test_a_family_may_be_in_one_of_several_files(protlm_command, tmp_path):
     assert len(open_split(tmp_path / "D", "test_ood_family")) == 1
     done = protlm_command(*arguments, "--out", "E", *families, "PF00002", cwd=tmp_path)
     assert done.returncode == 3
-    assert "no record is of a family" in done.stderr
+    assert "no record belongs to a held-out family" in done.stderr
     assert not (tmp_path / "E").exists()
 
 
-def test_leakage_of_a_prepared_set_by_the_command(protlm_command, tmp_path):
+def test_leakage_of_a_prepared_set_by_the_command(protlm_in_process, tmp_path):
     sequence = "MKTAYIAKQRQISFVKSHFSRQ"
     records = [
         f">r{i}\n{sequence[i % 7 :]}{'ACDEFGHIKL'[i % 10] * (i // 10)}\n" for i in range(200)
     ]
     (tmp_path / "x.fasta.gz").write_bytes(gzip.compress("".join(records).encode()))
     fractions = ["--valid-fraction", "0.2", "--test-fraction", "0.2"]
-    done = protlm_command("prepare", "x.fasta.gz", "--out", "D", *fractions, cwd=tmp_path)
+    done = protlm_in_process("prepare", "x.fasta.gz", "--out", "D", *fractions, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = protlm_command("data", "leakage", "D", "--json", "l.json", cwd=tmp_path)
+    done = protlm_in_process("data", "leakage", "D", "--json", "l.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     fields = json.loads((tmp_path / "l.json").read_text())["splits"]
     assert set(fields) == {"valid", "test"}

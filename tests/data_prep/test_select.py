@@ -1,9 +1,9 @@
-"""Which records are wanted, and why the others are not."""
+"""Selection of records, and counts of the others."""
 
 import pytest
 
-from data_prep.select import Selection
 from protlm.data.records import Record, Tally
+from protlm.data_prep.select import Selection
 from protlm.errors import UserError
 
 
@@ -21,7 +21,7 @@ def filtered(selection: Selection, one: Record) -> tuple[bool, dict[str, int], d
 TAKEN = (True, {}, {})
 
 
-def test_nothing_asked_for_takes_everything():
+def test_the_default_selects_everything():
     records = iter([record()])
     assert Selection().select(records, Tally()) is records
 
@@ -35,11 +35,11 @@ def test_bounds_of_the_length_are_included(length, reason):
     assert filtered(Selection(min_length=50, max_length=60), record(length)) == expected
 
 
-def test_fragments_are_left_out_where_the_source_tells():
+def test_fragments_are_left_out_if_marked():
     selection = Selection(no_fragments=True)
     assert filtered(selection, record(is_fragment=True)) == (False, {"fragment": 1}, {})
     assert filtered(selection, record(is_fragment=False)) == TAKEN
-    note = {"fragment or not, the source does not tell": 1}
+    note = {"fragment status missing in the source": 1}
     assert filtered(selection, record()) == (True, {}, note)
 
 
@@ -59,9 +59,9 @@ def test_fragments_are_left_out_where_the_source_tells():
         (("Escherichia",), {"organism": "Escherichiacola"}, "other organism"),
         (("Homo",), {"organism": "Homo sapiens"}, ""),
         (("Homo sapiens", "10090"), {"organism": "Mus musculus", "taxon": 10090}, ""),
-        (("9606",), {}, "organism not told by the source"),
-        (("9606",), {"organism": "Homo sapiens"}, "organism not told by the source"),
-        (("Mus", "9606"), {"organism": "Homo sapiens"}, "organism not told by the source"),
+        (("9606",), {}, "organism missing in the source"),
+        (("9606",), {"organism": "Homo sapiens"}, "organism missing in the source"),
+        (("Mus", "9606"), {"organism": "Homo sapiens"}, "organism missing in the source"),
         (("Mus", "9606"), {"organism": "Rattus", "taxon": 10116}, "other organism"),
     ],
 )
@@ -70,7 +70,7 @@ def test_an_organism_is_a_name_with_its_strains_or_a_taxon(organisms, known, rea
     assert filtered(Selection(organisms=organisms), record(**known)) == expected
 
 
-def test_an_organism_without_a_name_is_refused():
+def test_an_empty_organism_is_rejected():
     """It would be the organism of every record that has none."""
     with pytest.raises(UserError, match="--organism"):
         Selection(organisms=("9606", " "))
@@ -85,6 +85,6 @@ def test_an_organism_without_a_name_is_refused():
         ((None, 0), "--max-length 0: "),
     ],
 )
-def test_impossible_lengths_are_refused(bounds, told):
+def test_impossible_lengths_are_rejected(bounds, told):
     with pytest.raises(UserError, match=f"^{told}"):
         Selection(*bounds)

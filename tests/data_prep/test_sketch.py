@@ -1,11 +1,11 @@
-"""k-mers, sketches, and what they say of how near a sequence is."""
+"""k-mers, sketches, and their estimates of similarity."""
 
 import numpy as np
 import pytest
 
-from data_prep import sketch as module
-from data_prep.sketch import SKETCH_SIZE, K, SketchIndex, kmers, sketch
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
+from protlm.data_prep import sketch as module
+from protlm.data_prep.sketch import SKETCH_SIZE, K, SketchIndex, kmers, sketch
 
 
 def tokens_of(sequence):
@@ -25,7 +25,7 @@ def mutated(rng, sequence, identity):
 
 
 def kmer_set(sequence):
-    """The slow truth."""
+    """The reference implementation."""
     words = (sequence[i : i + K] for i in range(len(sequence) - K + 1))
     return {word for word in words if set(word) <= set(STANDARD)}
 
@@ -49,7 +49,7 @@ def test_kmers_are_numbered_one_to_one():
     assert len(set(seen)) == len(set(seen.values()))
 
 
-def test_a_sketch_is_a_sample_of_the_different_kmers():
+def test_a_sketch_is_a_sample_of_distinct_kmers():
     rng = np.random.default_rng(1)
     sequence = random_protein(rng, 60, RESIDUES) * 3
     numbers = {int(n) for n in kmers(tokens_of(sequence)) if n < 20**K}
@@ -62,7 +62,7 @@ def test_a_sketch_is_a_sample_of_the_different_kmers():
         assert len(sketch(tokens_of(too_little))) == 0
 
 
-def test_no_kmer_is_preferred_to_another():
+def test_all_kmers_are_equally_likely():
     """Half of the protein is of the letters with the lowest numbers, the other of the highest."""
     rng = np.random.default_rng(5)
     halves = [random_protein(rng, 400, letters) for letters in ("LAGVSERTID", "PKQNFYMHWC")]
@@ -95,7 +95,7 @@ def test_the_index_agrees_with_sets(pairs, monkeypatch):
     assert any(0 < share < 1 for share in expected)
 
 
-def test_the_work_is_cut_where_its_pairs_would_fill_the_memory(monkeypatch):
+def test_work_is_divided_to_bound_memory(monkeypatch):
     """A hundred sketches of one protein, and a batch of it: every k-mer is of a hundred pairs."""
     monkeypatch.setattr(module, "_PAIRS", 10_000)
     protein = tokens_of(random_protein(np.random.default_rng(6), 60))
@@ -112,8 +112,8 @@ def test_the_work_is_cut_where_its_pairs_would_fill_the_memory(monkeypatch):
     assert index.highest_shares.tolist() == [1] * 100
 
 
-def test_what_shares_a_border_is_no_neighbour():
-    """Sequences that stand side by side in a batch make no k-mers together."""
+def test_adjacent_sequences_share_no_kmers():
+    """Adjacent sequences of a batch form no common k-mers."""
     index = SketchIndex([sketch(tokens_of("MKVLWAARND"))])
     index.search([tokens_of("MKVLW"), tokens_of("AARND")])
     assert index.highest_shares.tolist() == [0]
@@ -121,7 +121,7 @@ def test_what_shares_a_border_is_no_neighbour():
 
 @pytest.fixture(scope="module")
 def planted():
-    """300 random proteins, and for each identity the shares that their mutated copies contain."""
+    """300 random proteins, and the fractions that mutated copies contain, by identity."""
     rng = np.random.default_rng(3)
     proteins = [random_protein(rng) for _ in range(300)]
     shares, exact = {}, {}
@@ -139,7 +139,7 @@ def planted():
 
 
 @pytest.mark.parametrize("identity", [1, 0.95, 0.8, 0.5, 0.3])
-def test_a_share_estimates_the_containment_and_that_is_a_power_of_the_identity(planted, identity):
+def test_the_sketch_estimates_containment_which_is_a_power_of_identity(planted, identity):
     shares, exact = planted[0][identity], planted[1][identity]
     # A sample of 64 without replacement, from each of 300: five standard errors of the mean.
     spread = np.sqrt(exact * (1 - exact) / SKETCH_SIZE)
@@ -163,7 +163,7 @@ def test_copies_are_found_by_their_identity(planted):
 
 
 def test_detection_follows_the_theory(planted):
-    """How often a copy at 80 % passes a threshold is how often chance keeps so many k-mers."""
+    """A copy at 80 % passes a threshold with the probability of conserving these k-mers."""
     rng = np.random.default_rng(4)
     for identity, threshold in ((0.95, 0.7), (0.8, 0.25), (0.5, 0.03)):
         kept = rng.random((2_000, 400)) < identity

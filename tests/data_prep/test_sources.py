@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sources import find_sources, list_files, refuse_inside
+from protlm.data_prep.sources import find_sources, list_files, refuse_inside
 from protlm.errors import InputDataError, UserError
 
 
-def test_an_output_among_the_sources_is_refused(tmp_path):
-    """Half made, it would be one of them when the build goes on."""
+def test_an_output_among_the_sources_is_rejected(tmp_path):
+    """The unfinished output would be a source when the build resumes."""
     (tmp_path / "a.fasta").write_text(">a\nMKV\n")
     for out in (tmp_path / "data", tmp_path / ".." / tmp_path.name / "data"):
-        with pytest.raises(UserError, match=r"lies in .*choose another place"):
+        with pytest.raises(UserError, match=r"is inside .*choose another folder"):
             refuse_inside([tmp_path], out)
     refuse_inside([tmp_path / "a.fasta"], tmp_path / "data")
     refuse_inside([tmp_path], tmp_path / "made" / "data")
@@ -49,7 +49,7 @@ def test_a_file_by_two_names_is_one_file(tmp_path, again):
         list_files([tmp_path / "a.fasta", tmp_path / again])
 
 
-def test_a_folder_that_is_closed_to_us_is_said(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):
     """Root may look everywhere, so the system's answer to others is given here."""
     (tmp_path / "a.fasta").touch()
 
@@ -62,9 +62,9 @@ def test_a_folder_that_is_closed_to_us_is_said(tmp_path, monkeypatch):
             find_sources([path])
 
 
-def test_what_is_no_file_is_named(tmp_path):
+def test_entries_that_are_not_files_are_named(tmp_path):
     (tmp_path / "loop.fasta").symlink_to("loop.fasta")
-    with pytest.raises(InputDataError, match=r"loop\.fasta is no file"):
+    with pytest.raises(InputDataError, match=r"loop\.fasta is not a file"):
         list_files([tmp_path])
     # By its own name it is looked at when it is opened.
     assert list_files([tmp_path / "loop.fasta"]) == [tmp_path / "loop.fasta"]

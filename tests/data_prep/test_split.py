@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from data_prep.split import HashSplit, TableSplit
 from protlm.data.records import Record
+from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.errors import InputDataError, UserError
 
 
@@ -40,7 +40,7 @@ def test_fractions_are_met():
         assert abs(names.count(name) - share * 2_000) < 5 * (2_000 * share * (1 - share)) ** 0.5
 
 
-def test_the_side_is_a_place_between_0_and_1():
+def test_the_hash_is_a_number_between_0_and_1():
     """The first eight bytes of the hash, big-endian, as a fraction; the others do not count."""
     rule = HashSplit(valid_fraction=0.25, test_fraction=0.5)
     places = {0x00: "valid", 0x3F: "valid", 0x40: "test", 0xBF: "test", 0xC0: "train"}
@@ -50,7 +50,7 @@ def test_the_side_is_a_place_between_0_and_1():
 
 
 @pytest.mark.parametrize("fraction", [0, 2**-60, 0.01, 0.1, 1 / 3, 0.5, 0.999, 1 - 2**-53])
-def test_a_side_begins_where_the_place_as_a_number_does(fraction):
+def test_split_borders_agree_with_rounded_numbers(fraction):
     """As numbers places are rounded: those of some thousand hashes may be one number."""
     rules = {"valid": HashSplit(fraction, 0), "test": HashSplit(0, fraction)}
     middle = int(fraction * 2**64)
@@ -62,7 +62,7 @@ def test_a_side_begins_where_the_place_as_a_number_does(fraction):
                     assert rule.side_of(place.to_bytes(8, "big") + rest) == expected
 
 
-def test_a_sequence_keeps_its_side_in_any_order_beside_any_others():
+def test_a_sequence_keeps_its_split_in_any_context():
     rule, rng = HashSplit(valid_fraction=0.2, test_fraction=0.2), random.Random(0)
     sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=50)) for _ in range(300)]
     first = {one: split_of(rule, record(str(i), one)) for i, one in enumerate(sequences)}
@@ -74,7 +74,7 @@ def test_a_sequence_keeps_its_side_in_any_order_beside_any_others():
     assert set(first.values()) == {"train", "valid", "test"}
 
 
-def test_a_larger_fraction_keeps_what_was_in_it():
+def test_a_larger_fraction_includes_the_smaller_one():
     small, large = HashSplit(0.1, 0), HashSplit(0.2, 0)
     for i in range(200):
         one = record(sequence="MKVL" * i)
@@ -82,7 +82,7 @@ def test_a_larger_fraction_keeps_what_was_in_it():
 
 
 @pytest.mark.parametrize("fractions", [(-0.1, 0), (0, 1), (0.5, 0.5), (float("nan"), 0)])
-def test_impossible_fractions_are_refused(fractions):
+def test_invalid_fractions_are_rejected(fractions):
     with pytest.raises(UserError, match="valid_fraction"):
         HashSplit(*fractions)
 
@@ -111,7 +111,7 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
         ("accession\tsplit\nP1\ttrain\nP1\ttest\n", "line 3: P1 is in train and in test"),
     ],
 )
-def test_a_table_that_is_none_is_an_error_with_its_line(table, text, message):
+def test_an_invalid_table_is_an_error_with_its_line(table, text, message):
     with pytest.raises(InputDataError, match=rf"splits\.tsv, {message}"):
         TableSplit(table(text))
 

@@ -1,4 +1,4 @@
-"""One job for each file: the same sequences as in one process, and continued when interrupted."""
+"""One job per file: the same sequences as in one process, and resumable."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from submitit import LocalJob
 
-from data_prep import submission as module
-from data_prep.merge import merge
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.split import HashSplit
-from data_prep.submission import Executor, Submission, prepare_by_jobs
-from protlm.data.manifest import read_manifest
+from protlm.data.shards.manifest import read_manifest
+from protlm.data_prep import submission as module
+from protlm.data_prep.merge import merge
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
+from protlm.data_prep.submission import Executor, Submission, prepare_by_jobs
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -54,7 +54,7 @@ def test_jobs_make_the_parts_that_are_merged(release, tmp_path, monkeypatch, con
 
 
 @pytest.mark.slow
-def test_jobs_that_failed_are_continued(release, tmp_path, protlm_command, contents):
+def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents):
     arguments = ["prepare", "release", "--out", "data", "--valid-fraction", "0.2"]
     arguments += ["--test-fraction", "0.1", "--executor", "local"]
     (release / "two.fasta").write_text("no header\n")
@@ -104,7 +104,7 @@ def in_this_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_what_ends_the_merging_leaves_the_parts(release, tmp_path, monkeypatch, contents):
+def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, contents):
     """They may be days of work of a cluster."""
 
     def fill_the_disk(directory, parts):
@@ -126,7 +126,7 @@ def test_what_ends_the_merging_leaves_the_parts(release, tmp_path, monkeypatch, 
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_what_is_wrong_with_the_whole_is_said_again(release, tmp_path, monkeypatch):
+def test_errors_of_the_merged_set_are_reported_again(release, tmp_path, monkeypatch):
     def refuse(rule, noted):
         raise InputDataError("an empty hold-out")
 
@@ -137,19 +137,19 @@ def test_what_is_wrong_with_the_whole_is_said_again(release, tmp_path, monkeypat
     assert not (tmp_path / "data").exists()
 
 
-def test_a_killed_job_is_told_and_the_others_are_ended(release, tmp_path, monkeypatch):
+def test_a_killed_job_is_reported_and_the_others_are_canceled(release, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     # Network file systems may show a result late, and submitit waits for it.
     monkeypatch.setattr(LocalJob, "_results_timeout_s", 0)
     monkeypatch.setattr(module, "_prepare_part", lambda task: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(UserError, match=r"a job ended before its time; see .*\.err") as caught:
+    with pytest.raises(UserError, match=r"a job ended prematurely; see .*\.err") as caught:
         prepare_locally(release, tmp_path)
     assert caught.value.exit_code is ExitCode.INTERNAL
     assert not (tmp_path / "data").exists()
 
 
-def test_no_job_goes_on_when_another_has_failed(release, tmp_path, monkeypatch):
-    """It would build in what the same command, typed again, takes up."""
+def test_no_job_continues_after_another_failed(release, tmp_path, monkeypatch):
+    """It would write to the folder in which the same command resumes."""
 
     def fail_or_go_on(task):
         if task.source.name == "two.fasta":
@@ -214,7 +214,7 @@ def test_jobs_are_submitted_in_turns(tmp_path, cluster, monkeypatch, executor):
     monkeypatch.setattr(module, "_submit", submitted)
     monkeypatch.setattr(module, "_MOST_JOBS", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    task = module._Task(tmp_path, tmp_path, RULE, PrepareOptions())
+    task = module._Task(tmp_path, tmp_path, RULE, None, PrepareOptions())
     module._submitter(Submission(executor), 2)(tmp_path / "jobs", [task] * 5)
     assert sizes == [2, 2, 1]
 
@@ -222,7 +222,7 @@ def test_jobs_are_submitted_in_turns(tmp_path, cluster, monkeypatch, executor):
 @pytest.mark.parametrize(
     "sbatch", ["echo 'invalid partition: none' >&2; exit 1", "echo 'invalid partition: none'"]
 )
-def test_what_sbatch_refuses_is_one_sentence(release, tmp_path, cluster, sbatch):
+def test_errors_of_sbatch_are_one_sentence(release, tmp_path, cluster, sbatch):
     cluster(sbatch)
     with pytest.raises(UserError, match=r"could not be submitted: .*invalid partition: none"):
         submit(release, tmp_path)
@@ -241,7 +241,7 @@ def test_a_job_has_the_cores_of_its_workers(release, tmp_path, cluster, given, c
     assert f" --cpus-per-task={cores} " in srun
 
 
-def test_where_there_is_no_cluster_it_is_said(release, tmp_path, monkeypatch):
+def test_a_missing_cluster_is_reported(release, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"needs srun and sbatch.*--executor local"):
         submit(release, tmp_path)
@@ -255,7 +255,7 @@ def test_without_submitit_it_says_what_to_install(release, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["release"]
 
 
-def test_what_needs_all_sources_at_once_is_refused(release, tmp_path):
+def test_options_that_need_all_sources_are_rejected(release, tmp_path):
     with pytest.raises(UserError, match=r"--executor.*--deduplicate"):
         prepare_locally(release, tmp_path, deduplicate=True)
 
@@ -279,14 +279,14 @@ def test_settings_of_a_job_are_checked_before_they_reach_its_script():
     [
         ("partition", "partition"),
         ("partition=", "partition"),
-        ("partition=a\n#SBATCH --wrap=x", "no value"),
-        ("partition=$(reboot)", "no value"),
-        ("cpus=many", "no value for cpus"),
-        ("setup=reboot", "there is no 'setup', only account, constraint"),
-        ("additional_parameters={}", "there is no"),
+        ("partition=a\n#SBATCH --wrap=x", "not a value"),
+        ("partition=$(reboot)", "not a value"),
+        ("cpus=many", "not a value of cpus"),
+        ("setup=reboot", "'setup' is unknown; choose one of: account, constraint"),
+        ("additional_parameters={}", "is unknown"),
     ],
 )
-def test_other_settings_are_refused(setting, told):
+def test_other_settings_are_rejected(setting, told):
     with pytest.raises(UserError, match=told):
         Submission.parse(Executor.SLURM, [setting])
 
@@ -294,12 +294,12 @@ def test_other_settings_are_refused(setting, told):
 @pytest.mark.parametrize(
     ("executor", "told"), [(None, "slurm$"), (Executor.LOCAL, "slurm, not --executor local$")]
 )
-def test_settings_without_slurm_are_refused(executor, told):
-    with pytest.raises(UserError, match=f"^--slurm time=1 needs --executor {told}"):
+def test_settings_without_slurm_are_rejected(executor, told):
+    with pytest.raises(UserError, match=f"^--slurm time=1 requires --executor {told}"):
         Submission.parse(executor, ["time=1"])
 
 
-def test_submitit_takes_what_we_give_it(tmp_path, monkeypatch):
+def test_submitit_accepts_the_parameters(tmp_path, monkeypatch):
     """The names are submitit's, also for SLURM, which is not here."""
     from submitit import AutoExecutor, SlurmExecutor
 

@@ -1,4 +1,4 @@
-"""Workers: results in the order of the items, and an end for whatever becomes of a worker."""
+"""Workers: results in order, and a clean end whatever happens to a worker."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import workers
-from data_prep.interruption import interrupts_held
-from data_prep.workers import WorkerDiedError, in_order
+from protlm.data_prep import workers
+from protlm.data_prep.interruption import interrupts_held
+from protlm.data_prep.workers import WorkerDiedError, in_order
 from protlm.errors import ExitCode, InputDataError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,7 +41,7 @@ def test_results_come_in_the_order_of_the_items(workers):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_error_comes_where_its_item_is(workers):
+def test_an_error_is_raised_at_its_item(workers):
     def fail(number):
         if number >= 7:
             raise InputDataError(f"item {number}")
@@ -56,8 +56,8 @@ def test_an_error_comes_where_its_item_is(workers):
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("fails_at", "told"), [(20, "read 12"), (10, "item 10")])
-def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, fails_at, told):
-    """What a user is told must not depend on how far ahead the reader was."""
+def test_an_error_of_the_items_follows_the_results_before_it(workers, fails_at, told):
+    """The message must not depend on how far ahead the reader was."""
 
     def items():
         for number in range(12):
@@ -98,15 +98,15 @@ def test_the_function_is_shared_and_not_copied():
     assert results(held["unpicklable"], 5, 2)[-1] == ("tag 4", 5)
 
 
-def test_items_and_results_of_any_size_come_whole():
-    """A slot that held much is used again for little."""
+def test_items_and_results_of_any_size_are_complete():
+    """A buffer with large content is reused for small content."""
     sizes = [n * 100_003 % 3_000_001 for n in range(30)]
     items = ((size, bytes([size % 251]) * size) for size in sizes)
     stream = in_order(lambda item: (item[::-1], len(item)), items, 3)
     assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
 
 
-def test_slots_give_the_memory_of_large_items_back(monkeypatch):
+def test_buffers_release_the_memory_of_large_items(monkeypatch):
     def held():
         """Bytes in the files without a name that this process has open."""
         files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
@@ -134,10 +134,10 @@ def test_a_system_without_files_in_memory(monkeypatch, refusal):
         monkeypatch.delattr(os, "memfd_create")
     else:
         monkeypatch.setattr(os, "memfd_create", refuse)
-    test_items_and_results_of_any_size_come_whole()
+    test_items_and_results_of_any_size_are_complete()
 
 
-def test_an_error_tells_where_in_the_worker_it_was():
+def test_an_error_contains_the_worker_s_traceback():
     def stumble(number):
         raise KeyError(number)
 
@@ -146,7 +146,7 @@ def test_an_error_tells_where_in_the_worker_it_was():
     assert "in stumble" in "".join(caught.value.__notes__)
 
 
-def test_a_result_that_cannot_be_handed_over_is_an_error():
+def test_a_result_that_cannot_be_pickled_is_an_error():
     with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
         results(lambda number: lambda: number, 5, 2)
 
@@ -163,7 +163,7 @@ class HoldingError(Exception):
 
 
 @pytest.mark.parametrize("kind", [TwoArgumentsError, HoldingError])
-def test_an_error_that_cannot_be_handed_over_is_told(kind):
+def test_an_error_that_cannot_be_pickled_is_reported(kind):
     def stumble(number):
         raise kind("stumbled", number)
 
@@ -178,7 +178,7 @@ def open_files_and_workers():
     return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
 
 
-def test_nothing_is_left_of_a_stream_that_is_given_up():
+def test_an_abandoned_stream_leaves_nothing():
     before = open_files_and_workers()
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
     next(stream)
@@ -199,7 +199,7 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence():
 
 
 @pytest.mark.parametrize("parity", [0, 1])
-def test_the_death_of_any_worker_is_seen(parity):
+def test_the_death_of_any_worker_is_detected(parity):
     """Also while the other one lives on, and would be waited for without end."""
 
     def die(number):
@@ -215,9 +215,9 @@ def test_the_death_of_any_worker_is_seen(parity):
 # The parent says who its workers are, and is then killed or interrupted in mid-stream.
 PARENT = """
 import os, signal, sys, time
-from data_prep.interruption import sigterm_as_interrupt
-from data_prep.interruption import interrupts_held
-from data_prep.workers import in_order
+from protlm.data_prep.interruption import sigterm_as_interrupt
+from protlm.data_prep.interruption import interrupts_held
+from protlm.data_prep.workers import in_order
 from protlm.errors import exit_with_message
 
 def work(number):
@@ -272,11 +272,11 @@ def test_workers_end_when_their_parent_is_killed(parent):
     parent.kill()
     deadline = time.monotonic() + 30
     while any(map(is_running, workers)):
-        assert time.monotonic() < deadline, "workers are left behind"
+        assert time.monotonic() < deadline, "workers are still running"
         time.sleep(0.02)
 
 
-def test_ctrl_c_ends_all_without_a_traceback(parent):
+def test_ctrl_c_ends_all_processes_without_a_traceback(parent):
     workers = two_workers(parent)
     # As a terminal does it: to the whole group.
     os.killpg(parent.pid, signal.SIGINT)
@@ -286,8 +286,8 @@ def test_ctrl_c_ends_all_without_a_traceback(parent):
     assert not any(map(is_running, workers))
 
 
-def test_a_job_whose_processes_are_told_to_end_one_by_one(parent):
-    """As SLURM does it: workers that die first are no sign that the memory ran out."""
+def test_a_job_whose_processes_are_terminated_one_by_one(parent):
+    """As in SLURM: workers that die first do not mean that memory ran out."""
     for worker in two_workers(parent):
         os.kill(worker, signal.SIGTERM)
     time.sleep(0.3)
@@ -296,14 +296,14 @@ def test_a_job_whose_processes_are_told_to_end_one_by_one(parent):
     assert (parent.returncode, told) == (130, "protlm: interrupted\n")
 
 
-def test_a_worker_alone_that_is_told_to_end(parent):
+def test_a_single_worker_that_is_terminated(parent):
     os.kill(two_workers(parent).pop(), signal.SIGTERM)
     told = parent.communicate(timeout=60)[1]
     assert parent.returncode == 1
-    assert "a worker process was told to end (SIGTERM); type the same command again" in told
+    assert "a worker process was terminated (SIGTERM); type the same command again" in told
 
 
-def test_a_signal_that_the_parent_listens_to_is_not_for_its_workers():
+def test_workers_ignore_signals_that_the_parent_handles():
     """A cluster gives submitit's SIGUSR2 to all processes of a job: one of them is to end it."""
     this = os.getpid()
 
@@ -321,7 +321,7 @@ def test_a_signal_that_the_parent_listens_to_is_not_for_its_workers():
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_signal_in_a_child_that_is_not_yet_a_worker(monkeypatch):
+def test_a_signal_to_a_child_that_is_not_yet_a_worker(monkeypatch):
     """The child would clean up what is its parent's: the lock, and the folder it builds in."""
     fork, this = os.fork, os.getpid()
 
@@ -365,7 +365,7 @@ def test_a_second_ctrl_c_does_not_keep_workers_alive(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_is_held_comes_behind_the_block(number):
+def test_a_delayed_signal_arrives_after_the_block(number):
     seen = []
     before = signal.signal(number, lambda *_: seen.append("handled"))
     try:
@@ -381,7 +381,7 @@ def test_a_signal_that_is_held_comes_behind_the_block(number):
         signal.signal(number, before)
 
 
-def test_no_more_processes_than_the_system_gives(monkeypatch):
+def test_the_limit_on_processes_is_explained(monkeypatch):
     fork, forked = os.fork, []
 
     def fork_twice():
@@ -396,7 +396,7 @@ def test_no_more_processes_than_the_system_gives(monkeypatch):
     assert not multiprocessing.active_children()
 
 
-def test_no_more_files_than_the_system_gives():
+def test_the_limit_on_open_files_is_explained():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = open_files_and_workers()
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import protlm
-from protlm.data.shards import open_split
-from protlm.errors import UserError
+from protlm.data.shards.data_set import open_split
+from protlm.errors import InputDataError, UserError
 from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
+from protlm.evaluation.sequence_sums import SequenceSums, intervals
 from protlm.model.pretrained import PretrainedModel
 
 
@@ -21,10 +22,10 @@ def model(tiny_run: Path) -> PretrainedModel:
     return protlm.load(tiny_run)
 
 
-def num_kept(directory: Path) -> int:
-    """Residues of the test split that rows of 128 tokens hold."""
+def num_residues(directory: Path) -> int:
+    """Residues of the test split, which the model reads whole although it was trained on less."""
     split = open_split(directory, "test")
-    return int(np.minimum(split.lengths_of(np.arange(len(split))), 126).sum())
+    return int(split.lengths_of(np.arange(len(split))).sum())
 
 
 def data(directory: Path, tokens_per_batch: int = 2048) -> EvaluationData:
@@ -47,7 +48,7 @@ def test_figures_do_not_move_with_the_batch(
 
 def test_causal_counts_every_residue_once(model: PretrainedModel, tiny_data: Path) -> None:
     found = Accuracy(objective="causal").run(model, data(tiny_data))
-    assert found["targets"] == num_kept(tiny_data)
+    assert found["targets"] == num_residues(tiny_data)
 
 
 def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
@@ -57,7 +58,7 @@ def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
     nats, correct, count = 0.0, 0, 0
     split = open_split(tiny_data, "test")
     for index in range(len(split)):
-        residues = torch.from_numpy(split[index][:126].astype(np.int64))
+        residues = torch.from_numpy(split[index].astype(np.int64))
         tokens_BL = torch.cat([torch.tensor([0]), residues])[None]
         with torch.inference_mode():
             logits = model.network(tokens_BL, tokens_BL >= 0, causal=True).logits_BLV[0, :-1]
@@ -70,9 +71,9 @@ def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
 
 
 def test_about_the_fraction_is_masked(model: PretrainedModel, tiny_data: Path) -> None:
-    total = num_kept(tiny_data)
+    total = num_residues(tiny_data)
     for fraction in (0.15, 0.5):
-        found = Accuracy(objective="masked", fraction=fraction).run(model, data(tiny_data))
+        found = Accuracy(objective="masked", mask_fraction=fraction).run(model, data(tiny_data))
         sigma = math.sqrt(total * fraction * (1 - fraction))
         assert abs(found["targets"] - fraction * total) < 4 * sigma
 
@@ -102,6 +103,74 @@ def test_the_baseline_of_a_large_split_is_that_of_a_sample(
     assert some == pytest.approx(whole, rel=0.01)
 
 
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_the_3_mer_baseline_is_between_frequencies_and_certainty(
+    objective: str, model: PretrainedModel, tiny_data: Path
+) -> None:
+    # Judged on the sequences that were counted, neighbors must help.
+    train = open_split(tiny_data, "train")
+    found = Accuracy(objective=objective).run(model, EvaluationData(train, train, 2048))
+    assert 1 < found["three_mers"]["perplexity"] < found["empirical"]["perplexity"]
+    assert found["empirical"]["accuracy"] < found["three_mers"]["accuracy"] < 1
+
+
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(UserError, match="causal, masked"):
         Accuracy(objective="span")
+
+
+def test_groups_are_figures_of_their_own(
+    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+) -> None:
+    split = open_split(tiny_data, "test")
+    names = [split.identifier(number) for number in range(len(split))]
+    lines = [f"{name}\t{'PF1' if number % 3 else 'PF2'}" for number, name in enumerate(names[:-1])]
+    (tmp_path / "t.tsv").write_text("\n".join(["accession\tpfam_family", *lines, ""]))
+    asked = {"groups": str(tmp_path / "t.tsv"), "per_sequence": str(tmp_path / "sums.tsv")}
+    found = Accuracy(objective="masked", **asked).run(model, data(tiny_data))
+    alone = Accuracy(objective="masked").run(model, data(tiny_data))
+    assert found["model"] == alone["model"]
+    by_group = found["by_group"]
+    assert set(by_group) == {"PF1", "PF2", names[-1]}
+    assert sum(values["targets"] for values in by_group.values()) == found["targets"]
+    losses = [math.log(values["model"]["perplexity"]) for values in by_group.values()]
+    assert found["macro"]["model"]["perplexity"] == pytest.approx(math.exp(np.mean(losses)))
+    total = sum(
+        values["targets"] * math.log(values["model"]["perplexity"]) for values in by_group.values()
+    )
+    assert found["model"]["perplexity"] == pytest.approx(math.exp(total / found["targets"]))
+    header, *rows = (tmp_path / "sums.split.tsv").read_text().splitlines()
+    assert header.split("\t")[:4] == ["accession", "group", "targets", "nats"]
+    assert [row.split("\t")[0] for row in rows] == names
+    nats = sum(float(row.split("\t")[3]) for row in rows)
+    assert nats == pytest.approx(total)
+    # Few groups say less than many sequences.
+    widths = [np.ptp(values["interval"]["perplexity"]) for values in (found, alone)]
+    assert widths[0] > 0 and widths[1] > 0
+
+
+def test_the_interval_holds_the_figure_and_narrows_with_the_number() -> None:
+    generator = np.random.default_rng(0)
+
+    def sums(number: int) -> SequenceSums:
+        targets = np.full(number, 50.0)
+        nats = 50 * generator.normal(2.5, 0.4, size=number)
+        return SequenceSums(targets, *(nats, 0.1 * targets) * 3)
+
+    widths = []
+    for number in (100, 10_000):
+        some = sums(number)
+        low, high = intervals(some, [str(n) for n in range(number)], seed=0)["perplexity"]
+        assert low < some.figures()["perplexity"] < high
+        # The standard error of the mean is 0.4 / √n; an interval has 2 × 1.96 of them.
+        assert math.log(high / low) == pytest.approx(3.92 * 0.4 / math.sqrt(number), rel=0.2)
+        widths.append(high - low)
+    assert widths[0] / widths[1] == pytest.approx(10, rel=0.3)
+
+
+def test_groups_without_a_sequence_are_refused(
+    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.tsv").write_text("accession\tpfam_family\nX\tPF1\n")
+    with pytest.raises(InputDataError, match="no pfam_family for any sequence"):
+        Accuracy(objective="masked", groups=str(tmp_path / "t.tsv")).run(model, data(tiny_data))

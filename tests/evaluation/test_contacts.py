@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protlm.build import build_network
-from protlm.config import ModelConfig
+from protlm.checkpoints.description import ModelDescription
+from protlm.config import ModelConfig, Objective
+from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.contacts import (
     ContactRegression,
@@ -16,7 +19,7 @@ from protlm.evaluation.contacts import (
     apc,
     features,
     head_features,
-    symmetrise,
+    symmetrize,
 )
 from protlm.evaluation.precision import precision
 from protlm.evaluation.structures import read_structure, structure_files
@@ -42,10 +45,9 @@ def model() -> PretrainedModel:
     def rebuild(seed: int) -> ProteinLM:
         return build_network(config, {"name": "softmax"}, seed=seed)
 
-    description = {
-        "model": {"num_heads": HEADS, "positions": "learned", "max_length": 256},
-        "objective": "masked",
-    }
+    description = ModelDescription(
+        VOCABULARY.hash, Objective.masked, config, "softmax", {}, seed=1, max_length=256
+    )
     return PretrainedModel(rebuild(1), description, rebuild=rebuild)
 
 
@@ -63,9 +65,9 @@ def examples(*seeds: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(features(maps_NHLL), contacts_LL) for maps_NHLL, contacts_LL in map(protein, seeds)]
 
 
-def test_symmetrise_adds_the_transpose() -> None:
+def test_symmetrize_adds_the_transpose() -> None:
     maps = np.random.default_rng(0).random((2, 3, 5, 5))
-    found = symmetrise(maps)
+    found = symmetrize(maps)
     np.testing.assert_array_equal(found, found.swapaxes(-1, -2))
     assert found[1, 2, 0, 4] == maps[1, 2, 0, 4] + maps[1, 2, 4, 0]
 
@@ -90,7 +92,7 @@ def test_features_keep_layers_and_heads_apart() -> None:
     maps_NHLL, _ = protein(0)
     found = features(maps_NHLL)
     assert found.shape == (8, 80, 80) and found.dtype == np.float32
-    expected = apc(symmetrise(maps_NHLL[1, 2]))
+    expected = apc(symmetrize(maps_NHLL[1, 2]))
     np.testing.assert_allclose(found[4 + 2], expected, atol=1e-5)
 
 
@@ -160,7 +162,7 @@ def test_head_features_are_those_of_the_residues(model: PretrainedModel) -> None
         for head in range(HEADS):
             map_LL = maps[layer + 1][0, head, 1:-1, 1:-1].double().numpy()
             np.testing.assert_allclose(
-                found[HEADS * layer + head], apc(symmetrise(map_LL)), atol=1e-6
+                found[HEADS * layer + head], apc(symmetrize(map_LL)), atol=1e-6
             )
 
 
@@ -172,7 +174,9 @@ def excerpt(folder: Path, part: str, number: int) -> str:
     return str(folder)
 
 
-def test_contacts_are_judged_beside_random_weights(model: PretrainedModel, tmp_path: Path) -> None:
+def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
+    model: PretrainedModel, tmp_path: Path
+) -> None:
     fit, test = excerpt(tmp_path, "fit", 3), excerpt(tmp_path, "test", 4)
     evaluation = Contacts(structures=test, fit_structures=fit, max_residues=175)
     found = evaluation.run(model, None)
@@ -185,22 +189,24 @@ def test_contacts_are_judged_beside_random_weights(model: PretrainedModel, tmp_p
     assert too_long and set(found["left_out"]) == too_long
     assert found["num_fit"] + found["num_test"] + len(too_long) == len(lengths) == 7
     for who in ("model", "random_weights"):
+        mean = found[f"{who}_mean_of_heads"]
+        assert mean["long"]["P@L"]["count"] == found["num_test"]
         assert set(found[who]) == {"short", "medium", "long"}
         assert found[who]["long"]["P@L"]["count"] == found["num_test"]
         assert 0 <= found["heads_used"][who] <= LAYERS * HEADS
     assert json.loads(json.dumps(found)) == evaluation.run(model, None)
 
 
-def test_the_shipped_structures_are_meant_by_sample() -> None:
+def test_sample_means_the_shipped_structures() -> None:
     evaluation = Contacts(structures="sample", fit_structures="sample")
     assert evaluation.test_dir == STRUCTURES / "test"
     assert evaluation.fit_dir == STRUCTURES / "fit"
     assert not evaluation.needs_data
 
 
-def test_what_the_evaluation_cannot_use_is_named(model: PretrainedModel, tmp_path: Path) -> None:
+def test_unusable_folders_are_rejected(model: PretrainedModel, tmp_path: Path) -> None:
     fit = excerpt(tmp_path, "fit", 2)
-    with pytest.raises(InputDataError, match="fit on other proteins"):
+    with pytest.raises(InputDataError, match="fit to other proteins"):
         Contacts(structures=fit, fit_structures=fit).run(model, None)
     with pytest.raises(InputDataError, match="no structure of at most 50 residues"):
         Contacts(structures=fit, fit_structures=fit, max_residues=50).run(model, None)
@@ -210,10 +216,12 @@ def test_what_the_evaluation_cannot_use_is_named(model: PretrainedModel, tmp_pat
         Contacts(structures=fit, fit_structures=fit, max_residues=0)
 
 
-def test_longer_than_the_model_is_left_out(model: PretrainedModel, tmp_path: Path) -> None:
+def test_structures_longer_than_the_model_are_excluded(
+    model: PretrainedModel, tmp_path: Path
+) -> None:
     fit, test = excerpt(tmp_path, "fit", 3), excerpt(tmp_path, "test", 4)
-    description = {**model.description}
-    description["model"] = {**description["model"], "max_length": 177}
+    settings = replace(model.description.model, max_length=177)
+    description = replace(model.description, model=settings)
     short = PretrainedModel(model.network, description, rebuild=model._rebuild)
     found = Contacts(structures=test, fit_structures=fit).run(short, None)
     assert found["max_residues"] == 175

@@ -224,7 +224,7 @@ def test_a_folder_gives_its_structures_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match="no such folder"):
         structure_files(tmp_path / "nowhere")
     (tmp_path / "README.txt").write_text("not a structure")
-    with pytest.raises(InputDataError, match="holds no structures"):
+    with pytest.raises(InputDataError, match="has no structures"):
         structure_files(tmp_path)
     for name in ("b.pdb", "a.cif.gz", "c.ENT"):
         (tmp_path / name).touch()

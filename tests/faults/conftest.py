@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.split import HashSplit
+from protlm.checkpoints.format import all_checkpoints, load_training
+from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.data.records import ReadOptions
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
 from protlm.errors import ExitCode, InputDataError
-from protlm.model.checkpoint import all_checkpoints, load_training
-from protlm.training.metrics import METRICS, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
 import sys
 from pathlib import Path
-from data_prep.prepare import PrepareOptions, prepare
-from data_prep.split import HashSplit
-from protlm.data.records import cutting
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
+from protlm.data.records import splitting
 from protlm.errors import exit_with_message
 
 def build(sources, out, **options):
@@ -44,11 +44,11 @@ def peak_megabytes():
     (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
     return int(line.split()[1]) // 1024
 
-cutting.BLOCK_BYTES = 1 << 14
+splitting.BLOCK_BYTES = 1 << 14
 """
 
 # What is a time, or follows from one, in the log; the rest of a log is the same in every run.
-TIMED = re.compile(r".*_per_second.*|data_wait_share|memory_gib|model_flops_utilisation")
+TIMED = re.compile(r".*_per_second.*|seconds|data_wait_fraction|memory_gib|model_flops_utilization")
 # In a checkpoint, the seconds since the last log, and of them those that were waited for data.
 CLOCKS = re.compile(r"callbacks\.Monitor.*\.(seconds|sums\.8)")
 
@@ -194,8 +194,8 @@ def log_of() -> Callable[[Path], list[dict[str, float]]]:
 RANK = """
 import atexit, json, os, random, signal, sys, threading, time
 from pathlib import Path
-import protlm.train as command
-from protlm.build import compose
+import protlm.commands.train as command
+from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.errors import exit_with_message
 from protlm.training.launch import leave_other_ranks

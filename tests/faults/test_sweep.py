@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.model.checkpoint import latest
+from protlm.checkpoints.format import latest
 
 
 def sweep(folder: Path, env: Mapping[str, str], *settings: str) -> subprocess.CompletedProcess[str]:
@@ -39,4 +39,4 @@ def test_each_run_is_a_job(
     wrong = ["data.dir=nothing", f"run_dir={tmp_path}/other-${{seed}}"]
     failed = sweep(tmp_path, one_process, *settings, *wrong)
     assert failed.returncode == 3
-    assert "nothing holds no manifest.json" in failed.stderr.splitlines()[-1]
+    assert "nothing has no manifest.json" in failed.stderr.splitlines()[-1]

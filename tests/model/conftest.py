@@ -1,4 +1,4 @@
-"""The memory of a pass through a model, tensor by tensor."""
+"""Measures the memory of a pass through a model, tensor by tensor."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Memory(TorchDispatchMode):
-    """Watches the memory that operations in its context allocate for tensors.
+    """Measures the memory that operations in its context allocate for tensors.
 
     Attributes:
         peak: the most bytes that were alive after an operation.
@@ -25,7 +25,7 @@ class Memory(TorchDispatchMode):
 
     @property
     def alive(self) -> int:
-        """The bytes that are alive."""
+        """The allocated bytes."""
         self._sizes = {ref: size for ref, size in self._sizes.items() if not ref.expired()}
         return sum(self._sizes.values())
 
@@ -33,7 +33,7 @@ class Memory(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         given = {StorageWeakRef(storage) for storage in _storages((args, kwargs))}
         for storage in _storages(out):
-            # A view of what was given allocates nothing.
+            # A view of an input allocates nothing.
             if (ref := StorageWeakRef(storage)) not in given:
                 self._sizes[ref] = storage.nbytes()
                 self.largest = max(self.largest, storage.nbytes())
@@ -47,5 +47,5 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 @pytest.fixture
 def make_memory() -> type[Memory]:
-    """Makes watchers of the memory: `with make_memory() as memory: ...`, then `memory.alive`."""
+    """Creates measurements of memory: `with make_memory() as memory: ...`, then `memory.alive`."""
     return Memory

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.build import compose
+from protlm.composition import compose
 from protlm.config import Activation, TrainConfig
 from protlm.errors import UserError
 from protlm.model.feedforward import FeedForward
@@ -95,7 +95,7 @@ def test_no_tensor_has_all_positions_and_the_feedforward_width(
         assert memory.largest == 4 * 3 * length * WIDTH
     with make_memory() as memory:
         out_BLD = chunked(x_BLD)
-        # What is kept is the output, and of the input no copy.
+        # The output is kept, but no copy of the input.
         assert memory.alive == 4 * out_BLD.numel()
         out_BLD.square().sum().backward()
     assert memory.largest == 4 * out_BLD.numel()
@@ -104,6 +104,6 @@ def test_no_tensor_has_all_positions_and_the_feedforward_width(
 
 
 @pytest.mark.parametrize("chunk", [0, -5])
-def test_a_chunk_holds_at_least_one_position(chunk: int) -> None:
+def test_a_chunk_has_at_least_one_position(chunk: int) -> None:
     with pytest.raises(UserError, match=rf"model\.feedforward_chunk={chunk} must be at least 1"):
         compose(TrainConfig, ["model=tiny", f"model.feedforward_chunk={chunk}"])

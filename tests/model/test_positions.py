@@ -1,4 +1,4 @@
-"""Rotary positions beside their formula (arXiv 2104.09864, equation 34), written pair by pair."""
+"""Rotary positions against their formula (arXiv 2104.09864, equation 34), written pair by pair."""
 
 import math
 
@@ -38,17 +38,17 @@ def test_rotation_and_its_gradient_are_those_of_the_formula(start: int) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_a_rotation_in_pieces_is_the_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotation_in_pieces_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     x_BHLK = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
     angles = Rotary(head_dim=8).angles(7, 18)
     expected_BHLK = rotate(x_BHLK, *angles)
-    # 4 positions of 48 numbers each at a time, and 3 in the end; or less than one.
+    # 4 positions of 48 numbers at a time, and 3 at the end; or less than one.
     for numbers in (200, 1):
         monkeypatch.setattr("protlm.model.positions._PIECE", numbers)
         assert torch.equal(rotate(x_BHLK, *angles), expected_BHLK)
 
 
-def test_low_precision_comes_back_and_is_rounded_once() -> None:
+def test_low_precision_is_kept_and_rounded_once() -> None:
     x_BHLK = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
     angles = Rotary(head_dim=8).angles(100, 109)
     low_BHLK = x_BHLK.bfloat16()

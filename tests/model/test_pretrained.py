@@ -1,4 +1,4 @@
-"""The Python face: sequences in, logits, hidden states and maps out."""
+"""The Python interface: from sequences to logits, hidden states and maps."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -84,13 +84,13 @@ def test_the_map_is_what_mixes_the_values(model: PretrainedModel) -> None:
 
 
 def test_random_weights_are_the_same_architecture(model: PretrainedModel) -> None:
-    floor = model.randomised(3)
-    assert floor.hash not in (model.hash, model.randomised(4).hash)
-    assert floor.hash == model.randomised(3).hash
+    floor = model.with_random_weights(3)
+    assert floor.hash not in (model.hash, model.with_random_weights(4).hash)
+    assert floor.hash == model.with_random_weights(3).hash
     assert (floor.num_layers, floor.num_heads) == (model.num_layers, model.num_heads)
 
 
-def test_estimate_errors_come_by_layer_and_head(
+def test_estimate_errors_are_by_layer_and_head(
     train_tiny: Callable[..., Path], model: PretrainedModel, tmp_path: Path
 ) -> None:
     assert model.estimate_errors(model.tokenize(SEQUENCES)) == {}, "it has no FAVOR+"
@@ -105,7 +105,7 @@ def test_estimate_errors_come_by_layer_and_head(
         assert (error_H > 0).all() and (error_H < 0.5).all()
 
 
-def test_a_wrong_letter_is_told_with_its_place(model: PretrainedModel) -> None:
+def test_a_wrong_letter_is_reported_with_its_position(model: PretrainedModel) -> None:
     with pytest.raises(InputDataError, match="'j' at residue 3"):
         model.tokenize(["MKj"])
 
@@ -120,7 +120,7 @@ def test_learned_positions_bound_the_length(
         bounded.tokenize(["A" * 127])
 
 
-def test_a_string_in_place_of_a_list_is_refused(model: PretrainedModel) -> None:
+def test_a_string_instead_of_a_list_is_rejected(model: PretrainedModel) -> None:
     with pytest.raises(UserError, match="a list of sequences"):
         model.tokenize("MKT")
     with pytest.raises(InputDataError, match="empty"):

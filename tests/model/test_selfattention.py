@@ -1,19 +1,22 @@
-"""The attention sublayer: one product for queries, keys and values, as three would give them."""
+"""The attention sublayer: one product for queries, keys and values equals three."""
 
 import pytest
 import torch
 
 from protlm.attention import create
-from protlm.model.selfattention import SelfAttention
+from protlm.config import ModelConfig
+from protlm.model.selfattention import Context, SelfAttention, Tokens
 
 
 @pytest.mark.parametrize("name", ["softmax", "reformer"])
 def test_queries_keys_and_values_are_those_of_their_projections(name: str) -> None:
     mechanism = create(name, {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
     torch.manual_seed(0)
-    layer = SelfAttention(model_dim=8, num_heads=2, mechanism=mechanism, qk_norm=False).double()
+    config = ModelConfig(num_layers=1, num_heads=2, model_dim=8, feedforward_dim=8)
+    layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
     hidden_BLD = torch.randn(3, 5, 8, dtype=torch.float64)
-    inputs = layer.inputs(hidden_BLD, None)
+    ones_BL = torch.ones(3, 5, dtype=torch.int64)
+    inputs = layer.inputs(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
     # A mechanism whose keys are its queries has no projection for keys.
     assert (layer.key is None) == mechanism.shares_query_key == (name == "reformer")
     key = layer.query if layer.key is None else layer.key
@@ -22,7 +25,7 @@ def test_queries_keys_and_values_are_those_of_their_projections(name: str) -> No
         projection(hidden_BLD).unflatten(-1, (2, 4)).transpose(1, 2)
         for projection in (layer.query, key, layer.value)
     ]
-    # The mechanism has no part in it.
+    # The mechanism is not involved.
     weights = [
         p
         for name, p in layer.named_parameters()

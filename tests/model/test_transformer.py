@@ -12,6 +12,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import conf_dir
+from tests.rounding import error_bound
 
 
 def preset(name: str, **changes: object) -> ModelConfig:
@@ -144,15 +145,54 @@ def test_hidden_states_are_numbered_as_in_esm() -> None:
     assert set(out.hidden) == {0, 1, 2}
 
 
-def test_query_key_norms_are_bounded() -> None:
-    model = network(preset("small"))
+def test_query_key_norms_of_a_performer_are_bounded() -> None:
+    model = network(preset("small"), "performer_softmax")
+    names = {name for name, _ in model.named_parameters() if "_norm.scale" in name}
+    assert "blocks.0.attention.query_norm.scale" in names, "checkpoints have this name"
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(50)
         inputs = next(model.attention_inputs(*example(), causal=False))[1]
     width = inputs.q_BHLK.shape[-1]
     squares = inputs.q_BHLK.square().sum(-1) / width**0.5
-    assert squares.max() <= 3.0 + 1e-4
+    # The squared norm is 3, up to the rounding of a mean and of a sum over the width.
+    assert squares.max() <= 3.0 + error_bound(torch.float32, 3.0, 2 * width)
+
+
+def test_query_key_norms_of_softmax_have_a_gain_without_a_bound() -> None:
+    model = network(preset("small"), "softmax")
+    inputs = next(model.attention_inputs(*example(), causal=False))[1]
+    squares = inputs.q_BHLK.square().mean(-1)
+    torch.testing.assert_close(squares, torch.ones_like(squares), rtol=1e-4, atol=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("query_norm.gain"):
+                parameter.fill_(50)
+    inputs = next(model.attention_inputs(*example(), causal=False))[1]
+    squares = inputs.q_BHLK.square().mean(-1)
+    torch.testing.assert_close(squares, torch.full_like(squares, 2500), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("attention", ["aft_simple", "rfa"])
+def test_query_key_norms_do_nothing_for_mechanisms_that_need_none(attention: str) -> None:
+    plain, normed = (network(preset("small", qk_norm=x), attention) for x in (False, True))
+    assert plain.state_dict().keys() == normed.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("attention", "is_rotated"),
+    [(name, False) for name in ("aft_simple", "aft_conv", "aft_full", "aft_local")]
+    + [("softmax", True), ("rfa", True)],
+)
+def test_queries_and_keys_are_rotated_for_mechanisms_that_support_it(
+    attention: str, is_rotated: bool
+) -> None:
+    model = network(preset("small", positions=Positions.rotary), attention)
+    # The same token everywhere: before the rotation, all keys are equal.
+    tokens_BL = torch.full((1, 5), VOCABULARY.pad + 5)
+    inputs = next(model.attention_inputs(tokens_BL, tokens_BL > 0, causal=False))[1]
+    for x_BHLK in (inputs.q_BHLK, inputs.k_BHLK):
+        assert torch.allclose(x_BHLK[:, :, 0], x_BHLK[:, :, -1], rtol=1e-5) != is_rotated
 
 
 def test_attention_inputs_are_those_of_the_forward_pass() -> None:

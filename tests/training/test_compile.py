@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from protlm.build import build_network, compose
+from protlm.build import build_network
+from protlm.checkpoints.format import load_training
+from protlm.checkpoints.metrics import read_metrics
+from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.data.batching import BatchStream, Share
-from protlm.data.buckets import LengthBuckets
-from protlm.data.mixture import SampleOrder
-from protlm.model.checkpoint import load_training
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.mixture import SampleOrder
+from protlm.data.batching.plan import BatchStream, RankSlice
 from protlm.training import run
 from protlm.training.compilation import RunEagerly, compile_blocks
-from protlm.training.metrics import read_metrics
 
 # What torch's compiler does to the tensors and functions that it traces.
 pytestmark = [
@@ -27,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def forget_graphs() -> Iterator[None]:
-    """Graphs and the limit of their number are the process's."""
+    """Clears the graphs of the process, and restores the limit of their number."""
     limits = {
         name: getattr(torch._dynamo.config, name)
         for name in ("recompile_limit", "accumulated_recompile_limit")
@@ -77,7 +78,7 @@ def test_a_length_is_one_graph_for_all_blocks(settings: list[str], pieces: int) 
 
 
 @pytest.mark.slow
-def test_more_lengths_than_torch_allows_by_itself_are_compiled() -> None:
+def test_more_lengths_than_torch_s_default_limit_are_compiled() -> None:
     made = network("model.num_layers=1", "attention=aft_simple")
     counter = CompileCounterWithBackend("eager")
     compile_blocks(made, backend=counter)
@@ -91,14 +92,14 @@ def test_slices_of_one_length_have_one_shape() -> None:
     lengths = np.random.default_rng(0).lognormal(5.5, 0.5, 3_000).astype(np.int64)
     rule = LengthBuckets(8_192, 1_024, window=100)
 
-    def shapes(share: Share) -> set[tuple[int, int]]:
+    def shapes(share: RankSlice) -> set[tuple[int, int]]:
         stream = BatchStream(lengths.take, SampleOrder([len(lengths)]), rule, share=share)
         return {(len(plan.rows), plan.length) for plan in stream}
 
-    filled = shapes(Share(1, 2, parts=3, fill=True))
+    filled = shapes(RankSlice(1, 2, parts=3, fill=True))
     num_lengths = len({length for _, length in filled})
     assert len(filled) == num_lengths > 20
-    assert len(shapes(Share(1, 2, parts=3))) > num_lengths
+    assert len(shapes(RankSlice(1, 2, parts=3))) > num_lengths
 
 
 def test_a_compiled_run_learns_the_same(
@@ -120,7 +121,7 @@ def test_a_compiled_run_learns_the_same(
     )
     plain = train_tiny(tmp_path / "plain", *settings)
     compiled = train_tiny(tmp_path / "compiled", *settings, "trainer.compile=true")
-    # Neither the validation nor the steps that are looked into by hooks made another.
+    # Neither the validation nor the steps with hooks made another graph.
     assert counter.frame_count == 1
     one, other = (
         load_training(folder / "checkpoints" / "step-00000004.ckpt")["state_dict"]

@@ -1,22 +1,26 @@
-"""What a run reads: joined sequences, mixtures, curricula; resumed bitwise, refused when other."""
+"""Data of a run: joined sequences, mixtures, curricula; bitwise resumption; other data rejected."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from data_prep.prepare import prepare
-from data_prep.split import HashSplit
-from protlm.build import batch_rule, build_data, compose, open_data
+from protlm.build import batching_strategy, build_data, open_data
+from protlm.checkpoints.format import load_training
+from protlm.checkpoints.metrics import read_metrics
+from protlm.composition import compose
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
-from protlm.data.buckets import LengthBuckets
-from protlm.data.concatenation import Concatenation
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.packing import Packing
+from protlm.data.shards.data_set import open_clusters, open_split
+from protlm.data_prep.cluster_table import ClusterTable
+from protlm.data_prep.prepare import prepare
+from protlm.data_prep.split import HashSplit
 from protlm.errors import UserError
-from protlm.model.checkpoint import load_training
 from protlm.paths import sample_dir
-from protlm.training.metrics import read_metrics
 
 Train = Callable[..., Path]
 STEPS = 8
@@ -24,7 +28,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same sequences in another place; a mixture takes them as others."""
+    """The same sequences in another folder, which a mixture treats as another data set."""
     return Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("data") / "other"))
 
 
@@ -49,22 +53,35 @@ MODES = {
     "growing": ["data.curriculum=[[0,32],[100,64]]", "data.crop=random"],
     "mixture": ["data.crop=random"],
     "mixture, joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
+    "clusters": ["data.sampling=cluster", "data.crop=random"],
+    "clusters, joined": [
+        "data.sampling=cluster",
+        "data.mode=concatenated",
+        "data.tokens_per_batch=512",
+    ],
 }
 
 
-# Those that are left out of the fast tests have nothing of their own but the pairing.
-FAST = ("growing", "mixture, joined")
+# The slow ones only combine what the fast ones test.
+FAST = ("growing", "mixture, joined", "clusters, joined")
 
 
 @pytest.mark.parametrize(
     "mode", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MODES]
 )
-def test_stop_and_go_is_bitwise(
-    mode: str, train_tiny: Train, tiny_data: Path, other_data: Path, tmp_path: Path
+def test_resumption_is_bitwise(
+    mode: str,
+    train_tiny: Train,
+    tiny_data: Path,
+    other_data: Path,
+    tiny_clusters: Path,
+    tmp_path: Path,
 ) -> None:
     settings = list(MODES[mode])
     if mode.startswith("mixture"):
         settings += mixture(tiny_data, other_data)
+    if mode.startswith("clusters"):
+        settings.append(f"data.dir={tiny_clusters}")
     whole = train_tiny(tmp_path / "whole", *settings, f"trainer.max_steps={STEPS}")
     train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
     run = train_tiny(tmp_path / "run", *settings, f"trainer.max_steps={STEPS}")
@@ -75,7 +92,7 @@ def test_stop_and_go_is_bitwise(
     assert [row["samples"] for row in read_metrics(run / "metrics.csv") if "samples" in row]
 
 
-def test_a_run_goes_on_where_its_data_have_moved_to(
+def test_a_run_resumes_after_its_data_have_moved(
     train_tiny: Train, tiny_data: Path, other_data: Path, tmp_path: Path
 ) -> None:
     settings = mixture(tiny_data, other_data)
@@ -90,7 +107,49 @@ def test_a_run_goes_on_where_its_data_have_moved_to(
             train_tiny(run, *wrong, "trainer.max_steps=4")
 
 
-def test_another_mode_or_curriculum_does_not_continue_a_run(
+def test_a_run_by_clusters_resumes_only_with_the_same_clusters(
+    train_tiny: Train, tiny_data: Path, tiny_clusters: Path, tmp_path: Path
+) -> None:
+    cluster, where = "data.sampling=cluster", f"data.dir={tiny_clusters}"
+    run = train_tiny(tmp_path / "run", where, cluster, "trainer.max_steps=2")
+    with pytest.raises(UserError, match=r"data\.sampling=cluster, not uniform"):
+        train_tiny(run, where, "trainer.max_steps=3")
+    with pytest.raises(UserError, match=rf"{tiny_data} was prepared without clusters"):
+        train_tiny(run, f"data.dir={tiny_data}", cluster, "trainer.max_steps=3")
+    uniform = train_tiny(tmp_path / "uniform", where, "trainer.max_steps=2")
+    with pytest.raises(UserError, match=r"data\.sampling=uniform, not cluster"):
+        train_tiny(uniform, where, cluster, "trainer.max_steps=3")
+    # The same sequences in other clusters: the position in the data would be another.
+    others = tmp_path / "others"
+    table = tmp_path / "others.tsv"
+    table.write_text("A\tA\n")
+    source = sample_dir() / "uniprot_tiny.fasta.gz"
+    clusters = ClusterTable(table)
+    prepare([source], others, split_rule=HashSplit(0.1, 0.2), clusters=clusters)
+    with pytest.raises(UserError, match="the run was trained on other data"):
+        train_tiny(run, f"data.dir={others}", cluster, "trainer.max_steps=3")
+    assert place_of(run, 2)["epoch"] == 0
+
+
+def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters: Path) -> None:
+    """An epoch has one row per cluster; validation reads every sequence, as always."""
+    settings = [f"data.dir={tiny_clusters}", "data.sampling=cluster", "data.max_length=64"]
+    config = compose(TrainConfig, settings)
+    train, valid = open_data(config.data)
+    index = open_clusters(tiny_clusters, "train")
+    clusters = index.members(np.arange(len(index)), np.zeros(len(index), np.uint64), 0)
+    assert train.num_clusters == len(clusters) < len(train)
+    data = build_data(train, valid, config)
+    rows = 0
+    for batch in data.train_dataloader():
+        rows += len(batch.samples_B)
+        if batch.after[0] == 1:
+            break
+    assert rows == len(clusters)
+    assert sum(len(batch.samples_B) for batch in data.val_dataloader()) == len(valid)
+
+
+def test_a_run_does_not_resume_with_another_mode_or_curriculum(
     train_tiny: Train, tmp_path: Path
 ) -> None:
     run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
@@ -100,31 +159,42 @@ def test_another_mode_or_curriculum_does_not_continue_a_run(
             train_tiny(run, setting, "trainer.max_steps=3")
 
 
-def test_the_start_says_what_an_epoch_will_be_like(
+def test_the_start_describes_an_epoch(
     train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_tiny(tmp_path / "run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
     said = capsys.readouterr().err
     assert "cropped" in said
-    assert "of the positions of a batch are no padding" in said
+    assert "of the positions of a batch are padding" in said
     assert "rows of 32 tokens, 64 after 100 samples" in said
+    assert "clusters" not in said
+
+
+def test_the_start_reports_the_number_of_clusters(
+    train_tiny: Train, tiny_clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = (f"data.dir={tiny_clusters}", "data.sampling=cluster", "trainer.max_steps=2")
+    train_tiny(tmp_path / "run", *settings)
+    split, index = open_split(tiny_clusters, "train"), open_clusters(tiny_clusters, "train")
+    said = f"{len(split)} sequences in {len(index)} clusters; an epoch draws one"
+    assert said in capsys.readouterr().err
 
 
 def test_configs_become_rules() -> None:
     config = compose(TrainConfig, ["data=trembl", "data.curriculum=[[0,256],[1000,1024]]"]).data
-    rule = batch_rule(config)
+    rule = batching_strategy(config)
     assert isinstance(rule, LengthBuckets)
     assert (rule.tokens_per_batch, rule.max_length, rule.crop) == (131_072, 1_024, "prefix")
     assert rule.curriculum.max_length(1_000) == 1_024
     config = compose(TrainConfig, ["data=concatenated", "data.curriculum=[[0,2048]]"]).data
-    rule = batch_rule(config)
+    rule = batching_strategy(config)
     assert config.mode is Mode.concatenated
-    assert isinstance(rule, Concatenation)
+    assert isinstance(rule, Packing)
     assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
     assert rule.curriculum.max_length(0) == 2_048
 
 
-def test_data_sets_that_were_split_otherwise_are_told(tiny_data: Path, tmp_path: Path) -> None:
+def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     source = sample_dir() / "uniprot_tiny.fasta.gz"
     prepare([source], other, split_rule=HashSplit(0.3, 0.3))
@@ -146,14 +216,14 @@ def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
     assert len(valid) > 0
 
 
-def test_validation_can_be_elsewhere(tiny_data: Path, other_data: Path) -> None:
+def test_validation_can_be_in_another_data_set(tiny_data: Path, other_data: Path) -> None:
     elsewhere = DataConfig(dir=str(tiny_data), valid_dir=str(other_data), valid_split="test")
     _, valid = open_data(elsewhere)
     test, _ = open_data(DataConfig(dir=str(other_data), train_split="test"))
     assert len(valid) == len(test)
 
 
-def test_validation_has_one_sequence_to_a_row_whatever_training_does(tiny_data: Path) -> None:
+def test_validation_always_has_one_sequence_per_row(tiny_data: Path) -> None:
     losses = []
     for extra in ([], ["data.mode=concatenated"], ["data.curriculum=[[0,32]]", "data.crop=random"]):
         config = compose(TrainConfig, [f"data.dir={tiny_data}", "data.max_length=64", *extra])
@@ -164,7 +234,7 @@ def test_validation_has_one_sequence_to_a_row_whatever_training_does(tiny_data: 
         assert all(torch.equal(a, b) for a, b in zip(losses[0], other, strict=True))
 
 
-def test_devices_without_a_row_are_warned_of(
+def test_devices_without_a_row_cause_a_warning(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 9)
@@ -174,7 +244,7 @@ def test_devices_without_a_row_are_warned_of(
         pytest.raises(UserError, match=r"data\.mixture"),
     ):
         train_tiny(tmp_path / "run", *settings)
-    # As many as there are devices are enough; pytest makes an error of a warning.
+    # One row per device is enough; warnings are errors in the tests.
     with pytest.raises(UserError, match=r"data\.mixture"):
         train_tiny(tmp_path / "run", "trainer.devices=8", *settings[1:])
 
@@ -189,11 +259,13 @@ WRONG = [
     (["data.curriculum=[[0,9999]]"], "data.max_length=9999"),
     (["data.curriculum=[[10,64]]"], "[[0,256],[1000000,1024]]"),
     (["data.curriculum=[[0,many]]"], "many"),
+    (["data.sampling=clusters"], "expected one of [uniform, cluster]"),
+    (["data.sampling=cluster"], "prepare it again with --cluster-table"),
 ]
 
 
 @pytest.mark.parametrize("settings, words", WRONG, ids=[settings[-1] for settings, _ in WRONG])
-def test_data_that_cannot_be_are_refused(
+def test_impossible_data_are_rejected(
     settings: list[str], words: str, train_tiny: Train, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as raised:

@@ -1,4 +1,4 @@
-"""What torchrun and srun have started, and what Lightning is told of it."""
+"""Checks of the processes that torchrun and srun have started."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,10 +39,10 @@ def put(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
-def test_settings_have_to_fit_the_processes(
+def test_settings_must_match_the_processes(
     launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process would else be a run of its own, all of them in one directory."""
+    """Otherwise each process would be a separate run in the same directory."""
     check_launch(config(1, 1))
     put(launcher, monkeypatch)
     check_launch(config(4, 2))
@@ -95,7 +95,7 @@ def test_one_process_is_the_first(
     assert is_first_rank() is is_first
 
 
-def test_a_run_that_ended_in_order_leaves_the_process_group() -> None:
+def test_a_run_that_ended_cleanly_leaves_the_process_group() -> None:
     leave_other_ranks()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     leave_other_ranks()
@@ -103,7 +103,7 @@ def test_a_run_that_ended_in_order_leaves_the_process_group() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
-def test_apples_gpus_are_left_alone(
+def test_apple_gpus_are_not_used(
     train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))

@@ -1,4 +1,4 @@
-"""Logs: CSV always, TensorBoard and wandb really run, a failing logger never stops a run."""
+"""Loggers: CSV, TensorBoard and wandb; a failing logger never stops a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import TextIO
 import pytest
 from pytorch_lightning.loggers.logger import DummyLogger
 
+from protlm.checkpoints.metrics import read_metrics
 from protlm.config import LoggerConfig, WandbMode
-from protlm.training.loggers import CsvFile, Guarded, make_loggers
-from protlm.training.metrics import read_metrics
+from protlm.training.loggers import COLUMNS, CsvFile, Guarded, make_loggers
 
 
-def test_a_continued_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:
+def test_a_resumed_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:
     first = CsvFile(tmp_path, from_step=0)
     for step in (1, 2, 3):
         first.log_metrics({"train_loss": step / 10}, step)
@@ -25,22 +25,24 @@ def test_a_continued_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:
     ]
 
 
-def test_a_row_that_was_cut_off_spoils_neither_the_next_nor_a_continued_run(tmp_path: Path) -> None:
-    """A disk that was full in the middle of a row, and had room again when the next one came."""
+def test_a_truncated_row_affects_neither_the_next_nor_a_resumed_run(tmp_path: Path) -> None:
+    """The disk was full in the middle of a row, and had space again for the next one."""
     log = CsvFile(tmp_path, from_step=0)
     log.log_metrics({"train_loss": 0.1}, 1)
-    # As versions left it that did not cut the half row off, and as a flipped bit may leave it.
+    # As written by versions that did not truncate the row, and as after a flipped bit.
     with log.path.open("a") as file:
         file.write("2,0,8,2.5")
     log.log_metrics({"train_loss": 0.3}, 3)
     with log.path.open("a") as file:
-        file.write("4,0\n5" + "," * 16 + "x\n")
+        file.write("4,0\n5" + "," * (len(COLUMNS) - 1) + "x\n")
     assert read_metrics(tmp_path / "metrics.csv") == [{"step": 1, "train_loss": 0.1}]
     CsvFile(tmp_path, from_step=5).log_metrics({"train_loss": 0.6}, 6)
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 6]
 
 
-def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_truncated_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = CsvFile(tmp_path, from_step=0)
     log.log_metrics({"train_loss": 0.1}, 1)
 
@@ -60,7 +62,7 @@ def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.Monk
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 3]
 
 
-def test_a_log_with_other_columns_is_continued(tmp_path: Path) -> None:
+def test_a_log_with_other_columns_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,train_loss,of_an_older_version\n1,0.1,7\n")
     CsvFile(tmp_path, from_step=1).log_metrics({"train_loss": 0.2}, 2)
     rows = read_metrics(tmp_path / "metrics.csv")
@@ -87,7 +89,7 @@ def test_tensorboard_is_written(train_tiny: Callable[..., Path], tmp_path: Path)
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_a_continued_run_hides_the_steps_that_come_again(tmp_path: Path) -> None:
+def test_a_resumed_run_hides_the_repeated_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = LoggerConfig(tensorboard=True)
@@ -101,9 +103,7 @@ def test_a_continued_run_hides_the_steps_that_come_again(tmp_path: Path) -> None
     assert found == [(1, 0.1), (2, 1.2), (3, 1.3)]
 
 
-def test_wandb_knows_a_continued_run_for_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     monkeypatch.setattr(
         "pytorch_lightning.loggers.WandbLogger", lambda **named: told.append(named) or DummyLogger()

@@ -1,4 +1,4 @@
-"""Muon beside AdamW is one optimiser, whose state is taken up exactly."""
+"""Muon and AdamW as one optimizer, whose state is restored exactly."""
 
 import copy
 
@@ -10,7 +10,7 @@ from protlm.config import OptimizerConfig
 from protlm.training.muon import Muon, MuonWithAdamW
 from protlm.training.optimization import adamw
 
-CONFIG = OptimizerConfig(1e-2, weight_decay=0.1)
+CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
 
 
 def model_and_optimizer() -> tuple[nn.Sequential, MuonWithAdamW]:
@@ -38,13 +38,13 @@ def test_an_update_is_nearly_orthogonal_and_as_large_as_one_of_adamw(
     Muon([weight], lr=1.0, momentum=0.95, weight_decay=0).step()
     size = 0.2 * max(shape) ** 0.5
     singular = torch.linalg.svdvals(weight.detach()) / size
-    # A nearly singular square matrix has one that five iterations do not bring up.
+    # A nearly singular matrix has a singular value that five iterations do not raise to 1.
     assert singular[:-2].min() > 0.5 and singular.max() < 1.3
     assert weight.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.2)
 
 
 def test_it_is_torchs_muon() -> None:
-    # Which computes in bfloat16, also here.
+    # torch's Muon computes in bfloat16, also on a CPU.
     torch.manual_seed(0)
     start = torch.randn(48, 24)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -59,7 +59,7 @@ def test_it_is_torchs_muon() -> None:
     assert (ours - theirs).norm() < 0.03 * (ours - start).norm()
 
 
-def test_what_is_no_matrix_is_stepped_by_adamw() -> None:
+def test_parameters_that_are_not_matrices_are_updated_by_adamw() -> None:
     model, optimizer = model_and_optimizer()
     alone = nn.Parameter(model[0].bias.detach().clone())
     other = adamw({}, {"bias": alone}, CONFIG)
@@ -72,7 +72,7 @@ def test_what_is_no_matrix_is_stepped_by_adamw() -> None:
     assert "exp_avg" in optimizer.state[model[0].bias]
 
 
-def test_a_continued_run_makes_the_same_steps() -> None:
+def test_a_resumed_run_makes_the_same_steps() -> None:
     model, optimizer = model_and_optimizer()
     for seed in range(3):
         step(model, optimizer, seed)

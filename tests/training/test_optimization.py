@@ -1,4 +1,4 @@
-"""Which parameters decay and which are Muon's, the fused optimiser, the loss as a total."""
+"""Groups of parameters for decay and Muon, the fused optimizer, the loss as a total."""
 
 import copy
 import math
@@ -10,23 +10,31 @@ import torch
 from torch import nn
 
 from protlm.attention import names
-from protlm.build import build_network, compose
+from protlm.build import build_module, build_network
+from protlm.checkpoints.metrics import read_metrics
+from protlm.composition import compose
 from protlm.config import Optimizer, OptimizerConfig, TrainConfig
 from protlm.data.masking import IGNORE
+from protlm.errors import UserError
 from protlm.model.objective import target_sums
-from protlm.training.metrics import read_metrics
 from protlm.training.module import LanguageModeling
-from protlm.training.optimization import ParameterKinds, adamw, build_optimizer
+from protlm.training.optimization import (
+    ParameterKinds,
+    adamw,
+    build_optimizer,
+    with_half_life,
+)
 
 # What activations are not multiplied with as with a matrix.
 NEVER_DECAYED = (
+    "gain",
     "embedding.weight",
     "positions.table",
     "norm.weight",
     "norm.bias",
     ".bias",
     ".scale",
-    # The gates, tables of positions and kernels of mechanisms.
+    # Gates, tables of positions and kernels of mechanisms.
     "mechanism.weight",
     "mechanism.kernel",
     "mechanism.gain",
@@ -63,7 +71,9 @@ def test_matrices_decay_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", Optimizer)
 def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
     made = network()
-    optimizer = build_optimizer(made, OptimizerConfig(1e-3, name=name, weight_decay=0.1))
+    optimizer = build_optimizer(
+        made, OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
+    )
     kinds = ParameterKinds.of(made)
     decayed = {
         id(p) for g in optimizer.param_groups if g["weight_decay"] == 0.1 for p in g["params"]
@@ -73,10 +83,42 @@ def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
     assert others == {id(p) for p in kinds.rest.values()}
 
 
-def test_the_fused_optimiser_is_adamw() -> None:
+@pytest.mark.parametrize("name", Optimizer)
+@pytest.mark.parametrize(
+    "settings, tokens",
+    [
+        (["data.tokens_per_batch=5000"], 5_000),
+        (["data.tokens_per_batch=5000", "trainer.accumulate_grad_batches=3"], 15_000),
+        (["data.tokens_per_batch=5000", "trainer.tokens_per_step=20000"], 20_000),
+    ],
+)
+def test_beta2_forgets_half_after_its_half_life(
+    name: Optimizer, settings: list[str], tokens: int
+) -> None:
+    given = [f"optimizer={name}", "optimizer.beta2_half_life=1e6", *settings]
+    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *given])
+    module = build_module(build_network(config.model, config.attention, seed=0), config)
+    groups = build_optimizer(module.network, module._optimizer).param_groups
+    betas = [group["betas"] for group in groups if "betas" in group]
+    assert betas
+    for beta1, beta2 in betas:
+        assert beta1 == config.optimizer.beta1
+        assert beta2 ** (1e6 / tokens) == pytest.approx(0.5)
+
+
+def test_without_a_half_life_beta2_is_unchanged() -> None:
+    config = OptimizerConfig(learning_rate=1e-3, beta2=0.9)
+    assert with_half_life(config, tokens_per_step=10) is config
+    with pytest.raises(UserError, match=r"beta2_half_life=-1.* above 0"):
+        OptimizerConfig(learning_rate=1e-3, beta2_half_life=-1)
+    with pytest.raises(UserError, match=r"beta2=1\.0"):
+        with_half_life(OptimizerConfig(learning_rate=1e-3, beta2_half_life=1e30), tokens_per_step=1)
+
+
+def test_the_fused_optimizer_is_adamw() -> None:
     fused, plain = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
     plain.load_state_dict(copy.deepcopy(fused.state_dict()))
-    config = OptimizerConfig(1e-2, weight_decay=0.1)
+    config = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
     ours = adamw({"weight": fused.weight}, {"bias": fused.bias}, config)
     assert ours.defaults["fused"] is True
     theirs = torch.optim.AdamW(
@@ -97,7 +139,7 @@ def test_the_fused_optimiser_is_adamw() -> None:
     assert torch.allclose(fused.bias, plain.bias, rtol=1e-9, atol=0)
 
 
-def test_gradients_are_clipped_and_logged_as_they_were(
+def test_gradients_are_clipped_but_logged_unclipped(
     train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped, norms = LanguageModeling.lr_scheduler_step, []

@@ -1,17 +1,19 @@
-"""A step has one size and one gradient, on any number of ranks and of parts."""
+"""A step has the same size and gradient on any number of ranks and micro-batches."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from protlm.checkpoints.format import load_training
+from protlm.checkpoints.metrics import read_metrics
 from protlm.errors import UserError
-from protlm.model.checkpoint import load_training
-from protlm.training.metrics import read_metrics
+from protlm.training.module import LanguageModeling
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEP = (
@@ -41,10 +43,10 @@ def at_once(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     )
 
 
-def test_parts_make_the_same_steps(
+def test_micro_batches_make_the_same_steps(
     at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # 700 does not divide a step: there are three parts, and rows that only fill up.
+    # 700 does not divide a step: there are three micro-batches, and filler rows.
     parts = train_tiny(tmp_path / "parts", *STEP, "data.tokens_per_batch=700")
     assert places(parts) == places(at_once)
     for name, value in final(parts).items():
@@ -56,12 +58,30 @@ def test_parts_make_the_same_steps(
             assert one[column] == pytest.approx(other[column], rel=1e-5), column
 
 
-def test_a_run_is_continued_with_other_parts(
+def test_slices_of_a_batch_draw_their_own_dropout(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = LanguageModeling.training_step
+    numbers, seeds = [], []
+
+    def training_step(self: LanguageModeling, batch: Any, index: int) -> Any:
+        done = work(self, batch, index)
+        numbers.append(batch.slice)
+        seeds.append(torch.initial_seed())
+        return done
+
+    monkeypatch.setattr(LanguageModeling, "training_step", training_step)
+    train_tiny(tmp_path / "run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
+    assert numbers == [0, 1, 2, 0, 1, 2]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_run_resumes_with_another_number_of_micro_batches(
     at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     train_tiny(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
-    # Five parts: Lightning's count of batches is no multiple of both.
+    # Five micro-batches: Lightning's count of batches is not a multiple of both.
     train_tiny(run, *STEP, "data.tokens_per_batch=410", "trainer.max_steps=4")
     train_tiny(run, *STEP, "data.tokens_per_batch=2048")
     assert places(run) == places(at_once)
@@ -77,16 +97,16 @@ def test_the_size_of_a_step_is_the_recipe(
 ) -> None:
     with pytest.raises(UserError, match=r"trainer\.tokens_per_step=2048, not 4096"):
         train_tiny(at_once, *STEP, "trainer.tokens_per_step=4096", "data.tokens_per_batch=2048")
-    with pytest.raises(UserError, match=r"leave trainer\.accumulate=2 out"):
-        train_tiny(tmp_path / "run", *STEP, "trainer.accumulate=2")
+    with pytest.raises(UserError, match=r"leave trainer\.accumulate_grad_batches=2 out"):
+        train_tiny(tmp_path / "run", *STEP, "trainer.accumulate_grad_batches=2")
 
 
 # Ranks are forks of one process that has imported everything and computed nothing.
 PROGRAM = """
 import os, socket, sys
 import torch
-import protlm.train as command
-from protlm.build import compose
+import protlm.commands.train as command
+from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.training.module import LanguageModeling
 import pytorch_lightning, protlm.model.pretrained
@@ -132,13 +152,13 @@ for world, parts in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (2, 2)):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float64", 1e-7)])
-def test_ranks_and_parts_have_the_same_gradient(
+def test_ranks_and_micro_batches_have_the_same_gradient(
     dtype: str, tolerance: float, tiny_data: Path, tmp_path: Path
 ) -> None:
     settings = ["model=tiny", "attention=softmax", f"data.dir={tiny_data}", "data.max_length=256"]
     settings += ["trainer.accelerator=cpu", "trainer.tokens_per_step=2048", "trainer.max_steps=1"]
-    # Few targets, and very different numbers of them in the rows.
-    settings += ["schedule.warmup_steps=0", "objective.fraction=0.03"]
+    # Few targets, and very different numbers of targets per row.
+    settings += ["schedule.warmup_steps=0", "objective.mask_fraction=0.03"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, dtype, *settings],

@@ -1,1 +1,1 @@
-"""What the attention-free transformers share: sums of exponentials, windows, position biases."""
+"""The common parts of the attention-free transformers: sums, windows, biases, decoding."""

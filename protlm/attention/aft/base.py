@@ -1,4 +1,4 @@
-"""What the attention-free transformers do alike: gate, masks and map."""
+"""The common part of the attention-free transformers: gate, masks and map."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -10,22 +10,29 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.aft.sums import floor_of
-from protlm.attention.base import Attention
-from protlm.attention.masking import visible_keys, zero_padding
-from protlm.attention.precision import full_precision, wide
+from protlm.attention.base import Attention, QueryKeyNorms
+from protlm.attention.ops.masking import visible_keys, zero_padding
+from protlm.attention.ops.numerics import no_autocast, upcast
 
 # (heads, exponents, values) -> means without the gate; the tensors are (B, H, L, channels).
 Mixer = Callable[[slice, Tensor, Tensor], Tensor]
 
-# The values of some heads are this many numbers: on a CPU what stays in its cache.
+# Elements of the values of heads that are computed together; on a CPU they fit into its cache.
 _CPU_NUMBERS, _GPU_NUMBERS = 1 << 18, 1 << 28
 
 
 class AttentionFree(Attention):
-    """Y_i = σ(q_i) ⊙ Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij), x = k, by channel."""
+    """Base of mechanisms Y_i = σ(q_i) ⊙ Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij), x = k.
+
+    Rotary positions are not applied: they are meant for products of queries and keys, and there are
+    none here. With rotated keys the weight e^x would depend on the absolute position, up to
+    15-fold.
+    """
 
     supports_bidirectional = True
     supports_causal = True
+    qk_norm = QueryKeyNorms.none
+    takes_rotary: ClassVar[bool] = False
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i before the gate, mean over the head's channels"
     )
@@ -47,7 +54,7 @@ class AttentionFree(Attention):
         """
         self._refuse_longer(q_BHLK.shape[2])
         assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
-        with full_precision(v_BHLC):
+        with no_autocast(v_BHLC):
             return self._outputs(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal=causal)
 
     @torch.no_grad()
@@ -61,7 +68,7 @@ class AttentionFree(Attention):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """The map or a block of its rows, in float32 (float64 for float64 keys).
+        """Returns the map or a block of its rows, in float32 (float64 for float64 keys).
 
         Raises:
             UserError: more than `max_length` positions, where there are tables.
@@ -70,7 +77,7 @@ class AttentionFree(Attention):
         self._refuse_longer(length)
         rows = slice(None) if rows is None else rows
         hidden_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
-        with full_precision(k_BHLK):
+        with no_autocast(k_BHLK):
             exponents = self._masked_exponents(k_BHLK, mask_BL)
             bias = self._bias(rows, length, causal=causal)
             # One channel at a time, since a channel has as many weights as a map.
@@ -84,13 +91,13 @@ class AttentionFree(Attention):
     def _outputs(
         self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
     ) -> Tensor:
-        """All heads, some at a time."""
+        """Computes all heads, some at a time."""
         means_of = self._mixer(q_BHLK.shape[2], causal=causal)
         size = _heads_at_a_time(v_BHLC)
-        # The gradient of a split is one tensor; slices would each have one of all heads.
+        # The gradient of a split is one tensor; every slice would have one for all heads.
         groups = zip(*(x.split(size, dim=1) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         outs = [
-            # What a group of heads makes on the way is made again in the backward pass, not kept.
+            # Intermediate results are recomputed in the backward pass, not stored.
             checkpoint(
                 self._gated_means,
                 *group,
@@ -112,28 +119,28 @@ class AttentionFree(Attention):
         means_of: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         exponents = self._masked_exponents(k_BHLK, mask_BL)
-        means_BHLC = means_of(exponents, wide(zero_padding(v_BHLC, mask_BL)))
-        gate_BHLK = wide(zero_padding(q_BHLK, mask_BL)).sigmoid()
+        means_BHLC = means_of(exponents, upcast(zero_padding(v_BHLC, mask_BL)))
+        gate_BHLK = upcast(zero_padding(q_BHLK, mask_BL)).sigmoid()
         return zero_padding(gate_BHLK * means_BHLC, mask_BL).to(v_BHLC.dtype)
 
     def _masked_exponents(self, k_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
-        exponents = self._exponents(wide(zero_padding(k_BHLK, mask_BL)))
+        exponents = self._exponents(upcast(zero_padding(k_BHLK, mask_BL)))
         return exponents.masked_fill(~mask_BL[:, None, :, None], floor_of(k_BHLK))
 
-    def _exponents(self, k_BHLK: Tensor) -> Tensor:
-        """x of every channel, or (B, H, L, 1) where it is one for all channels."""
-        return k_BHLK
+    def _exponents(self, keys: Tensor) -> Tensor:
+        """Returns x for keys (..., K): of every channel, or (..., 1) if one for all channels."""
+        return keys
 
     @abstractmethod
     def _mixer(self, length: int, *, causal: bool) -> Mixer:
-        """What takes the exponents and values of some heads to the means, for inputs of a length.
+        """Returns the function from exponents and values of some heads to means, for one length.
 
-        Exponents at padding are very low, values there 0.
+        Exponents at padding are very low, values there are 0.
         """
 
     @abstractmethod
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
-        """w of some rows, to broadcast to HML; void where a row cannot see a key."""
+        """Returns w of some rows, broadcastable to HML; any value where a row cannot see a key."""
 
 
 def _heads_at_a_time(v_BHLC: Tensor) -> int:

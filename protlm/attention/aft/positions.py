@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.blocks import to_blocks, with_neighbours
-from protlm.attention.precision import wide
-from protlm.errors import UserError
+from protlm.attention.ops.blocks import to_blocks, with_neighbors
+from protlm.attention.ops.numerics import upcast
+from protlm.attention.ops.options import require_at_least
 
 _STANDARD_DEVIATION = 0.01
 
 
 class PositionBiases(nn.Module):
-    """w = u vᵀ, one for all channels.
+    """Tables u and v of the biases w = u vᵀ, which all channels use.
 
     Args:
-        max_length: positions that there are biases of.
+        max_length: number of rows of u and of v.
         rank: width d' of u and v.
 
     Raises:
@@ -23,28 +23,25 @@ class PositionBiases(nn.Module):
 
     def __init__(self, *, max_length: int, rank: int) -> None:
         super().__init__()
-        if rank < 1:
-            raise UserError(
-                f"attention.rank={rank} must be at least 1, a whole number; type attention.rank=128"
-            )
-        # The rows of u and of v; the letters are the paper's.
+        require_at_least("rank", rank, 1, example=128)
+        # The letters are the paper's.
         self.u = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
         self.v = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
 
     def rows(self, rows: slice, length: int) -> Tensor:
-        """The biases of some rows and the first `length` keys, ML."""
+        """Returns the biases of some rows and the first `length` keys, ML."""
         return rows_of_biases(rows, length, self.u, self.v)
 
     def blocks(self, length: int, size: int, *, causal: bool) -> Tensor:
-        """Those of each block's rows and the keys of it and its neighbours.
+        """Returns the biases of each block's rows and the keys of the block and its neighbors.
 
         Returns:
             (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
         """
-        u, v = (to_blocks(wide(x[None, None, :length]), size) for x in (self.u, self.v))
-        return (u @ with_neighbours(v, before=1, after=0 if causal else 1).mT)[0]
+        u, v = (to_blocks(upcast(x[None, None, :length]), size) for x in (self.u, self.v))
+        return (u @ with_neighbors(v, before=1, after=0 if causal else 1).mT)[0]
 
 
 def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
-    """The biases u vᵀ of some rows and the first `length` keys, ML."""
-    return wide(u[:length])[rows] @ wide(v[:length]).mT
+    """Returns the biases u vᵀ of some rows and the first `length` keys, ML."""
+    return upcast(u[:length])[rows] @ upcast(v[:length]).mT

@@ -7,24 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.precision import wide_dtype
+from protlm.attention.ops.numerics import accum_dtype
 
-# Rows that running sums take one after the other, those of many blocks at a time.
+# Rows of a block that running sums process one after the other, in all blocks in parallel.
 _STEPS = 16
 
 
 def floor_of(x: Tensor) -> float:
-    """The exponent of a position without weight: finite, so that none minus none is not NaN."""
-    return torch.finfo(wide_dtype(x)).min / 4
+    """Returns the exponent of a position of weight 0: finite, so that differences are not NaN."""
+    return torch.finfo(accum_dtype(x)).min / 4
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Σ_j e^(x_j - r) v_j and Σ_j e^(x_j - r) beside the reference r, (..., rows, channels).
+class SoftmaxSums:
+    """The sums Σ_j e^(x_j - r) v_j and Σ_j e^(x_j - r) and their reference r.
 
-    The reference is the largest exponent x_j, about: it cancels in the mean, and so it carries no
-    gradient. The denominator may have one channel for all those of the numerator, and the
-    reference one row for all. The first axis counts samples, as in a `State`.
+    The shapes are (..., rows, channels). The reference is about the largest exponent x_j; it
+    cancels in the mean, and so it has no gradient. The denominator may have one channel for all
+    those of the numerator, and the reference may have one row for all. The first axis counts
+    samples, as in a `State`.
     """
 
     reference: Tensor
@@ -32,8 +33,8 @@ class Sums:
     denominator: Tensor
 
     @classmethod
-    def none(cls, exponents: Tensor, values: Tensor) -> "Sums":
-        """Sums over nothing, of the shapes of the exponents and the values."""
+    def none(cls, exponents: Tensor, values: Tensor) -> "SoftmaxSums":
+        """Creates empty sums, of the shapes of the exponents and the values."""
         return cls(
             torch.full_like(exponents, floor_of(exponents)),
             torch.zeros_like(values),
@@ -41,53 +42,54 @@ class Sums:
         )
 
     @classmethod
-    def terms(cls, exponents: Tensor, values: Tensor) -> "Sums":
-        """One term in each row, with one reference for all rows."""
+    def terms(cls, exponents: Tensor, values: Tensor) -> "SoftmaxSums":
+        """Creates one term in each row, with one reference for all rows."""
         reference = exponents.detach().amax(dim=-2, keepdim=True)
         weights = (exponents - reference).exp()
         return cls(reference, weights * values, weights)
 
-    def __getitem__(self, rows_B: Tensor) -> "Sums":
+    def __getitem__(self, rows_B: Tensor) -> "SoftmaxSums":
         """See `State`."""
         return self.each(lambda x: x[rows_B])
 
-    def each(self, function: Callable[[Tensor], Tensor]) -> "Sums":
-        """A function of each of the three tensors."""
-        return Sums(function(self.reference), function(self.numerator), function(self.denominator))
+    def each(self, function: Callable[[Tensor], Tensor]) -> "SoftmaxSums":
+        """Applies a function to each of the three tensors."""
+        tensors = (self.reference, self.numerator, self.denominator)
+        return SoftmaxSums(*map(function, tensors))
 
-    def total(self) -> "Sums":
-        """The sum over the rows, which have one reference."""
+    def total(self) -> "SoftmaxSums":
+        """Sums over the rows, which have one reference."""
         numerator, denominator = (
             x.sum(dim=-2, keepdim=True) for x in (self.numerator, self.denominator)
         )
-        return Sums(self.reference, numerator, denominator)
+        return SoftmaxSums(self.reference, numerator, denominator)
 
-    def mixed(self, weights: Tensor) -> "Sums":
+    def mixed(self, weights: Tensor) -> "SoftmaxSums":
         """Sums over the rows, which have one reference, with weights (..., rows out, rows in)."""
-        # Axes that the weights lack, or have in size 1, are laid beside the channels: every
-        # matrix of weights is used in one product for all of them, and never copied.
+        # Axes that the weights lack, or have in size 1, are joined with the channels: every matrix
+        # of weights is used in one product for all of them, and never copied.
         numerator, denominator = (
             torch.einsum("...ml,b...lc->b...mc", weights, x)
             for x in (self.numerator, self.denominator)
         )
-        return Sums(self.reference, numerator, denominator)
+        return SoftmaxSums(self.reference, numerator, denominator)
 
-    def scaled(self, factors: Tensor) -> "Sums":
-        """The sums times factors."""
-        return Sums(self.reference, factors * self.numerator, factors * self.denominator)
+    def scaled(self, factors: Tensor) -> "SoftmaxSums":
+        """Multiplies the sums by factors."""
+        return SoftmaxSums(self.reference, factors * self.numerator, factors * self.denominator)
 
-    def plus(self, other: "Sums") -> "Sums":
-        """Both sums together, beside the larger reference."""
+    def plus(self, other: "SoftmaxSums") -> "SoftmaxSums":
+        """Adds two sums, with the larger reference."""
         reference = torch.maximum(self.reference, other.reference)
         mine, others = ((x.reference - reference).exp() for x in (self, other))
-        return Sums(
+        return SoftmaxSums(
             reference,
             self.numerator * mine + other.numerator * others,
             self.denominator * mine + other.denominator * others,
         )
 
-    def shifted(self, count: int, dim: int) -> "Sums":
-        """Moved on by `count` places along an axis; the first places have no sum."""
+    def shifted(self, count: int, dim: int) -> "SoftmaxSums":
+        """Moves the sums by `count` places along an axis; the first places have empty sums."""
         padding = [0, 0] * (-dim - 1) + [count, 0]
         length = self.numerator.shape[dim]
         reference, numerator, denominator = (
@@ -98,18 +100,18 @@ class Sums:
                 (self.denominator, 0.0),
             )
         )
-        return Sums(reference, numerator, denominator)
+        return SoftmaxSums(reference, numerator, denominator)
 
-    def running(self) -> "Sums":
-        """The sums of each row and all before it, in a time that grows with the rows.
+    def running(self) -> "SoftmaxSums":
+        """Computes the sums of each row and all before it, in time linear in the rows.
 
-        A row sees nothing after it, so no later exponent makes an earlier sum vanish.
+        A row does not depend on later rows, so no later exponent makes an earlier sum underflow.
         """
         length = self.numerator.shape[-2]
         if length <= _STEPS:
             return self._scan()
         missing = -length % _STEPS
-        filled = Sums(
+        filled = SoftmaxSums(
             F.pad(self.reference, (0, 0, 0, missing), value=floor_of(self.reference)),
             F.pad(self.numerator, (0, 0, 0, missing)),
             F.pad(self.denominator, (0, 0, 0, missing)),
@@ -119,8 +121,8 @@ class Sums:
         sums = within.plus(before.each(lambda x: x[..., None, :]))
         return sums.each(lambda x: x.flatten(-3, -2)[..., :length, :])
 
-    def _scan(self) -> "Sums":
-        """`running`, one row after the other."""
+    def _scan(self) -> "SoftmaxSums":
+        """Computes `running` one row after the other."""
         reference = self.reference.cummax(dim=-2).values
         own = self.scaled((self.reference - reference).exp())
         decay = (reference[..., :-1, :] - reference[..., 1:, :]).exp()
@@ -132,22 +134,22 @@ class Sums:
                 sums.append(torch.addcmul(term, sums[-1], factor))
             return torch.stack(sums, dim=-2)
 
-        return Sums(reference, accumulate(own.numerator), accumulate(own.denominator))
+        return SoftmaxSums(reference, accumulate(own.numerator), accumulate(own.denominator))
 
     def mean(self) -> Tensor:
-        """The weighted mean; 0 where there is no weight."""
-        # A little above the smallest number, gradients would not be finite (`inverse_of_weight`).
+        """Computes the weighted mean; 0 where there is no weight."""
+        # Near the smallest normal number, gradients would not be finite (`inverse_of_weight`).
         has_none = self.denominator <= torch.finfo(self.denominator.dtype).tiny * 2**27
         return self.numerator / self.denominator.masked_fill(has_none, torch.inf)
 
 
-def triangle(exponents: Tensor, values: Tensor, weights: Tensor) -> Sums:
-    """Row i's sums over j ≤ i of weights_ij e^(x_j), in blocks of a power of two of rows.
+def triangle(exponents: Tensor, values: Tensor, weights: Tensor) -> SoftmaxSums:
+    """Computes row i's sums over j ≤ i of weights_ij e^(x_j), in blocks of a power of two of rows.
 
-    Rows of the second half see all keys of the first: there a product with one reference, the
-    largest exponent of that half, loses nothing that matters to any of them. The two triangles that
-    remain are smaller ones. One reference for the whole block would lose a row whose own keys are
-    far below a later one.
+    Rows of the second half see all keys of the first half, so that a product with one reference,
+    the largest exponent of the first half, loses nothing that matters to any of them. Two smaller
+    triangles remain. One reference for the whole block would lose a row whose own keys are far
+    below a later one.
 
     Args:
         exponents: x, (..., rows, channels or 1).
@@ -156,16 +158,16 @@ def triangle(exponents: Tensor, values: Tensor, weights: Tensor) -> Sums:
     """
     size = exponents.shape[-2]
     if size == 1:
-        return Sums.terms(exponents, values).scaled(weights)
+        return SoftmaxSums.terms(exponents, values).scaled(weights)
     halves = (2, size // 2)
     x, v = exponents.unflatten(-2, halves), values.unflatten(-2, halves)
     quarters = weights.unflatten(-1, halves).unflatten(-3, halves)
     inner = quarters.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
     sums = triangle(x, v, inner)
     first, second = (sums.each(lambda x, half=half: x[..., half, :, :]) for half in (0, 1))
-    before = Sums.terms(x[..., 0, :, :], v[..., 0, :, :]).mixed(quarters[..., 1, :, 0, :])
+    before = SoftmaxSums.terms(x[..., 0, :, :], v[..., 0, :, :]).mixed(quarters[..., 1, :, 0, :])
     second = second.plus(before)
-    return Sums(
+    return SoftmaxSums(
         torch.cat([first.reference, second.reference], dim=-2),
         torch.cat([first.numerator, second.numerator], dim=-2),
         torch.cat([first.denominator, second.denominator], dim=-2),

@@ -1,4 +1,4 @@
-"""Means in linear time where only pairs of near positions have a bias, and all others have none."""
+"""Means in linear time where only pairs of near positions have a bias."""
 
 from typing import NamedTuple, Self
 
@@ -6,25 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.aft.sums import Sums, floor_of, triangle
-from protlm.attention.blocks import from_blocks, to_blocks, with_neighbours
+from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
+from protlm.attention.ops.blocks import from_blocks, to_blocks, with_neighbors
 
-# A smaller block has products too small to be worth a call.
+# The products of smaller blocks would be too small to be efficient.
 _SMALLEST_BLOCK = 32
 
 
 def power_of_two(count: int) -> int:
-    """The least power of two that is at least the count."""
+    """Returns the smallest power of two that is at least the count."""
     return 1 << (count - 1).bit_length()
 
 
 def block_size(window: int, length: int) -> int:
-    """A power of two of positions, so that a window reaches no farther than the next block."""
+    """Returns a power of two, so that a window reaches no farther than the next block."""
     return power_of_two(max(min(window, length), _SMALLEST_BLOCK))
 
 
 def offsets(size: int, *, causal: bool, device: torch.device) -> Tensor:
-    """i - j of a block's rows i and the keys j of it and its neighbours.
+    """Returns i - j of a block's rows i and the keys j of the block and its neighbors.
 
     Returns:
         (size, 2 size) for the block before and its own, or, unless causal, (size, 3 size) with the
@@ -36,14 +36,14 @@ def offsets(size: int, *, causal: bool, device: torch.device) -> Tensor:
 
 
 class WindowWeights(NamedTuple):
-    """e^w of near pairs, (H or 1, blocks or 1, M, 2M or 3M), and of all others, (.., .., M, 1)."""
+    """Weights e^w of near pairs, (H or 1, blocks or 1, M, 2M or 3M), and others, (.., .., M, 1)."""
 
     near: Tensor
     far: Tensor
 
     @classmethod
     def of(cls, bias: Tensor) -> Self:
-        """From the biases w of the pairs of `offsets`; for all others w = 0."""
+        """Converts the biases w of the pairs of `offsets`; all other pairs have w = 0."""
         # A factor of the row cancels in the mean.
         largest = bias.detach().amax(dim=-1, keepdim=True).clamp(min=0)
         return cls((bias - largest).exp(), (-largest).exp())
@@ -52,12 +52,12 @@ class WindowWeights(NamedTuple):
 def windowed_means(
     weights: WindowWeights, heads: slice, exponents: Tensor, values: Tensor, *, causal: bool
 ) -> Tensor:
-    """Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij) for each i, over all j, or all j ≤ i.
+    """Computes Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij) for each i, over all j or j ≤ i.
 
     Args:
         weights: e^w of all heads.
-        heads: those of the exponents and values.
-        exponents: x, (B, H, L, K), or (B, H, L, 1) for all channels alike.
+        heads: the heads of the exponents and values.
+        exponents: x, (B, H, L, K), or (B, H, L, 1) if all channels have the same.
         values: (B, H, L, C).
         causal: whether row i sees only j ≤ i.
     """
@@ -69,33 +69,33 @@ def windowed_means(
     return from_blocks(sums.mean(), values.shape[2])
 
 
-def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> Sums:
-    """The sums of every row over all positions; tensors are (B, H, blocks, M, channels)."""
+def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxSums:
+    """Computes the sums of every row over all positions: (B, H, blocks, M, channels)."""
     reference = exponents.detach().amax(dim=(-3, -2), keepdim=True)
     terms = (exponents - reference).exp()
 
     def over_all(terms: Tensor) -> Tensor:
         near = torch.einsum(
-            "...ml,b...lc->b...mc", weights.near, with_neighbours(terms, before=1, after=1)
+            "...ml,b...lc->b...mc", weights.near, with_neighbors(terms, before=1, after=1)
         )
         totals = terms.sum(dim=-2, keepdim=True)
         before, after = (_before_previous(x) for x in (totals, totals.flip(-3)))
         return near + weights.far * (before + after.flip(-3))
 
-    return Sums(reference, over_all(terms * values), over_all(terms))
+    return SoftmaxSums(reference, over_all(terms * values), over_all(terms))
 
 
 def _before_previous(totals: Tensor) -> Tensor:
-    """The sums of the totals of all blocks before the previous one."""
+    """Computes the sums of the totals of all blocks before the previous one."""
     return F.pad(totals.cumsum(dim=-3), (0, 0, 0, 0, 2, 0))[..., : totals.shape[-3], :, :]
 
 
-def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> Sums:
-    """The sums of every row over the positions up to it.
+def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxSums:
+    """Computes the sums of every row over the positions up to it.
 
-    Each part has a reference of its own, and sees nothing after the row.
+    Each part has its own reference, and does not depend on what follows the row.
     """
-    terms = Sums.terms(exponents, values)
+    terms = SoftmaxSums.terms(exponents, values)
     totals = terms.total().each(lambda x: x.squeeze(-2))
     far = totals.running().shifted(2, -2).each(lambda x: x[..., None, :])
     previous, own = weights.near.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Records of sequence files, and the tally of what was rejected or changed on the way."""
+"""Records of sequence files, and counts of rejected and changed records."""
 
 from protlm.data.records.block import Block
 from protlm.data.records.file import SequenceFile, read_records

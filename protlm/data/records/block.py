@@ -1,4 +1,4 @@
-"""A piece of a sequence file that holds whole records, and what is the same for every format."""
+"""A piece of a sequence file with whole records, and the code common to all formats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from protlm.data.records.residues import NUCLEOTIDES
 from protlm.data.records.tally import Tally
 from protlm.errors import InputDataError
 
-_NUCLEOTIDE_SHARE, _NUCLEOTIDE_RECORDS, _NUCLEOTIDE_LETTERS = 0.95, 1_000, 50
+_NUCLEOTIDE_FRACTION, _NUCLEOTIDE_RECORDS, _NUCLEOTIDE_LETTERS = 0.95, 1_000, 50
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the records of a file stand in it, as its first bytes tell.
+class RecordFormat:
+    """The structure of a file of records, recognized by its first bytes.
 
     Args:
-        block: what parses them.
-        marker: what a record begins with; a line end at its start belongs to the record before.
-        max_record: the longest record that is certain to be kept whole, in bytes.
-        num_skipped: bytes before the first record.
-        head, tail: what a block needs around it to be parsed (XML: the tags of the root).
+        block: class of the blocks, which parses the records.
+        marker: bytes at the start of a record; a leading line end belongs to the previous record.
+        max_record: maximum size of a record that is never truncated, in bytes.
+        num_skipped: number of bytes before the first record.
+        head, tail: bytes that must surround a block for parsing (XML: the tags of the root).
     """
 
     block: type["Block"]
@@ -40,15 +40,15 @@ class Block(ABC):
     """Whole records of a sequence file, as bytes; small, picklable, and parsed by any process.
 
     Args:
-        source: the file's path, or `standard input`.
-        line: the line of the file where the data begin, counted from 1.
-        data: the bytes, decompressed, line ends of every kind made `\\n`.
-        layout: how records stand in them.
-        options: what is taken besides what is right.
-        is_first: the file begins with it.
-        is_last: the file ends with it.
-        is_cut: its last record is so long that its end is left out.
-        has_mark: a byte order mark stood before the data.
+        source: path of the file, or `standard input`.
+        line: line of the file at which the data begin, counted from 1.
+        data: decompressed bytes, with all line ends converted to `\\n`.
+        layout: structure of the file.
+        options: which deviations from the formats are accepted.
+        is_first: whether this is the first block of the file.
+        is_last: whether this is the last block of the file.
+        is_cut: whether the last record is truncated because of its length.
+        has_mark: whether a byte order mark preceded the data.
     """
 
     format: ClassVar[str]
@@ -56,7 +56,7 @@ class Block(ABC):
     source: str
     line: int
     data: bytes
-    layout: Layout
+    layout: RecordFormat
     options: ReadOptions = STRICT
     is_first: bool = False
     is_last: bool = False
@@ -65,38 +65,38 @@ class Block(ABC):
 
     @property
     def file(self) -> str:
-        """The file's name, without its folder."""
+        """Name of the file, without its folder."""
         return PurePath(self.source).name
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the file."""
+        """Whether the block is the complete file."""
         return self.is_first and self.is_last and not self.is_cut
 
     def records(self, tally: Tally) -> Iterator[Record]:
-        """Yields the records that can be used, and counts all of them in `tally`.
+        """Yields the usable records, and counts all records in `tally`.
 
         Raises:
-            InputDataError: the data cannot be of this format, or (in the first block, and unless
-                nucleotides are allowed) the first 1,000 records read like DNA or RNA.
+            InputDataError: the data are not in this format, or (in the first block, and unless
+                nucleotides are allowed) the first 1,000 records look like DNA or RNA.
         """
         if self.has_mark:
             tally.change("byte order mark removed")
         records = self._without_cut(tally) if self.is_cut else self._records(self.data, tally)
         if not self.is_first or self.options.allow_nucleotides:
             return records
-        # The nucleotides of a file are found out before its first record is used.
+        # Nucleotides are detected before the first record is used.
         first = list(islice(records, _NUCLEOTIDE_RECORDS))
         self._refuse_nucleotides(first)
         return chain(first, records)
 
     @abstractmethod
     def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
-        """The records of the data, which begin where the block's do."""
+        """Yields the records of the data, which begin at the start of the block."""
 
     @abstractmethod
     def _identify(self, record: bytes) -> tuple[str, str]:
-        """Identifier of a record that was cut short, and the reason why it cannot be used."""
+        """Returns the identifier of a truncated record, and the reason for rejecting it."""
 
     def _without_cut(self, tally: Tally) -> Iterator[Record]:
         line_end = self.layout.marker.startswith(b"\n")
@@ -113,10 +113,10 @@ class Block(ABC):
     def _refuse_nucleotides(self, records: list[Record]) -> None:
         letters = "".join(record.sequence for record in records).encode()
         num_others = len(letters.translate(None, NUCLEOTIDES))
-        share = 1 - num_others / max(len(letters), 1)
-        if len(letters) >= _NUCLEOTIDE_LETTERS and share >= _NUCLEOTIDE_SHARE:
+        fraction = 1 - num_others / max(len(letters), 1)
+        if len(letters) >= _NUCLEOTIDE_LETTERS and fraction >= _NUCLEOTIDE_FRACTION:
             raise InputDataError(
-                f"{self.source}: {share:.0%} of the letters of the first {len(records):,} records "
-                "are ACGTUN: this looks like DNA or RNA; translate it first "
-                "(only protlm prepare takes --allow-nucleotides)"
+                f"{self.source}: {fraction:.0%} of the letters of the first {len(records):,} "
+                "records are ACGTUN: this looks like DNA or RNA; translate it first "
+                "(only protlm prepare has --allow-nucleotides)"
             )

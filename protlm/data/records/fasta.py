@@ -1,4 +1,4 @@
-"""FASTA records: Biopython's parser inside, strict and counting where that parser is silent."""
+"""FASTA records, read by Biopython's parser with additional checks and counts."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,24 +8,24 @@ from typing import ClassVar, NoReturn, TypeAlias, final
 import numpy as np
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from protlm.data.records.block import Block, Layout
-from protlm.data.records.foreign import foreign_format
+from protlm.data.records.block import Block, RecordFormat
+from protlm.data.records.format_detection import foreign_format
 from protlm.data.records.headers import (
     MAX_HEADER,
     ORIGIN_SIGNS,
     UNIPROT,
     identifier_of,
     origin_of,
-    storable,
+    sanitize_header,
 )
 from protlm.data.records.record import ReadOptions, Record
 from protlm.data.records.residues import TOO_LONG, are_standard, residues
 from protlm.data.records.tally import Tally
 from protlm.errors import InputDataError
 
-# Records that are looked at together: as few as one that is unusual should keep from that.
+# Records checked together; a single unusual record sends all of them down the slow path.
 _BATCH = 32
-# The line where a record begins, and its header and letters.
+# The line number of a record, and its header and letters.
 _Numbered: TypeAlias = tuple[int, tuple[str, str]]
 _COMMENT_SIGNS = (b";", b"#", b"!")
 _COMMENT = re.compile(rb"^[;#!].*", re.MULTILINE)
@@ -39,10 +39,10 @@ class FastaBlock(Block):
 
     def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
         data = self._checked(data)
-        # The parser does not tell where a record began.
+        # The parser does not return line numbers.
         begins = _header_lines(data, self.line)
-        # Nor does it know lines without even a line end: blank ones are left out.
-        # And at the ends of lines it drops white space of Unicode: as bytes that would be rejected.
+        # It cannot handle empty strings, so blank lines are left out. It strips Unicode white space
+        # at the ends of lines, which must be rejected; decoding to ASCII keeps it as surrogates.
         lines = filter(None, data.decode("ascii", "surrogateescape").split("\n"))
         numbered = zip(begins, SimpleFastaParser(lines), strict=True)
         while some := list(islice(numbered, _BATCH)):
@@ -50,7 +50,7 @@ class FastaBlock(Block):
             yield from self._usual(some, tally) or self._one_by_one(some, tally)
 
     def _usual(self, some: Sequence[_Numbered], tally: Tally) -> list[Record]:
-        """All of them at once, if nothing but a name is to be looked for in any; else none."""
+        """Converts records together if all need only an identifier; otherwise returns none."""
         numbers, pairs = zip(*some, strict=True)
         titles, letters = zip(*pairs, strict=True)
         text = "".join(titles)
@@ -70,13 +70,13 @@ class FastaBlock(Block):
         ]
         unknown = repeat(None)
         fields = zip(identifiers, titles, letters, numbers, unknown, unknown, unknown, strict=False)
-        # As `Record(...)`, in a third of the time.
+        # Equivalent to `Record(...)`, three times as fast.
         return [tuple.__new__(Record, values) for values in fields]
 
     def _one_by_one(self, some: Sequence[_Numbered], tally: Tally) -> Iterator[Record]:
         for line, (title, letters) in some:
             is_usual = title.isascii() and len(title) <= MAX_HEADER
-            header = title if is_usual else storable(_as_utf8(title), tally)
+            header = title if is_usual else sanitize_header(_as_utf8(title), tally)
             identifier = identifier_of(header, line, tally)
             sequence, reason = residues(letters, tally, self.options)
             if reason:
@@ -88,15 +88,15 @@ class FastaBlock(Block):
 
     def _identify(self, record: bytes) -> tuple[str, str]:
         title, line_end, _ = record[1:].partition(b"\n")
-        header = storable(title.decode("utf-8", "surrogateescape"), Tally())
+        header = sanitize_header(title.decode("utf-8", "surrogateescape"), Tally())
         reason = TOO_LONG if line_end else f"header of more than {self.layout.max_record:,} bytes"
         return identifier_of(header, 0, Tally()), reason
 
     def _checked(self, data: bytes) -> bytes:
-        """The data without comments, where those are allowed, and with nothing but records."""
+        """Returns the data without allowed comments; rejects anything before the first record."""
         if self.options.allow_comments:
             data = _COMMENT.sub(b"", data)
-        # Looking for one byte is so much faster that it pays to look twice.
+        # Searching for one byte is much faster, so it is done first.
         elif b";" in data and (line_end := data.find(b"\n;")) >= 0:
             self._refuse(data, line_end + 1)
         records = data.lstrip()
@@ -104,8 +104,8 @@ class FastaBlock(Block):
         if records and not records.startswith(b">"):
             self._refuse(data, begin)
         if not records and self.is_whole:
-            raise InputDataError(f"{self.source}: the file holds comments, and no record")
-        # The parser passes over a header that has white space before it.
+            raise InputDataError(f"{self.source}: the file contains comments, and no record")
+        # The parser ignores a header that follows white space.
         return b"\n" * data.count(b"\n", 0, begin) + records
 
     def _refuse(self, data: bytes, position: int) -> NoReturn:
@@ -118,20 +118,20 @@ def _may_tell_origin(text: str) -> bool:
 
 
 def _as_utf8(title: str) -> str:
-    """The header in UTF-8, where ASCII escapes all other bytes."""
+    """Decodes a header, which was decoded as ASCII with surrogates, as UTF-8."""
     return title.encode("ascii", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def _header_lines(data: bytes, first: int) -> list[int]:
-    """The numbers of the lines that begin with `>`, where `first` is that of the first line."""
+    """Returns the numbers of the lines that begin with `>`; the first line has number `first`."""
     letters = np.frombuffer(data, np.uint8)
     line_ends = np.flatnonzero(letters[:-1] == ord("\n"))
     begins = np.flatnonzero(letters[line_ends + 1] == ord(">")) + (first + 1)
     return [first] * data.startswith(b">") + begins.tolist()
 
 
-def fasta_layout(start: bytes, options: ReadOptions) -> Layout | None:
-    """How a FASTA file is laid out, or None if this is the start of something else."""
+def fasta_layout(start: bytes, options: ReadOptions) -> RecordFormat | None:
+    """Returns the structure of a FASTA file, or None if the file has another format."""
     if not start.startswith((b">", *(_COMMENT_SIGNS if options.allow_comments else ()))):
         return None
-    return Layout(FastaBlock, marker=b"\n>", max_record=4 << 20)
+    return RecordFormat(FastaBlock, marker=b"\n>", max_record=4 << 20)

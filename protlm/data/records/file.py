@@ -1,4 +1,4 @@
-"""A sequence file of any format that protlm reads: what it is, its first bytes decide."""
+"""A sequence file of any supported format, recognized by its first bytes."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -6,25 +6,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from protlm.data.records import cutting
-from protlm.data.records.block import Block, Layout
-from protlm.data.records.cutting import cut
+from protlm.data.records import splitting
+from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.fasta import fasta_layout
-from protlm.data.records.foreign import foreign_format
+from protlm.data.records.format_detection import foreign_format
 from protlm.data.records.record import STRICT, ReadOptions, Record
 from protlm.data.records.source import ByteSource
+from protlm.data.records.splitting import cut
 from protlm.data.records.swissprot import swissprot_layout
 from protlm.data.records.tally import Tally
 from protlm.data.records.uniprot_xml import xml_layout
 from protlm.errors import InputDataError
 
-# As many bytes hold what stands before the first entry of an XML file.
+# Bytes that include everything before the first entry of an XML file.
 _START_BYTES = 1 << 16
 _KNOWN = "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plain or gzip"
 
 
 class SequenceFile:
-    """A file of proteins, opened: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
+    """An open file of proteins: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
 
     >>> from protlm.paths import sample_dir
     >>> tally = Tally()
@@ -35,10 +35,10 @@ class SequenceFile:
 
     Args:
         path: the file; `-` is standard input.
-        options: what is taken besides what is right.
+        options: which deviations from the formats are accepted.
 
     Raises:
-        InputDataError: the file is missing, empty, of another format, or damaged; from the
+        InputDataError: the file is missing, empty, damaged, or has another format; raised by the
             constructor and while reading.
     """
 
@@ -50,7 +50,7 @@ class SequenceFile:
         try:
             self._chunks = _with_unix_line_ends(self._source.chunks())
             self._start, self._line = self._beginning()
-            self._layout = self._recognised()
+            self._layout = self._recognized()
         except BaseException:
             self._source.close()
             raise
@@ -62,25 +62,25 @@ class SequenceFile:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the file's bytes, in hexadecimal, after the last block."""
+        """SHA-256 of the file in hexadecimal; complete after the last block."""
         return self._source.sha256
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of the file, packed or not, were read; after the last block all."""
+        """Number of raw bytes that were read; all of them after the last block."""
         return self._source.num_bytes
 
     def blocks(self) -> Iterator[Block]:
-        """Yields the file in pieces of whole records, some 4 MiB each, once.
+        """Yields the file once, in blocks of whole records of about 4 MiB.
 
-        Where a block ends depends on the bytes of the file alone.
+        The ends of blocks depend only on the bytes of the file.
         """
         layout = self._layout
         chunks = chain([self._start[layout.num_skipped :]], self._chunks)
         line = self._line + self._start.count(b"\n", 0, layout.num_skipped)
         is_first = True
         for piece in cut(
-            chunks, layout.marker, max_record=layout.max_record, size=cutting.BLOCK_BYTES
+            chunks, layout.marker, max_record=layout.max_record, size=splitting.BLOCK_BYTES
         ):
             yield layout.block(
                 self._source.name,
@@ -107,7 +107,7 @@ class SequenceFile:
         self._source.close()
 
     def _beginning(self) -> tuple[bytes, int]:
-        """The first bytes that are not white space, and their line."""
+        """Returns the first bytes after leading white space, and their line number."""
         start, line = b"", 1
         for chunk in self._chunks:
             given = start + chunk
@@ -117,7 +117,7 @@ class SequenceFile:
                 break
         return start, line
 
-    def _recognised(self) -> Layout:
+    def _recognized(self) -> RecordFormat:
         name, start = self._source.name, self._start
         if not start:
             raise InputDataError(f"{name}, line 1: the file is empty; {_KNOWN}")
@@ -130,13 +130,13 @@ class SequenceFile:
 
 
 def read_records(path: Path, tally: Tally, *, allow_nucleotides: bool = False) -> Iterator[Record]:
-    """Yields the records of a sequence file that can be used, in bounded memory.
+    """Yields the usable records of a sequence file, in bounded memory.
 
-    What is rejected, changed or remarkable is counted in `tally`.
+    Rejected, changed and noted records are counted in `tally`.
 
     Raises:
-        InputDataError: the file is missing, empty, of another format, or damaged; or (unless
-            `allow_nucleotides`) it reads like DNA or RNA.
+        InputDataError: the file is missing, empty, damaged, or has another format; or (unless
+            `allow_nucleotides`) it looks like DNA or RNA.
     """
     with SequenceFile(path, ReadOptions(allow_nucleotides=allow_nucleotides)) as file:
         for block in file.blocks():
@@ -150,7 +150,7 @@ def _with_unix_line_ends(chunks: Iterator[bytes]) -> Iterator[bytes]:
             yield chunk
             continue
         whole = held + chunk
-        # The line feed of a pair may be in the next chunk.
+        # The line feed of a CR LF pair may be in the next chunk.
         held = b"\r" if whole.endswith(b"\r") else b""
         yield whole.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if held:

@@ -1,4 +1,4 @@
-"""What a FASTA header tells: the identifier, and in UniProt's headers the organism."""
+"""Parsing of FASTA headers: identifiers, and organisms in UniProt headers."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ MAX_HEADER = 1 << 16
 
 # A header of UniProt, whose group 1 is the accession.
 UNIPROT = re.compile(r"(?:sp|tr)\|([^|\s]+)\|")
-# What only those headers have that tell an organism: UniProt's, and UniRef's of a cluster.
+# Text that only headers with an organism contain: those of UniProt, and of UniRef clusters.
 ORIGIN_SIGNS = (" OS=", " Tax=")
 _TAXON = re.compile(r" OX=(\d{1,18})(?!\S)")
 _UNIREF = re.compile(r"UniRef\d+_\S+ (.*) n=\d+ Tax=(.*?)(?: TaxID=(\d{1,18}))?(?: RepID=\S*)?$")
@@ -19,7 +19,7 @@ _FRAGMENT = re.compile(r"\(Fragments?\)")
 
 
 def identifier_of(header: str, line: int, tally: Tally) -> str:
-    """The accession of a UniProt header, or the first word of another."""
+    """Returns the accession of a UniProt header, or the first word of another header."""
     if match := UNIPROT.match(header):
         return match[1]
     words = header.split(maxsplit=1)
@@ -30,9 +30,9 @@ def identifier_of(header: str, line: int, tally: Tally) -> str:
 
 
 def origin_of(header: str) -> tuple[int | None, bool | None, str | None]:
-    """Taxon, whether it is a fragment, and organism, where the header is UniProt's or UniRef's.
+    """Returns taxon, fragment status and organism of a UniProt or UniRef header.
 
-    UniRef's taxon is the lowest one that all members of the cluster have in common.
+    The taxon of UniRef is the lowest common taxon of the cluster's members.
 
     >>> origin_of("sp|P1|P1_X Actin (Fragment) OS=Homo sapiens OX=9606 PE=1 SV=1")
     (9606, True, 'Homo sapiens')
@@ -54,14 +54,14 @@ def origin_of(header: str) -> tuple[int | None, bool | None, str | None]:
     return int(taxon[1]) if taxon else None, is_fragment, organism
 
 
-def storable(title: str, tally: Tally) -> str:
-    """The header as text that any UTF-8 file can hold, of at most some 64 KiB."""
+def sanitize_header(title: str, tally: Tally) -> str:
+    """Converts a header to valid UTF-8 of at most about 64 KiB."""
     if len(title) > MAX_HEADER:
         tally.change("header shortened")
         rest = title[MAX_HEADER:].encode("utf-8", "surrogateescape")
-        # The hash follows without a space: an identifier that was cut stays unlike the others.
+        # The hash follows without a space, so that truncated identifiers remain distinct.
         title = f"{title[:MAX_HEADER]}~sha256:{hashlib.sha256(rest).hexdigest()}"
     header = title.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if header != title:
-        tally.change("header bytes that are no UTF-8 escaped")
+        tally.change("header bytes that are not UTF-8 escaped")
     return header

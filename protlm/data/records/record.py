@@ -1,16 +1,16 @@
-"""One protein of a sequence file, and how the file is to be read."""
+"""A protein of a sequence file, and options for reading the file."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Record(NamedTuple):
-    """One protein of a sequence file.
+    """A protein of a sequence file.
 
-    `sequence` is in capitals and holds nothing but the 25 residue letters; `line` is the line
-    where the record begins, counted from 1. What the source does not tell is None. `organism` is
-    the name as the source writes it: the scientific one first, in flat files with others behind
-    it in parentheses; `taxon` is its number at NCBI.
+    `sequence` consists of the 25 residue letters in upper case; `line` is the line of the record,
+    counted from 1. Information that the source lacks is None. `organism` is the name as written in
+    the source: the scientific name, in flat files followed by other names in parentheses; `taxon`
+    is its NCBI taxon number.
     """
 
     identifier: str
@@ -24,15 +24,15 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What is taken besides what is right.
+    """Deviations from the formats that are accepted.
 
     Args:
-        allow_nucleotides: files that read like DNA or RNA.
-        allow_comments: lines of a FASTA file that begin with `;`, `#` or `!`; they are skipped.
-        allow_gaps: the gaps `-`, `.` and `~` of alignments (A2M, A3M); they are removed.
-        ignore_trailing_garbage: gzip files with something else behind the compressed data.
-        origins: taxon, organism and fragments are looked for in the headers of FASTA files, which
-            takes as long as the rest of reading them.
+        allow_nucleotides: accepts files that look like DNA or RNA.
+        allow_comments: skips lines of a FASTA file that begin with `;`, `#` or `!`.
+        allow_gaps: removes the gaps `-`, `.` and `~` of alignments (A2M, A3M).
+        ignore_trailing_garbage: ignores other data after the gzip data.
+        origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
+            time for reading.
     """
 
     allow_nucleotides: bool = False

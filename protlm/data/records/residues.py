@@ -1,4 +1,4 @@
-"""The letters of a record as residues: mended where that is safe, refused by name elsewhere."""
+"""Conversion of a record's letters to residues: normalized where safe, rejected otherwise."""
 
 from collections.abc import Sequence
 
@@ -26,16 +26,16 @@ _REASONS = (
 
 
 def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str]:
-    """The sequence, or nothing and the reason why the record cannot be used.
+    """Returns the sequence, or an empty string and the reason for rejecting the record.
 
-    Letters are raised to capitals, white space and a terminal `*` are removed, J becomes X; what
-    is changed is counted in `tally`.
+    Letters are converted to upper case, white space and a terminal `*` are removed, and J is
+    replaced by X; changes are counted in `tally`.
     """
     if not letters.isascii():
         return "", "letter that is not ASCII"
     sequence = letters.encode()
     if sequence.translate(None, _STANDARD):
-        sequence, reason = _mended(sequence, tally, options)
+        sequence, reason = _normalize(sequence, tally, options)
         if reason:
             return "", reason
         letters = sequence.decode()
@@ -49,7 +49,7 @@ def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str
 
 
 def are_standard(sequences: Sequence[str]) -> bool:
-    """Whether `residues` takes all of them as they are, and has nothing to count.
+    """Returns whether `residues` would accept all sequences unchanged and without counts.
 
     >>> are_standard(["MKV", "W"]), are_standard(["MKV", "X"]), are_standard(["MKV", "ACGT"])
     (True, False, False)
@@ -59,13 +59,13 @@ def are_standard(sequences: Sequence[str]) -> bool:
         letters.isascii()
         and not letters.encode().translate(None, _STANDARD)
         and max(map(len, sequences)) <= MAX_RESIDUES
-        # Nothing is left of a blank one either.
+        # A blank sequence is also false here.
         and all(sequence.lstrip(_NUCLEOTIDES) for sequence in sequences)
     )
 
 
-def _mended(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[bytes, str]:
-    """Residues out of letters that are not all standard, or the reason why that cannot be."""
+def _normalize(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[bytes, str]:
+    """Returns the residues of letters that are not all standard, or the reason for rejection."""
     given = letters.translate(None, _WHITESPACE)
     ungapped = given.translate(None, _GAPS) if options.allow_gaps else given
     capitals = ungapped.upper()
@@ -74,7 +74,7 @@ def _mended(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[bytes, 
         found = set(foreign)
         return b"", next(
             (reason for reason, kind in _REASONS if found & set(kind)),
-            "character that is no letter",
+            "character that is not a letter",
         )
     if not sequence:
         return b"", "blank sequence"

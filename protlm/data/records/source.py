@@ -1,6 +1,6 @@
-"""Bytes and text from a plain or gzip file: what it is, its first bytes decide; damage is an error.
+"""Bytes and text from a plain or gzip file, recognized by its first bytes; damage is an error.
 
-The file is hashed as it is read, decompressed or not, so that one pass tells its SHA-256 too.
+The raw bytes are hashed while they are read, so that one pass also computes the SHA-256.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ STANDARD_INPUT = Path("-")
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-# Pieces so small stay in the processor's cache and in memory that is used again.
+# Pieces of this size stay in the processor's cache and reuse the same memory.
 _RAW_BYTES, _PLAIN_BYTES = 1 << 15, 1 << 17
-# As many bytes tell whether text is in UTF-8.
+# Number of bytes that suffices to detect the encoding.
 _MARK_BYTES = 4
-# Text packs at most some 10:1. More than 200:1 over a gigabyte is meant to fill the memory.
+# Text compresses by at most about 10:1. More than 200:1 over a gigabyte is a zip bomb.
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
 _MAX_LINE = 1 << 24
 
@@ -34,17 +34,17 @@ _MAX_LINE = 1 << 24
 class ByteSource:
     """A file, or standard input for `-`, as decompressed bytes without a byte order mark.
 
-    `name` is what messages call it; `has_mark` says whether there was a byte order mark;
-    `num_bytes` counts the raw bytes read so far, which are all once `chunks` has ended.
+    `name` is its name in messages; `has_mark` is whether there was a byte order mark;
+    `num_bytes` counts the raw bytes read so far, all of them after the end of `chunks`.
 
     Args:
         path: the file.
-        what: names it in messages, for instance "a sequence file".
-        ignore_trailing_garbage: takes what follows the gzip data for nothing.
+        what: description for messages, for instance "a sequence file".
+        ignore_trailing_garbage: ignores data after the gzip data.
 
     Raises:
         InputDataError: the file is missing, in UTF-16, or a gzip file that is truncated, damaged,
-            followed by garbage, or absurdly compressed; from the constructor and while reading.
+            followed by other data, or a zip bomb; raised by the constructor and while reading.
     """
 
     def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
@@ -69,7 +69,7 @@ class ByteSource:
             start += piece
             if len(start) >= _MARK_BYTES:
                 break
-        # Without a mark, every other byte of plain letters is a zero.
+        # In UTF-16 without a mark, every other byte of ASCII letters is zero.
         if start.startswith(_UTF16_MARKS) or start[:2].count(0) == 1:
             raise InputDataError(
                 f"{self.name}, line 1: the text is UTF-16; type: "
@@ -80,11 +80,11 @@ class ByteSource:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the raw bytes read so far, in hexadecimal."""
+        """SHA-256 of the raw bytes read so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def chunks(self) -> Iterator[bytes]:
-        """The decompressed bytes, once, in pieces of any size."""
+        """Returns an iterator over the decompressed bytes, once, in pieces of any size."""
         return chain([self._start], self._chunks)
 
     def close(self) -> None:
@@ -103,10 +103,10 @@ class ByteSource:
         self.close()
 
     def _read(self, size: int) -> bytes:
-        """The next raw bytes, fewer than `size` only at the end."""
+        """Reads the next raw bytes, fewer than `size` only at the end."""
         data = b""
         try:
-            # A pipe gives what happens to be in it; nothing, not even an end, if it does not wait.
+            # A pipe returns the available bytes, and a non-blocking pipe without any returns None.
             while len(data) < size and (piece := self._raw.read(size - len(data))) != b"":
                 data += piece or self._wait()
         except OSError as error:
@@ -118,7 +118,7 @@ class ByteSource:
         return data
 
     def _wait(self) -> bytes:
-        """Waits until there is more, or the end."""
+        """Waits for more bytes or the end of the file."""
         select([self._raw], [], [])
         return b""
 
@@ -138,26 +138,26 @@ class ByteSource:
             raise self._damage(str(error)) from None
 
     def _member(self, inflater: Any, data: bytes) -> Iterator[bytes]:
-        """One of the gzip files that a gzip file is made of."""
+        """Decompresses one member of a gzip file."""
         is_drained = True
         while not inflater.eof:
             if not data and is_drained:
                 data = self._read(_RAW_BYTES)
                 if not data:
-                    raise self._damage("they end too early")
+                    raise self._damage("they end prematurely")
             piece = inflater.decompress(data, _PLAIN_BYTES)
-            # A full piece may not be all that came of the bytes given.
+            # If the piece is full, more may follow from the same input.
             data, is_drained = inflater.unconsumed_tail, len(piece) < _PLAIN_BYTES
             self._size += len(piece)
             if self._size > _BOMB_BYTES and self._size > _BOMB_RATIO * self.num_bytes:
                 raise InputDataError(
-                    f"{self.name}: the gzip data grow more than {_BOMB_RATIO}-fold; this is no "
-                    "sequence file"
+                    f"{self.name}: the gzip data expand more than {_BOMB_RATIO}-fold; this is not "
+                    "a sequence file"
                 )
             yield piece
 
     def _next_member(self, data: bytes) -> bytes:
-        """What begins with the next gzip file, or nothing; zeros are padding."""
+        """Returns data from the start of the next member, or empty bytes; zeros are padding."""
         while not (data := data.lstrip(b"\0")):
             if not (data := self._read(_RAW_BYTES)):
                 return b""
@@ -167,8 +167,8 @@ class ByteSource:
             return data
         if not self._ignore_trailing_garbage:
             raise InputDataError(
-                f"{self.name}: something else follows the gzip data at byte "
-                f"{self.num_bytes - len(data):,}; fetch the file again, or "
+                f"{self.name}: other data follow the gzip data at byte "
+                f"{self.num_bytes - len(data):,}; download the file again, or "
                 "(only protlm prepare) type --ignore-trailing-garbage"
             )
         while self._read(_PLAIN_BYTES):
@@ -178,18 +178,18 @@ class ByteSource:
     def _damage(self, how: str) -> InputDataError:
         return InputDataError(
             f"{self.name}: the gzip data are truncated or damaged near byte "
-            f"{self.num_bytes:,} ({how}); fetch the file again"
+            f"{self.num_bytes:,} ({how}); download the file again"
         )
 
 
 class TextSource:
-    """A file opened for reading text, line ends of every kind made `\\n`.
+    """A file opened for reading text, with all line ends converted to `\\n`.
 
-    Bytes that are no UTF-8 become lone surrogates (`surrogateescape`): nothing is lost.
+    Bytes that are not UTF-8 become lone surrogates (`surrogateescape`), without loss.
 
     Raises:
-        InputDataError: as `ByteSource`, and at a line of more than 16 MiB; from the constructor
-            and while reading.
+        InputDataError: as for `ByteSource`, and for a line of more than 16 MiB; raised by the
+            constructor and while reading.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -212,20 +212,20 @@ class TextSource:
 
 
 def _with_bounded_lines(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Passes the chunks on until a line of them would fill the memory of who reads by lines."""
+    """Yields the chunks, and raises an error at a line that is too long for memory."""
     length = 0
     for chunk in chunks:
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         length = len(chunk) - end - 1 if end >= 0 else length + len(chunk)
         if length > _MAX_LINE:
             raise InputDataError(
-                f"{name}: a line has more than {_MAX_LINE:,} bytes; this is no table"
+                f"{name}: a line has more than {_MAX_LINE:,} bytes; this is not a table"
             )
         yield chunk
 
 
 class _Stream(io.RawIOBase):
-    """Chunks of bytes as a stream that can be read."""
+    """A readable stream of chunks of bytes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._rest = chunks, memoryview(b"")
@@ -245,14 +245,14 @@ class _Stream(io.RawIOBase):
 
 
 def _standard_input() -> Any:
-    # A process may be started without one.
+    # A process may be started without standard input.
     if sys.stdin is None:
         raise InputDataError("standard input is closed; give the path of a file")
     return io.FileIO(sys.stdin.fileno(), closefd=False)
 
 
 def _zlib() -> ModuleType:
-    """Intel's igzip, three times faster, where it is installed."""
+    """Returns Intel's igzip if it is installed, which is three times faster."""
     try:
         from isal import isal_zlib
     except ImportError:

@@ -1,16 +1,16 @@
-"""Swiss-Prot and TrEMBL flat files (.dat): a scanner that looks for the few lines it needs."""
+"""Swiss-Prot and TrEMBL flat files (.dat), scanned for the few lines that are needed."""
 
 import re
 from collections.abc import Iterator
 from typing import ClassVar, final
 
-from protlm.data.records.block import Block, Layout
+from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.record import Record
 from protlm.data.records.residues import residues
 from protlm.data.records.tally import Tally
 
 NO_END = "no '//' at the end"
-WRONG_LENGTH = "not as many residues as the entry says"
+WRONG_LENGTH = "length differs from the one that the entry declares"
 
 _START = b"ID   "
 _ID = re.compile(rb"(\S+) +(\w+); +(?:PRT; +)?(\d{1,18}) AA\.?\n")
@@ -19,14 +19,14 @@ _ORGANISM = re.compile(rb"\nOS   (.*(?:\nOS   .*)*)")
 _TAXON = re.compile(rb"\nOX   NCBI_TaxID=(\d{1,18})")
 _FRAGMENT = re.compile(rb"\nDE   .*(?:Flags:.*\bFragments?;|\(Fragments?\))")
 _LENGTH = re.compile(rb"\nSQ   SEQUENCE +(\d{1,18}) AA;.*")
-# The first line of residues, or the end where there are none.
+# The first line of residues, or the end of an entry without residues.
 _BODY_END = re.compile(rb"\n(?:  |//)")
 _DATABASES = {b"Reviewed": "sp", b"STANDARD": "sp"}
 
 
 @final
 class SwissProtBlock(Block):
-    """Records from a line `ID` to a line `//`."""
+    """A block of records from a line `ID` to a line `//`."""
 
     format: ClassVar[str] = "swissprot"
 
@@ -48,18 +48,18 @@ class SwissProtBlock(Block):
         return _name(record.removeprefix(_START)), reason
 
 
-def swissprot_layout(start: bytes) -> Layout | None:
-    """How a flat file is laid out, or None if this is the start of something else."""
+def swissprot_layout(start: bytes) -> RecordFormat | None:
+    """Returns the structure of a flat file, or None if the file has another format."""
     if not start.startswith(_START) or b" AA" not in start.partition(b"\n")[0]:
         return None
-    return Layout(SwissProtBlock, marker=b"\n" + _START, max_record=16 << 20)
+    return RecordFormat(SwissProtBlock, marker=b"\n" + _START, max_record=16 << 20)
 
 
 def _letters(entry: bytes) -> tuple[str, str]:
-    """The letters of the sequence, or nothing and the reason why the entry cannot be used."""
+    """Returns the letters of the sequence, or an empty string and the reason for rejection."""
     declared = _ID.match(entry)
     if declared is None:
-        return "", "no ID line as UniProt writes it"
+        return "", "no ID line in UniProt's format"
     if not _ACCESSION.search(entry):
         return "", "no accession"
     first = _BODY_END.search(entry)
@@ -67,11 +67,11 @@ def _letters(entry: bytes) -> tuple[str, str]:
     if first is None or end < 0:
         return "", NO_END
     if entry[end + len("\n//") :].strip():
-        return "", "text behind the '//'"
+        return "", "text after the '//'"
     length = _LENGTH.match(entry, entry.rfind(b"\n", 0, first.start()))
     lines = entry[first.start() : end]
     if length is None or lines.count(b"\n") != lines.count(b"\n     "):
-        return "", "residues that do not follow an SQ line"
+        return "", "residues without a preceding SQ line"
     letters = lines.translate(None, b" \n")
     if not int(declared[3]) == int(length[1]) == len(letters):
         return "", WRONG_LENGTH
@@ -79,13 +79,13 @@ def _letters(entry: bytes) -> tuple[str, str]:
 
 
 def _name(entry: bytes) -> str:
-    """The primary accession; the name of an entry that has none."""
+    """Returns the primary accession, or the name of an entry without one."""
     found = _ACCESSION.search(entry) or _ID.match(entry)
     return found[1].decode("utf-8", "backslashreplace") if found else ""
 
 
 def _header(entry: bytes) -> str:
-    """The header as UniProt's FASTA files begin it."""
+    """Returns the beginning of the header in UniProt's FASTA files."""
     found = _ID.match(entry)
     name, status = found.group(1, 2) if found else (b"", b"")
     return (
@@ -94,12 +94,12 @@ def _header(entry: bytes) -> str:
 
 
 def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
-    """Taxon, whether it is a fragment, and organism."""
+    """Returns taxon, fragment status and organism."""
     organism, taxon = _ORGANISM.search(entry), _TAXON.search(entry)
     name, end = None, len(entry)
     if organism:
         text = organism[1].replace(b"\nOS   ", b" ").decode("utf-8", "backslashreplace")
-        # The description stands before the organism.
+        # The description precedes the organism.
         name, end = text.rstrip().removesuffix("."), organism.start()
     is_fragment = _FRAGMENT.search(entry, 0, end) is not None
     return int(taxon[1]) if taxon else None, is_fragment, name

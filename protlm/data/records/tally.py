@@ -1,4 +1,4 @@
-"""Counts, by reason, of what became of the records of sequence files."""
+"""Counts of rejected, filtered, changed and noted records, by reason."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,11 +8,12 @@ MAX_LISTED = 1_000
 
 @dataclass
 class Tally:
-    """Counts, by reason, of the records that were left out, changed, or kept but remarkable.
+    """Counts of records by reason.
 
-    `records` counts all that were read, `rejected` those that cannot be used, `filtered` those
-    that the user did not want. Of every reason for rejection the first 1,000 records are listed
-    as (identifier, name of the file, line).
+    `records` counts all records that were read, `rejected` those that cannot be used, `filtered`
+    those that were not selected, `changed` those kept with a change, `noted` those kept unchanged
+    but worth reporting. For every reason for rejection, the first 1,000 records are listed as
+    (identifier, name of the file, line).
     """
 
     records: int = 0
@@ -30,7 +31,7 @@ class Tally:
             listed.append((identifier, file, line))
 
     def filter(self, reason: str) -> None:
-        """Counts a record that is left out because the user asked for it."""
+        """Counts a record that was not selected."""
         self.filtered[reason] += 1
 
     def change(self, reason: str) -> None:
@@ -38,7 +39,7 @@ class Tally:
         self.changed[reason] += 1
 
     def note(self, what: str) -> None:
-        """Counts a record that is kept as it is and ought to be known about."""
+        """Counts a record that is kept unchanged and worth reporting."""
         self.noted[what] += 1
 
     def add(self, other: "Tally") -> None:
@@ -54,10 +55,10 @@ class Tally:
 
     @property
     def num_rejected(self) -> int:
-        """How many records cannot be used."""
+        """Number of records that cannot be used."""
         return self.rejected.total()
 
     @property
     def num_filtered(self) -> int:
-        """How many records the user did not want."""
+        """Number of records that were not selected."""
         return self.filtered.total()

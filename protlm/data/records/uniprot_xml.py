@@ -1,4 +1,4 @@
-"""UniProt XML: parsed by lxml, an entry at a time; nothing outside the file is ever looked at."""
+"""UniProt XML, parsed by lxml entry by entry, without access to anything outside the file."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 # lxml comes without types.
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
-from protlm.data.records.block import Block, Layout
+from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.record import Record
 from protlm.data.records.residues import residues
 from protlm.data.records.swissprot import WRONG_LENGTH
@@ -23,33 +23,33 @@ _ACCESSION = re.compile(rb"<(?:[\w.-]+:)?accession[^<>]*>\s*([^\s<]+)")
 _REFUSED = {
     b"uniref": "UniRef's XML; take UniRef's FASTA file",
     b"uniparc": "UniParc's XML; take UniParc's FASTA file",
-    b"html": "a web page, not the file that was asked for; fetch the file again",
+    b"html": "a web page, not the requested file; download the file again",
 }
-# Neither entities nor other files: an XML file must not make us read anything but itself.
+# No entities and no other files: an XML file must not cause other files to be read.
 _SAFE: dict[str, Any] = {
     "resolve_entities": False,
     "no_network": True,
     "load_dtd": False,
     "huge_tree": False,
-    # A comment would part the text that stands around it.
+    # A comment would split the surrounding text.
     "remove_comments": True,
     "remove_pis": True,
 }
 _TAXON = re.compile(r"\d{1,18}", re.ASCII)
-# From here on a node does not hold its line; libxml2 tells that of the first one within.
+# Above this line number, libxml2 reports the line of the first node inside an entry.
 _MAX_KNOWN_LINE = 65_535
 
 
 @final
 class XmlBlock(Block):
-    """Records that are `entry` elements."""
+    """A block of records that are `entry` elements."""
 
     format: ClassVar[str] = "xml"
 
     def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
         layout, accession, before = self.layout, "", tally.records
         tail = b"" if self.is_last and not self.is_cut else layout.tail
-        # The data go on in the line where the head ends.
+        # The data continue in the line in which the head ends.
         line = self.line - 1 - layout.head.count(b"\n")
         try:
             for entry in _entries(layout.head + data + tail):
@@ -65,14 +65,15 @@ class XmlBlock(Block):
                     yield Record(accession, _header(entry), letters, place, *_origin(entry))
         except etree.XMLSyntaxError as error:
             last = accession or self._identify(data)[0]
-            # The place that lxml tells is one in the block, and it may quote anything.
+            # lxml reports the position in the block, and its message may quote any text.
             what = (error.msg or "").partition(", line ")[0].partition("\n")[0]
             raise InputDataError(
-                f"{self.source}, line {line + (error.lineno or 1)}: the XML is damaged or ends too "
-                f"early, near accession {last or '(none)'} ({what!a}); fetch the file again"
+                f"{self.source}, line {line + (error.lineno or 1)}: the XML is damaged or ends "
+                f"prematurely, near accession {last or '(none)'} ({what!a}); download the file "
+                "again"
             ) from None
         if self.is_whole and tally.records == before:
-            raise InputDataError(f"{self.source}: the file holds no entry")
+            raise InputDataError(f"{self.source}: the file has no entry")
 
     def _identify(self, record: bytes) -> tuple[str, str]:
         found = _ACCESSION.search(record)
@@ -80,8 +81,8 @@ class XmlBlock(Block):
         return found[1].decode("utf-8", "backslashreplace") if found else "", reason
 
 
-def xml_layout(start: bytes, source: str) -> Layout | None:
-    """How a UniProt XML file is laid out, or None if this is the start of something else.
+def xml_layout(start: bytes, source: str) -> RecordFormat | None:
+    """Returns the structure of a UniProt XML file, or None if the file has another format.
 
     Raises:
         InputDataError: XML of another kind, in another encoding, or with a document type, which
@@ -96,7 +97,7 @@ def xml_layout(start: bytes, source: str) -> Layout | None:
     if start.startswith(b"<!", place):
         raise InputDataError(
             f"{source}: the XML declares a document type, which UniProt's files do not and which "
-            "could make a program read other files; fetch the file from uniprot.org"
+            "could make a program read other files; download the file from uniprot.org"
         )
     if root is None:
         raise InputDataError(f"{source}, line 1: this is neither UniProt XML nor a web page")
@@ -113,8 +114,8 @@ def xml_layout(start: bytes, source: str) -> Layout | None:
             "UniProt's is in UTF-8"
         )
     if attributes.endswith(b"/"):
-        raise InputDataError(f"{source}: the file holds no entry")
-    return Layout(
+        raise InputDataError(f"{source}: the file has no entry")
+    return RecordFormat(
         XmlBlock,
         marker=b"<" + prefix + b"entry",
         max_record=_MAX_ENTRY,
@@ -125,7 +126,7 @@ def xml_layout(start: bytes, source: str) -> Layout | None:
 
 
 def _root_begin(start: bytes) -> int:
-    """Where the root's start tag is, or a document type before it."""
+    """Returns the position of the root's start tag, or of a document type before it."""
     place = 0
     while True:
         place += len(start[place:]) - len(start[place:].lstrip())
@@ -141,14 +142,14 @@ def _root_begin(start: bytes) -> int:
 def _entries(document: bytes) -> Iterator[Any]:
     for _, entry in etree.iterparse(BytesIO(document), events=("end",), tag="{*}entry", **_SAFE):
         yield entry
-        # What has been used is given back, or the whole document stands in memory.
+        # Processed entries are removed, so that the document is never complete in memory.
         entry.clear()
         while (before := entry.getprevious()) is not None:
             entry.getparent().remove(before)
 
 
 def _line(entry: Any) -> int:
-    """The line of the document where an entry begins."""
+    """Returns the line of the document at which an entry begins."""
     if entry.sourceline < _MAX_KNOWN_LINE:
         return entry.sourceline
     return entry.sourceline - (entry.text or "").count("\n")
@@ -159,26 +160,26 @@ def _child(entry: Any, name: str, *, from_end: bool = False) -> Any:
 
 
 def _text(entry: Any, name: str) -> str:
-    """The text of a child in one line."""
+    """Returns the text of a child as one line."""
     child = _child(entry, name)
     return " ".join((child.text or "").split()) if child is not None else ""
 
 
 def _accession(entry: Any) -> str:
-    """The first accession, or nothing if that is not one word."""
+    """Returns the first accession, or an empty string if it is not a single word."""
     words = _text(entry, "accession").split()
     return words[0] if len(words) == 1 else ""
 
 
 def _letters(entry: Any) -> tuple[str, str]:
-    """The letters of the sequence, or nothing and the reason why the entry cannot be used."""
+    """Returns the letters of the sequence, or an empty string and the reason for rejection."""
     if not _accession(entry):
         return "", "no accession"
     sequence = _child(entry, "sequence", from_end=True)
     if sequence is None:
         return "", "no sequence"
     text = sequence.text or ""
-    # White space that is not ASCII stays, and is rejected.
+    # White space that is not ASCII is kept, and later rejected.
     letters = "".join(text.split()) if text.isascii() else text
     if sequence.get("length") != str(len(letters)):
         return "", WRONG_LENGTH
@@ -186,13 +187,13 @@ def _letters(entry: Any) -> tuple[str, str]:
 
 
 def _header(entry: Any) -> str:
-    """The header as UniProt's FASTA files begin it."""
+    """Returns the beginning of the header in UniProt's FASTA files."""
     database = "sp" if entry.get("dataset") == "Swiss-Prot" else "tr"
     return f"{database}|{_accession(entry)}|{_text(entry, 'name')}"
 
 
 def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
-    """Taxon, whether it is a fragment, and organism."""
+    """Returns taxon, fragment status and organism."""
     taxon, name = None, None
     organism = _child(entry, "organism")
     for child in organism if organism is not None else ():

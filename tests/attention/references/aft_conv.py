@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [{}, {"kernel_size": 3}, {"kernel_size": 75}]
+CORE: dict[str, Any] = {}
+HARD: dict[str, Any] | None = {"kernel_size": 75}
+FURTHER: list[dict[str, Any]] = [
+    {"kernel_size": 3},
+]
 
 
 def is_linear_in_values(options: Mapping[str, Any]) -> bool:
@@ -52,9 +56,9 @@ def _kernel(mechanism: nn.Module, dtype: torch.dtype) -> Tensor:
     """w = γ (z - mean z) / std z + β of every head."""
     tables = {name: x.to(dtype) for name, x in mechanism.named_parameters()}
     kernel = tables["kernel"]
-    centred = kernel - kernel.mean(1, keepdim=True)
-    deviation = centred.square().mean(1, keepdim=True).sqrt()
-    return tables["gain"][:, None] * centred / deviation + tables["shift"][:, None]
+    centered = kernel - kernel.mean(1, keepdim=True)
+    deviation = centered.square().mean(1, keepdim=True).sqrt()
+    return tables["gain"][:, None] * centered / deviation + tables["shift"][:, None]
 
 
 def _convolution(x: Tensor, kernel: Tensor, *, is_causal: bool) -> Tensor:

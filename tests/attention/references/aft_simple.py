@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [{}]
+CORE: dict[str, Any] = {}
+HARD: dict[str, Any] | None = None
+FURTHER: list[dict[str, Any]] = []
 
 
 def is_linear_in_values(options: Mapping[str, Any]) -> bool:

@@ -7,14 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    # ITC: blocks at both ends are global.
-    {"block_size": 8, "random_blocks": 2},
+# ITC: blocks at both ends are global.
+CORE: dict[str, Any] = {"block_size": 8, "random_blocks": 2}
+# All at once, a window that reaches two blocks to either side, and residues in the first block, in
+# a middle one and beyond many samples.
+HARD: dict[str, Any] | None = {
+    "block_size": 4,
+    "window_blocks": 5,
+    "global_blocks": 2,
+    "num_global": 13,
+    "random_blocks": 5,
+    "global_positions": [50, 5, 90],
+}
+FURTHER: list[dict[str, Any]] = [
     # ETC: the first tokens are global.
     {"block_size": 8, "global_blocks": 0, "num_global": 11, "random_blocks": 0},
-    # All at once, and a window that reaches two blocks to either side.
-    {"block_size": 4, "window_blocks": 5, "global_blocks": 2, "num_global": 13, "random_blocks": 5},
-    # Nothing but the own block and random ones.
+    # Residues alone.
+    {"block_size": 8, "global_blocks": 0, "global_positions": [33, 12]},
+    # Only the block itself and random ones.
     {"block_size": 16, "window_blocks": 1, "global_blocks": 0, "random_blocks": 3},
 ]
 
@@ -49,7 +59,7 @@ def drawn(key: int, candidates: list[int], size: int) -> set[int]:
 def blocks_seen(
     key: int, row: int, num_blocks: int, options: Mapping[str, Any], *, causal: bool
 ) -> tuple[set[int], set[int]]:
-    """What block `row` of a sequence sees: the blocks of its window, and those drawn for it."""
+    """Returns the blocks that block `row` of a sequence sees: its window, and random ones."""
     first = last = options["global_blocks"]
     half = options["window_blocks"] // 2
     window = set(range(row - half, row + half + 1))
@@ -69,7 +79,7 @@ def count_blocks(mask_L: Tensor, block_size: int) -> int:
 
 
 def global_positions(mask_L: Tensor, options: Mapping[str, Any], *, causal: bool) -> set[int]:
-    """The first tokens of one sample, its first blocks and, unless causal, its last ones."""
+    """First tokens and residues of one sample, its first blocks and, unless causal, last ones."""
     true = mask_L.nonzero().flatten().tolist()
     ends, block_size = options["global_blocks"], options["block_size"]
     num_blocks = count_blocks(mask_L, block_size)
@@ -77,7 +87,8 @@ def global_positions(mask_L: Tensor, options: Mapping[str, Any], *, causal: bool
     if not causal:
         blocks |= set(range(num_blocks - ends, num_blocks))
     in_blocks = {position for position in true if position // block_size in blocks}
-    return in_blocks | set(true[: options["num_global"]])
+    residues = {true[n] for n in options["global_positions"] if n < len(true)}
+    return in_blocks | set(true[: options["num_global"]]) | residues
 
 
 def sees(key: int, mask_L: Tensor, options: Mapping[str, Any], *, causal: bool) -> Tensor:
@@ -92,8 +103,7 @@ def sees(key: int, mask_L: Tensor, options: Mapping[str, Any], *, causal: bool) 
                 seen_LL[queries, block * block_size : (block + 1) * block_size] = True
     everyone = sorted(global_positions(mask_L, options, causal=causal))
     seen_LL[:, everyone] = True
-    if not causal:
-        seen_LL[everyone] = True
+    seen_LL[everyone] = True
     return seen_LL
 
 
@@ -110,7 +120,7 @@ def output(
 ) -> Tensor:
     """Every output as a weighted mean over the keys it sees."""
     keys = dict(mechanism.named_buffers())["hash_key"].tolist()
-    # A true position sees itself, and what comes before the first true position sees nothing.
+    # A true position sees itself, and padding before the first true position sees nothing.
     mask_BL = visible_B1LL[:, 0].diagonal(dim1=1, dim2=2)
     both_BLL = mask_BL[:, :, None] & mask_BL[:, None, :]
     causal = not torch.equal(visible_B1LL[:, 0], both_BLL)

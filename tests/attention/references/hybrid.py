@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {"window": 16},
-    {"window": 150, "options": {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10}},
+CORE: dict[str, Any] = {"window": 16}
+HARD: dict[str, Any] | None = {
+    "window": 150,
+    "options": {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10},
+}
+FURTHER: list[dict[str, Any]] = [
     {
         "window": 16,
         "mechanism": "performer_generalized",

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {"projected_length": 16, "sharing": "none"},
+CORE: dict[str, Any] = {"projected_length": 16, "sharing": "none"}
+HARD: dict[str, Any] | None = {"projected_length": 70, "sharing": "layers"}
+FURTHER: list[dict[str, Any]] = [
     {"projected_length": 5, "sharing": "heads"},
     {"projected_length": 16, "sharing": "key_value"},
-    {"projected_length": 70, "sharing": "layers"},
 ]
 
 

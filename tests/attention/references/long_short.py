@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    # Several chunks in a block of queries, and a history of several blocks.
-    {"window": 16, "rank": 3, "chunk": 8, "memory": 150},
-    # Nothing divides anything, and all of the history.
+# Several chunks in a block of queries, and a history of several blocks.
+CORE: dict[str, Any] = {"window": 16, "rank": 3, "chunk": 8, "memory": 150}
+# Nothing divides anything, and the map is linear in the values.
+HARD: dict[str, Any] | None = {
+    "window": 7,
+    "rank": 2,
+    "chunk": 30,
+    "memory": 40,
+    "dual_norm": False,
+}
+FURTHER: list[dict[str, Any]] = [
+    # All of the history.
     {"window": 7, "rank": 2, "chunk": 30, "memory": None},
     {"window": 16, "rank": 0, "chunk": 8},
     {"window": 100, "rank": 4, "chunk": 12, "memory": 20, "dual_norm": False},
@@ -33,8 +41,8 @@ def _layer_norm(x_LHK: Tensor, mechanism: nn.Module, name: str) -> Tensor:
     if f"{name}.weight" not in parameters:
         return x_LHK
     flat = x_LHK.flatten(1)
-    centred = flat - flat.mean(dim=1, keepdim=True)
-    scaled = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
+    centered = flat - flat.mean(dim=1, keepdim=True)
+    scaled = centered / (centered.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
     scaled = scaled * parameters[f"{name}.weight"] + parameters[f"{name}.bias"]
     return scaled.view_as(x_LHK)
 
@@ -48,8 +56,8 @@ def _compressed(
         inside = torch.arange(start, min(start + chunk, len(x_LHK)))
         inside = inside[true_L[inside]]
         if len(inside):
-            shares = scores_LHP[inside].softmax(dim=0)
-            found.append((number, torch.einsum("lhp,lhk->phk", shares, x_LHK[inside])))
+            weights = scores_LHP[inside].softmax(dim=0)
+            found.append((number, torch.einsum("lhp,lhk->phk", weights, x_LHK[inside])))
     return found
 
 
@@ -102,8 +110,8 @@ def _sample(
             torch.cat([x[near]] + [y for n, y in far if _sees_chunk(i, n, options, causal=causal)])
             for x, far in ((near_k, far_k), (near_v, far_v))
         )
-        shares = (torch.einsum("hk,jhk->jh", q_LHK[i], keys) / math.sqrt(width)).softmax(dim=0)
-        rows.append(torch.einsum("jh,jhk->hk", shares, values))
+        weights = (torch.einsum("hk,jhk->jh", q_LHK[i], keys) / math.sqrt(width)).softmax(dim=0)
+        rows.append(torch.einsum("jh,jhk->hk", weights, values))
     return torch.stack(rows)
 
 

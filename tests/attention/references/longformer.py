@@ -7,17 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {"window": 16, "num_global": 0},
+CORE: dict[str, Any] = {"window": 16, "num_global": 0}
+# Residues in the window of the first tokens and far from it, one beyond many samples.
+HARD: dict[str, Any] | None = {
+    "window": 10,
+    "dilation": 3,
+    "dilated_heads": 1,
+    "num_global": 2,
+    "global_positions": [40, 3, 71],
+}
+FURTHER: list[dict[str, Any]] = [
     {"window": 16, "num_global": 3},
     {"window": 150, "num_global": 2},
-    {"window": 10, "dilation": 3, "dilated_heads": 1, "num_global": 2},
 ]
 
 
 def is_linear_in_values(options: Mapping[str, Any]) -> bool:
-    """Not with global tokens: their rows have values of their own, from the hidden input."""
-    return options["num_global"] == 0
+    """Not with global tokens: their rows have their own values, from the hidden input."""
+    return options["num_global"] == 0 and not options["global_positions"]
 
 
 def rows_sum_to_one(options: Mapping[str, Any]) -> bool:
@@ -25,10 +32,11 @@ def rows_sum_to_one(options: Mapping[str, Any]) -> bool:
     return True
 
 
-def _global_tokens(visible_LL: Tensor, number: int) -> list[int]:
-    """The first positions that see themselves: padding sees nothing."""
+def _global_tokens(visible_LL: Tensor, options: Mapping[str, Any]) -> list[int]:
+    """The first positions that see themselves (padding does not), and residues; `<cls>` is 0."""
     true = [i for i in range(len(visible_LL)) if visible_LL[i, i]]
-    return true[:number]
+    residues = options["global_positions"]
+    return [i for n, i in enumerate(true) if n < options["num_global"] or n in residues]
 
 
 def _sees(visible_LL: Tensor, options: Mapping[str, Any], head: int, *, causal: bool) -> Tensor:
@@ -42,7 +50,7 @@ def _sees(visible_LL: Tensor, options: Mapping[str, Any], head: int, *, causal: 
         # Entries (i, i + step · offset).
         if abs(step * offset) < length:
             pairs.diagonal(step * offset).fill_(True)
-    for g in _global_tokens(visible_LL, options["num_global"]):
+    for g in _global_tokens(visible_LL, options):
         pairs[g, :] = pairs[:, g] = True
     return pairs & visible_LL
 
@@ -84,7 +92,7 @@ def output(
                     for name, x in (("query_global", q), ("key_global", k), ("value_global", v))
                 )
                 is_global_L1 = torch.zeros(length, 1, dtype=torch.bool)
-                is_global_L1[_global_tokens(visible_B1LL[b, 0], options["num_global"])] = True
+                is_global_L1[_global_tokens(visible_B1LL[b, 0], options)] = True
                 out_LC = torch.where(is_global_L1, _attend(own_q, own_k, own_v, sees_LL), out_LC)
             rows.append(out_LC)
         samples.append(torch.stack(rows))

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {"num_landmarks": 16, "conv_kernel": 5},
-    {"num_landmarks": 7, "num_iterations": 2, "conv_kernel": 35},
+CORE: dict[str, Any] = {"num_landmarks": 16, "conv_kernel": 5}
+HARD: dict[str, Any] | None = {"num_landmarks": 7, "num_iterations": 2, "conv_kernel": 35}
+FURTHER: list[dict[str, Any]] = [
     {"num_landmarks": 64, "num_iterations": 1, "conv_kernel": None},
     {"num_landmarks": 1, "num_iterations": 3, "conv_kernel": 1},
 ]

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {},
+CORE: dict[str, Any] = {}
+HARD: dict[str, Any] | None = {
+    "num_features": 20,
+    "kernel": "exp",
+    "row_norms": "sqrt_dim",
+    "antithetic": True,
+}
+FURTHER: list[dict[str, Any]] = [
     {"num_features": None},
     {"num_features": 20, "kernel": "elu", "projection": "iid"},
-    {"num_features": 20, "kernel": "exp", "row_norms": "sqrt_dim", "antithetic": True},
     {"num_features": None, "kernel": "exp"},
     {"num_features": 20, "kernel": "abs", "projection": "givens"},
     {"num_features": 20, "kernel": "sigmoid", "projection": "hadamard"},

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {},
+CORE: dict[str, Any] = {}
+HARD: dict[str, Any] | None = {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10}
+FURTHER: list[dict[str, Any]] = [
     {"num_features": 20},
-    {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10},
 ]
 
 

@@ -7,12 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {},
+CORE: dict[str, Any] = {}
+HARD: dict[str, Any] | None = {
+    "num_features": 20,
+    "optimal_for": 4.0,
+    "antithetic": True,
+    "projection": "givens",
+}
+FURTHER: list[dict[str, Any]] = [
     {"num_features": 20},
     {"num_features": 20, "estimator": "hyperbolic", "projection": "iid"},
     {"num_features": 20, "estimator": "regularized", "projection": "hadamard"},
-    {"num_features": 20, "optimal_for": 4.0, "antithetic": True, "projection": "givens"},
     {"num_features": 40, "estimator": "trigonometric", "denominator_floor": 20.0},
     {"num_features": 40, "estimator": "trigonometric", "normalizer": "rmsnorm"},
     {"num_features": 20, "normalizer": "rmsnorm"},

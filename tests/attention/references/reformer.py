@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {"chunk": 8, "num_hashes": 1, "num_buckets": 6},
-    {"chunk": 8, "num_hashes": 3, "num_buckets": 2, "redraw_every": 10},
+CORE: dict[str, Any] = {"chunk": 8, "num_hashes": 1, "num_buckets": 6}
+HARD: dict[str, Any] | None = {"chunk": 8, "num_hashes": 3, "num_buckets": 2, "redraw_every": 10}
+FURTHER: list[dict[str, Any]] = [
     {"chunk": 16, "num_hashes": 2, "num_buckets": 1},
     {"chunk": 24},
 ]
@@ -51,7 +51,7 @@ def output(
     visible_B1LL: Tensor,
     causal: bool,
 ) -> Tensor:
-    """One softmax over what any round shows, with unit keys and no self but as a last resort."""
+    """Computes one softmax over the positions of all rounds, with unit keys, and self if alone."""
     rotations_THKR = dict(mechanism.named_buffers())["rotations"]
     is_true_B1L = visible_B1LL.diagonal(dim1=-2, dim2=-1)
     seen_BHLL = torch.zeros(*q_BHLK.shape[:3], q_BHLK.shape[2], dtype=torch.bool)

@@ -6,11 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VARIANTS: list[dict[str, Any]] = [
-    {"num_features": 20},
+CORE: dict[str, Any] = {"num_features": 20}
+HARD: dict[str, Any] | None = {
+    "num_features": 17,
+    "kernel": "arccos",
+    "gate": True,
+    "denominator_floor": None,
+}
+FURTHER: list[dict[str, Any]] = [
     {"num_features": 7, "kernel": "arccos", "redraw_every": None},
     {"num_features": 20, "gate": True},
-    {"num_features": 17, "kernel": "arccos", "gate": True, "denominator_floor": None},
 ]
 
 
@@ -66,7 +71,7 @@ def output(
     parameters = dict(mechanism.named_parameters())
     (rows_RK,) = (x for name, x in mechanism.named_buffers() if name.endswith("projection"))
     heads, width = q_BHLK.shape[1], q_BHLK.shape[3]
-    scales_H1K = parameters["scales"].reshape(heads, 1, width)
+    scales_H1K = parameters["scales"].reshape(heads, 1, width // 2).repeat(1, 1, 2)
     unit = [x / (x.norm(dim=-1, keepdim=True) + 1e-3) for x in (q_BHLK, k_BHLK)]
     weights_BHLL = _kernel(
         unit[0] * scales_H1K, unit[1] * scales_H1K, rows_RK.to(q_BHLK.dtype), options["kernel"]

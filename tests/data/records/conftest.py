@@ -37,4 +37,4 @@ def read(tmp_path: Path, read_path: Callable[..., Outcome]) -> Callable[..., Out
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the size of a block, so that small files have many."""
-    return lambda size: monkeypatch.setattr("protlm.data.records.cutting.BLOCK_BYTES", size)
+    return lambda size: monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", size)

@@ -1,4 +1,4 @@
-"""FASTA: what is kept, changed, rejected by reason, and refused."""
+"""FASTA: records that are kept, changed or rejected, and files that are rejected."""
 
 import gzip
 
@@ -31,8 +31,8 @@ def test_a_plain_file(read):
     [
         (b"", "line 1: the file is empty"),
         (b"\n\n \n", "the file is empty"),
-        (b"MKVLL\nMKV\n", "line 1: 'MKVLL' stands before the first header"),
-        (b"\n\njunk\n>a\nMKV\n", "line 3: 'junk' stands before"),
+        (b"MKVLL\nMKV\n", "line 1: 'MKVLL' precedes the first header"),
+        (b"\n\njunk\n>a\nMKV\n", "line 3: 'junk' precedes"),
         (b"# comment\n>a\nMKV\n", "line 1: this is a comment"),
         (b"!comment\n>a\nMKV\n", "line 1: this is a comment"),
         (b"; comment\n>a\nMKV\n", "line 1: this is a comment"),
@@ -40,7 +40,7 @@ def test_a_plain_file(read):
         (b"@read\nACGT\n+\nIIII\n", "line 1: this is FASTQ"),
     ],
 )
-def test_what_is_no_fasta_is_an_error_with_its_place(read, content, message):
+def test_data_that_are_not_fasta_are_an_error_with_line_number(read, content, message):
     with pytest.raises(InputDataError, match=r"proteins\.fasta") as caught:
         read(content)
     assert message in str(caught.value)
@@ -55,10 +55,10 @@ def test_what_is_no_fasta_is_an_error_with_its_place(read, content, message):
         (b">a\nMKV\n*\n", "MKV", "terminal '*' removed"),
         (b">a\nMJV\n", "MXV", "J written as X"),
         (b">\nMKV\n", "MKV", "bare '>' named by its line"),
-        (b">a caf\xe9\nMKV\n", "MKV", "header bytes that are no UTF-8 escaped"),
+        (b">a caf\xe9\nMKV\n", "MKV", "header bytes that are not UTF-8 escaped"),
     ],
 )
-def test_what_is_changed_is_counted(read, content, sequence, change):
+def test_changes_are_counted(read, content, sequence, change):
     (record,), tally = read(content)
     assert record.sequence == sequence
     assert tally.changed == {change: 1}
@@ -101,13 +101,13 @@ def test_line_ends_and_white_space_do_not_matter(read, content):
         ("MKV\u00a0\nLL".encode(), "letter that is not ASCII"),
         ("MKV\u3000".encode(), "letter that is not ASCII"),
         ("\u2028\nMKV".encode(), "letter that is not ASCII"),
-        (b"MK@V", "character that is no letter"),
+        (b"MK@V", "character that is not a letter"),
         (b"M" * (MAX_RESIDUES + 1), f"longer than {MAX_RESIDUES:,} residues"),
         (b"M" * 10_000_000, f"longer than {MAX_RESIDUES:,} residues"),
         (b"M" + b" " * 10_000_000 + b"K", f"longer than {MAX_RESIDUES:,} residues"),
     ],
 )
-def test_what_is_no_protein_is_rejected_by_reason_and_nothing_else_is(read, letters, reason):
+def test_only_invalid_sequences_are_rejected_by_reason(read, letters, reason):
     records, tally = read(b">a\nMKV\n>bad one\n" + letters + b"\n>c\nMKL\n")
     assert [r.sequence for r in records] == ["MKV", "MKL"]
     assert tally.rejected == {reason: 1}
@@ -116,7 +116,7 @@ def test_what_is_no_protein_is_rejected_by_reason_and_nothing_else_is(read, lett
     assert not tally.changed
 
 
-def test_rare_residues_are_tokens_of_their_own(read):
+def test_rare_residues_have_their_own_tokens(read):
     (record,), tally = read(b">a\nMBZXUOK\n")
     assert record.sequence == "MBZXUOK"
     assert tally.noted == {"record with B, O, U, X or Z": 1}
@@ -128,7 +128,7 @@ def test_headers_in_utf8_are_kept(read):
     assert not tally.changed
 
 
-def test_bytes_that_are_no_utf8_are_escaped_in_headers(read):
+def test_bytes_that_are_not_utf8_are_escaped_in_headers(read):
     (record,), _ = read(b">a caf\xe9\nMKV\n")
     assert record.header == "a caf\\xe9"
 
@@ -161,7 +161,7 @@ def test_lines_about_as_long_as_a_piece(read, length):
     assert second.line == 3
 
 
-def test_a_header_sign_at_the_start_of_a_piece_is_no_header(read):
+def test_a_header_sign_inside_a_line_at_the_start_of_a_piece_is_not_a_header(read):
     records, tally = read(b">a\n" + b"M" * (1 << 16) + b">b\nMKV\n")
     assert records == []
     assert tally.rejected == {"'>' inside a line": 1}
@@ -198,7 +198,7 @@ def test_nucleotides_are_refused_unless_allowed(read):
         ([0] * 1_000 + [1] * 5_000, False),
     ],
 )
-def test_a_share_of_the_letters_of_a_thousand_records_tells_nucleotides(read, shares, is_refused):
+def test_nucleotides_are_detected_in_the_first_thousand_records(read, shares, is_refused):
     letters = (b"ACGTN" * round(20 * share) + b"W" * round(100 * (1 - share)) for share in shares)
     content = b"".join(b">r\n%b\n" % sequence for sequence in letters)
     if is_refused:
@@ -215,13 +215,13 @@ def test_nucleotides_among_proteins_are_noted(read):
     assert tally.noted == {"record of the letters ACGTUN alone": 1}
 
 
-def test_no_file_and_a_folder_are_errors(tmp_path):
+def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     for path in (tmp_path / "none.fasta", tmp_path):
         with pytest.raises(InputDataError):
             list(read_records(path, Tally()))
 
 
-def test_the_sample_is_read_as_biopython_reads_it():
+def test_the_sample_is_read_like_by_biopython():
     tally = Tally()
     with gzip.open(TINY, "rt") as file:
         expected = list(SimpleFastaParser(file))
@@ -232,8 +232,10 @@ def test_the_sample_is_read_as_biopython_reads_it():
     assert not tally.changed
 
 
-def test_comments_alone_are_no_file(read):
-    with pytest.raises(InputDataError, match=r"proteins\.fasta: the file holds comments, and no"):
+def test_a_file_of_only_comments_is_an_error(read):
+    with pytest.raises(
+        InputDataError, match=r"proteins\.fasta: the file contains comments, and no"
+    ):
         read(b"; one\n# two\n", allow_comments=True)
 
 
@@ -249,8 +251,8 @@ def test_comments_are_skipped_by_option(read, place):
         read(content)
 
 
-def test_a_header_behind_white_space_is_a_header_at_the_beginning_alone(read):
-    """What the parser passes over must not be lost without a word."""
+def test_a_header_after_white_space_is_accepted_only_at_the_beginning(read):
+    """Text that the parser ignores must not be lost silently."""
     for start in (b"", b" \n\t ", b"; c\n", b"; c\n\n  "):
         records, tally = read(start + b">a\nMKV\n  >b\nMKL\n>c\nMKK\n", allow_comments=True)
         assert [r.identifier for r in records] == ["c"]
@@ -292,7 +294,7 @@ def test_gaps_are_removed_by_option(read):
         ("mine OX=9606 (Fragment)", None, None, None),
     ],
 )
-def test_the_origin_stands_in_uniprot_headers(read, header, taxon, is_fragment, organism):
+def test_organisms_are_parsed_from_uniprot_headers(read, header, taxon, is_fragment, organism):
     (record,), _ = read(f">{header}\nMKV\n".encode())
     assert (record.taxon, record.is_fragment, record.organism) == (taxon, is_fragment, organism)
 
@@ -318,8 +320,8 @@ ODD = [
 
 @pytest.mark.parametrize("place", [0, 20, 70])
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd[:20]))
-def test_a_record_is_the_same_whatever_its_neighbours_are(read, monkeypatch, odd, place):
-    """Records are looked at together where all of them are usual, and else one by one."""
+def test_a_record_does_not_depend_on_adjacent_records(read, monkeypatch, odd, place):
+    """Records are checked together if all of them are usual, and otherwise one by one."""
     others = [b">tr|Q%d|Q%d_X\nMKVLW\nDEYRQ" % (n, n) for n in range(80)]
     content = b"\n\n".join([*others[:place], odd, *others[place:]])
     together = read(content)
@@ -328,7 +330,7 @@ def test_a_record_is_the_same_whatever_its_neighbours_are(read, monkeypatch, odd
     assert together == read(content)
 
 
-def test_usual_records_are_looked_at_together(read, monkeypatch):
+def test_usual_records_are_checked_together(read, monkeypatch):
     monkeypatch.setattr(FastaBlock, "_one_by_one", None)
     records, tally = read(b"".join(b">sp|P%d|N\nMKV\n" % n for n in range(100)))
     assert [(r.identifier, r.header, r.sequence, r.line) for r in records] == [
@@ -338,7 +340,7 @@ def test_usual_records_are_looked_at_together(read, monkeypatch):
     assert tally == Tally(records=100)
 
 
-def test_origins_are_looked_for_where_they_are_asked_for(read):
+def test_origins_are_parsed_only_on_request(read):
     content = b">sp|P1|P1_X Actin (Fragment) OS=Homo sapiens OX=9606\nMKV\n>sp|P2|X\nM1V\n"
     (record,), tally = read(content)
     (without,), same = read(content, origins=False)

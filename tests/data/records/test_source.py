@@ -1,4 +1,4 @@
-"""The bytes of a file: gzip that is whole, joined, padded, damaged, or made to fill the memory."""
+"""Bytes of a file: gzip that is intact, concatenated, padded, damaged, or a zip bomb."""
 
 import builtins
 import gzip
@@ -56,14 +56,14 @@ def packed(*parts: bytes) -> bytes:
     ],
     ids=["whole", "two members", "many members", "zeros between", "called fasta", "plain"],
 )
-def test_gzip_is_known_by_its_first_bytes(tmp_path, any_zlib, name, content):
+def test_gzip_is_recognized_by_its_first_bytes(tmp_path, any_zlib, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     assert content_of(path) == b">a\nMKV\n>b\nMKL\n"
 
 
-def test_what_grows_much_comes_out_whole(tmp_path, any_zlib):
-    """More than a piece may be wound up in the last bytes that were read."""
+def test_highly_compressed_data_are_complete(tmp_path, any_zlib):
+    """The last bytes that were read may expand to more than one piece."""
     path = tmp_path / "long.gz"
     for size in (1 << 17, (1 << 17) + 1, 3 << 17, 1_000_003):
         path.write_bytes(packed(b"M" * size, b"K" * size))
@@ -74,7 +74,7 @@ def test_garbage_after_gzip_data_is_an_error(tmp_path, any_zlib):
     path = tmp_path / "garbage.gz"
     for garbage in (b"garbage", b"\0\0g", b"\x1f"):
         path.write_bytes(TINY.read_bytes() + garbage)
-        with pytest.raises(InputDataError, match="something else follows"):
+        with pytest.raises(InputDataError, match="other data follow"):
             content_of(path)
 
 
@@ -96,7 +96,7 @@ def test_truncated_gzip_never_passes(tmp_path, any_zlib):
 
 def test_a_flipped_bit_in_gzip_data_never_passes(tmp_path, any_zlib):
     content, path = TINY.read_bytes(), tmp_path / "flipped.gz"
-    # Before the data stand a time and a name, which no checksum covers; the last byte of the
+    # The data follow a time and a name, which no checksum covers; the last byte of the
     # data may hold bits without meaning.
     start = content.index(b"\0", 10) + 1 if content[3] & 8 else 10
     offsets = np.random.default_rng(0).integers(start, len(content) - 9, 46)
@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_gzip_data_never_passes(tmp_path, any_zlib):
             content_of(path)
 
 
-def test_absurd_compression_is_refused(tmp_path, monkeypatch):
+def test_zip_bombs_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("protlm.data.records.source._BOMB_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(packed(b"M" * (8 << 20)))
@@ -118,7 +118,7 @@ def test_absurd_compression_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("text", [">a\nMKV\n", "<?xml version='1.0'?>", "ID   P1_X"])
-def test_utf16_is_refused_by_name(tmp_path, encoding, text):
+def test_utf16_is_rejected_by_name(tmp_path, encoding, text):
     path = tmp_path / "wide.txt"
     for content in (text.encode(encoding), packed(text.encode(encoding))):
         path.write_bytes(content)
@@ -126,7 +126,7 @@ def test_utf16_is_refused_by_name(tmp_path, encoding, text):
             content_of(path)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     path = tmp_path / "marked.txt"
     path.write_bytes(b"\xef\xbb\xbf>a\nMKV\n")
     with ByteSource(path, "a file") as source:
@@ -137,7 +137,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
 @pytest.mark.parametrize("is_blocking", [True, False])
 @pytest.mark.parametrize("content", [b">a\nMKV\n" * 9, packed(b">a\nMKV\n" * 9)])
 def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(content, is_blocking):
-    """A pipe that was opened not to wait says neither that it is empty nor that it has ended."""
+    """A non-blocking pipe reports neither that it is empty nor that it has ended."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, is_blocking)
 
@@ -164,26 +164,26 @@ def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(content, is_blocking):
             os.close(descriptor)
 
 
-def test_no_standard_input_is_said(monkeypatch):
+def test_closed_standard_input_is_reported(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputDataError, match="standard input is closed"):
         ByteSource(Path("-"), "a file")
 
 
-def test_no_file_and_a_folder_are_errors(tmp_path):
+def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     for path in (tmp_path / "none.fasta", tmp_path):
         with pytest.raises(InputDataError):
             ByteSource(path, "a file")
 
 
 def test_a_pipe_is_not_called_missing(tmp_path):
-    """As a shell gives it: <(zcat a.gz b.gz)."""
+    """As in the shell: <(zcat a.gz b.gz)."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputDataError, match="is a pipe or a device, not a file: write"):
         ByteSource(tmp_path / "pipe", "a file")
 
 
-def test_a_file_that_cannot_be_read_is_said(tmp_path, monkeypatch):
+def test_an_unreadable_file_is_reported(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"text")
     with (
@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path, monkeypatch):
         monkeypatch.undo()
 
 
-def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
+def test_an_endless_line_is_rejected_before_it_fills_memory(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_bytes(packed(b"a\tb\n" + b"c" * (40 << 20)))
     with (

@@ -21,7 +21,7 @@ def by_biopython(content: bytes) -> list[SwissProt.Record]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_real_entries_are_what_biopython_reads(read_path, path):
+def test_real_entries_match_biopython(read_path, path):
     content = gzip.decompress(path.read_bytes())
     lines = content.decode().splitlines()
     records, tally = read_path(path)
@@ -74,7 +74,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     return b"".join(lines)
 
 
-def test_mutated_entries_are_rejected_or_what_biopython_reads(read):
+def test_mutated_entries_are_rejected_or_match_biopython(read):
     rng = random.Random(0)
     originals = [gzip.decompress((FIXTURES / name).read_bytes()) for name in SMALL]
     outcomes = {"equal": 0, "rejected": 0, "biopython fails": 0}
@@ -83,7 +83,7 @@ def test_mutated_entries_are_rejected_or_what_biopython_reads(read):
         try:
             records, tally = read(content + NEXT)
         except InputDataError:
-            # The first line is no longer one of a flat file.
+            # The first line is not one of a flat file any more.
             continue
         assert len(records) + tally.num_rejected == tally.records
         try:
@@ -110,22 +110,24 @@ SEQUENCE = FRAGMENT.index(b"     FIVVV")
     [
         (FRAGMENT.replace(b"\n//", b""), "no '//' at the end", "H2CNN8"),
         (FRAGMENT[:SEQUENCE], "no '//' at the end", "H2CNN8"),
-        (FRAGMENT.replace(b"FIVVV", b"FIVV"), "not as many residues as the entry says", "H2CNN8"),
-        (FRAGMENT.replace(b" 196 AA.", b" 197 AA."), "not as many residues", "H2CNN8"),
-        (FRAGMENT.replace(b" 196 AA;", b" 197 AA;"), "not as many residues", "H2CNN8"),
+        (
+            FRAGMENT.replace(b"FIVVV", b"FIVV"),
+            "length differs from the one that the entry declares",
+            "H2CNN8",
+        ),
+        (FRAGMENT.replace(b" 196 AA.", b" 197 AA."), "length differs", "H2CNN8"),
+        (FRAGMENT.replace(b" 196 AA;", b" 197 AA;"), "length differs", "H2CNN8"),
         (FRAGMENT.replace(b"AC   H2CNN8;\n", b""), "no accession", "H2CNN8_9ARCH"),
-        (FRAGMENT.replace(b" 196 AA.", b" AA."), "no ID line as UniProt writes it", "H2CNN8"),
-        (FRAGMENT.replace(b"\nSQ ", b"\nCC "), "residues that do not follow", "H2CNN8"),
-        (FRAGMENT.replace(b"     FIVVV", b"CC   FIVVV"), "residues that do not follow", "H2CNN8"),
-        (FRAGMENT.replace(b"     YATIM", b"CC   YATIM"), "residues that do not follow", "H2CNN8"),
-        (FRAGMENT + b"CC   more\n", "text behind the '//'", "H2CNN8"),
+        (FRAGMENT.replace(b" 196 AA.", b" AA."), "no ID line in UniProt's format", "H2CNN8"),
+        (FRAGMENT.replace(b"\nSQ ", b"\nCC "), "residues without a preceding", "H2CNN8"),
+        (FRAGMENT.replace(b"     FIVVV", b"CC   FIVVV"), "residues without a preceding", "H2CNN8"),
+        (FRAGMENT.replace(b"     YATIM", b"CC   YATIM"), "residues without a preceding", "H2CNN8"),
+        (FRAGMENT + b"CC   more\n", "text after the '//'", "H2CNN8"),
         (FRAGMENT.replace(b"FIVVV", b"FIV1V"), "digit", "H2CNN8"),
         (FRAGMENT.replace(b"FIVVV", b"FIV\xffV"), "letter that is not ASCII", "H2CNN8"),
     ],
 )
-def test_a_broken_entry_is_rejected_by_name_and_its_neighbours_are_kept(
-    read, content, reason, identifier
-):
+def test_a_broken_entry_is_rejected_by_name_and_others_are_kept(read, content, reason, identifier):
     records, tally = read(NEXT + content + NEXT)
     assert [record.identifier for record in records] == ["P39896", "P39896"]
     assert tally.records == 3
@@ -175,6 +177,6 @@ def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks):
     assert (name, line) == ("H2CNN8", NEXT.count(b"\n") + 1)
 
 
-def test_nucleotide_entries_of_embl_are_refused_by_name(read):
+def test_nucleotide_entries_of_embl_are_rejected_by_name(read):
     with pytest.raises(InputDataError, match="line 1: this is an EMBL flat file"):
         read(b"ID   X56734; SV 1; linear; mRNA; STD; PLN; 1859 BP.\nXX\n//\n")

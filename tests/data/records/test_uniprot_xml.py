@@ -29,7 +29,7 @@ def found(records):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_real_entries_are_what_biopython_reads(read_path, path):
+def test_real_entries_match_biopython(read_path, path):
     content = gzip.decompress(path.read_bytes())
     records, tally = read_path(path)
     assert found(records) == by_biopython(content)
@@ -80,7 +80,7 @@ def test_blocks_do_not_matter(read_path, small_blocks, size):
     with SequenceFile(path) as file:
         blocks = list(file.blocks())
     assert len(blocks) == {100: 8, 5_000: 7, 100_000: 2}[size]
-    # Blocks stand for themselves, in any order.
+    # Blocks are independent of each other.
     tallies = [Tally() for _ in blocks]
     records = [
         list(block.records(tally)) for block, tally in zip(blocks[::-1], tallies, strict=True)
@@ -91,13 +91,13 @@ def test_blocks_do_not_matter(read_path, small_blocks, size):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b'length="74"', b'length="75"', "not as many residues as the entry says"),
-        (b'length="74"', b"", "not as many residues as the entry says"),
+        (b'length="74"', b'length="75"', "length differs from the one that the entry declares"),
+        (b'length="74"', b"", "length differs from the one that the entry declares"),
         (b"<accession>P56540</accession>", b"", "no accession"),
         (b"<sequence length", b"<sequenze length", None),
     ],
 )
-def test_a_broken_entry_is_rejected_by_name_and_its_neighbours_are_kept(read, old, new, reason):
+def test_a_broken_entry_is_rejected_by_name_and_others_are_kept(read, old, new, reason):
     if reason is None:
         start = SEVERAL.index(b"P56540")
         begin = SEVERAL.index(b"<sequence length", start)
@@ -119,7 +119,7 @@ def test_white_space_that_is_not_ascii_is_rejected(read):
     begin = ONE.index(b"ANACTK")
     for place in (begin, begin + 5, begin + 50):
         _, tally = read(ONE[:place] + "\u00a0".encode() + ONE[place:])
-        assert tally.rejected == {"not as many residues as the entry says": 1}
+        assert tally.rejected == {"length differs from the one that the entry declares": 1}
 
 
 @pytest.mark.parametrize("num_lines", [65_400, 65_430, 70_000, 200_000])
@@ -135,9 +135,9 @@ def test_lines_are_right_however_many_there_are(read, num_lines):
     assert sorted([r.line for r in records] + [line for _, _, line in listed]) == lines
 
 
-def test_one_endless_entry_is_not_called_none(read, monkeypatch):
+def test_a_file_of_one_endless_entry_is_not_called_empty(read, monkeypatch):
     monkeypatch.setattr("protlm.data.records.uniprot_xml._MAX_ENTRY", 1_000)
-    monkeypatch.setattr("protlm.data.records.cutting.BLOCK_BYTES", 1_000)
+    monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 1_000)
     records, tally = read(ONE)
     assert not records
     assert tally.rejected == {"entry of more than 1,000 bytes": 1}
@@ -160,7 +160,7 @@ def test_a_file_that_ends_between_entries_is_an_error(read, small_blocks):
     end = SEVERAL.index(b"</entry>") + len(b"</entry>\n")
     for size in (100, 4 << 20):
         small_blocks(size)
-        with pytest.raises(InputDataError, match="ends too early, near accession P00750 "):
+        with pytest.raises(InputDataError, match="ends prematurely, near accession P00750 "):
             read(SEVERAL[:end])
 
 
@@ -180,7 +180,7 @@ def test_a_file_that_ends_between_entries_is_an_error(read, small_blocks):
         (b"<!-- endless", "neither UniProt XML"),
     ],
 )
-def test_other_xml_is_refused_by_name(read, content, message):
+def test_other_xml_is_rejected_by_name(read, content, message):
     with pytest.raises(InputDataError, match=r"proteins\.fasta") as caught:
         read(content)
     assert message in str(caught.value)
@@ -193,23 +193,23 @@ OUTSIDE = b"""<!-- x --><!DOCTYPE uniprot [<!ENTITY secret SYSTEM "file:///etc/p
 
 
 @pytest.mark.parametrize("declaration", [BOMB, OUTSIDE, b'<!DOCTYPE uniprot SYSTEM "x.dtd">'])
-def test_document_types_are_refused(read, declaration):
+def test_document_types_are_rejected(read, declaration):
     root = ONE.index(b"<uniprot")
     with pytest.raises(InputDataError, match="document type"):
         read(declaration + ONE[root:])
-    # Nor is one taken that hides behind the root.
+    # One after the root is rejected, too.
     hidden = ONE[root:].replace(b"<entry ", declaration + b"<entry ", 1)
     with pytest.raises(InputDataError, match="the XML is damaged"):
         read(hidden)
 
 
-def test_entities_are_not_known(read):
+def test_entities_are_not_resolved(read):
     for entity in (b"&secret;", b"&lol;"):
         with pytest.raises(InputDataError, match="the XML is damaged"):
             read(ONE.replace(b"<name>", b"<name>" + entity, 1))
 
 
-def test_what_is_odd_inside_an_entry_does_no_harm(read):
+def test_unusual_content_of_an_entry_is_harmless(read):
     (expected,), _ = read(ONE)
     for odd in (b"P84<!-- > -->001", b"\n P84001\n", b"P84<?x?>001"):
         (record,), _ = read(ONE.replace(b"<accession>P84001", b"<accession>" + odd, 1))
@@ -237,7 +237,7 @@ def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks, 
     assert reason.startswith("entry of more than") and name == "P84001"
 
 
-def test_entries_that_were_used_are_given_back():
+def test_processed_entries_are_released():
     root, end = ONE.index(b"<entry "), ONE.index(b"</entry>") + len(b"</entry>")
     document = ONE[:root] + ONE[root:end] * 50 + ONE[end:]
     places = [entry.getparent().index(entry) for entry in _entries(document)]

@@ -1,0 +1,1 @@
+"""Linear attention with feature maps, for the Performers and RFA."""

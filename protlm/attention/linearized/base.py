@@ -1,0 +1,237 @@
+"""The base class of the Performers: linear attention with random features, and its map."""
+
+from copy import copy
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protlm.attention.base import Attention, QueryKeyNorms, RandomFeatures, Recurrent
+from protlm.attention.linearized.bidirectional import BidirectionalAttention
+from protlm.attention.linearized.causal import CausalAttention
+from protlm.attention.linearized.exponential import key_features, query_features
+from protlm.attention.linearized.features import (
+    ExponentialFeatureMap,
+    FeatureMap,
+    FeatureMapFactory,
+    logit_floor,
+)
+from protlm.attention.linearized.normalization import Denominator, Normalizer
+from protlm.attention.linearized.operands import Kernel
+from protlm.attention.ops.masking import visible_keys, zero_padding
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
+from protlm.attention.ops.options import require_at_least
+from protlm.attention.ops.projection import Projection
+from protlm.errors import UserError
+
+
+class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
+    """Attention with weights φ(q)·φ(k), normalized; time and memory are linear in L.
+
+    The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
+    features that are exponentials it has one more row, the largest logit of each feature so far,
+    which is the reference of the sums. Only `forward` is differentiable; maps, features and steps
+    are not.
+
+    Args:
+        feature_map: creates the feature map of the kernel from a projection.
+        num_features: features R of a position.
+        projection: the distribution of the rows; None for features without a projection.
+        normalizer: maps the sums to outputs.
+        redraw_every: optimizer steps between redraws; None keeps the first draw.
+        seed: the seed of the projections, together with the redraw index.
+
+    Raises:
+        UserError: a number of steps below 1, or redraws without a projection.
+    """
+
+    supports_bidirectional = True
+    supports_causal = True
+    qk_norm = QueryKeyNorms.bounded
+    cost: ClassVar[str] = "L R K"
+    projection: Tensor | None
+    redraw_index: Tensor
+
+    def __init__(
+        self,
+        *,
+        feature_map: FeatureMapFactory,
+        num_features: int,
+        projection: Projection | None,
+        normalizer: Normalizer,
+        redraw_every: int | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        _check_redraw(redraw_every, has_projection=projection is not None)
+        self.redraw_every = redraw_every
+        self.num_features = num_features
+        self._feature_map = feature_map
+        self._projection_rows = projection
+        self._normalizer = normalizer
+        self._seed = seed
+        rows_RK = None if projection is None else projection.draw(seed, 0).float()
+        self._is_exponential = isinstance(feature_map(rows_RK), ExponentialFeatureMap)
+        self.register_buffer("projection", rows_RK)
+        self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
+
+    def redraw(self, index: int) -> None:
+        """Draws projection number `index` in place, a pure function of (seed, index)."""
+        self.redraw_index.fill_(index)
+        if self.projection is not None and self._projection_rows is not None:
+            self.projection.copy_(self._projection_rows.draw(self._seed, index))
+
+    def forward(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+    ) -> Tensor:
+        """See `Attention.forward`.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
+        attend = CausalAttention.apply if causal else BidirectionalAttention.apply
+        out_BHLC = attend(q_BHLK, k_BHLK, v_BHLC, mask_BL, self._kernel(q_BHLK))
+        assert isinstance(out_BHLC, Tensor)
+        return out_BHLC
+
+    @torch.no_grad()
+    def attention_map(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        rows: slice | None = None,
+    ) -> Tensor:
+        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
+
+        With a normalizer that depends on the values, the absolute entries of a row sum to 1.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        _refuse_float16(q_BHLK, k_BHLK)
+        if causal and self._is_exponential:
+            # References are those of the forward pass. Weights are positive, so that dividing by
+            # their sum is right for every normalizer.
+            normalized = copy(self)
+            normalized._normalizer = Denominator()
+            return Attention.attention_map(
+                normalized,
+                q_BHLK,
+                k_BHLK,
+                hidden_BLD=hidden_BLD,
+                mask_BL=mask_BL,
+                causal=causal,
+                rows=rows,
+            )
+        rows = slice(None) if rows is None else rows
+        q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
+        hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
+        with no_autocast(q_BHLK):
+            feature_map = self._map(accum_dtype(q_BHLK))
+            k_BHLK = k_BHLK.to(accum_dtype(q_BHLK))
+            phi_k_BHLR, reference_BH1R = key_features(feature_map, k_BHLK, mask_BL)
+            phi_q_BHMR, _ = query_features(feature_map, upcast(q_BHMK), reference_BH1R)
+            weights_BHML = phi_q_BHMR @ phi_k_BHLR.mT
+            return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
+
+    @torch.no_grad()
+    def query_features(self, q_BHLK: Tensor) -> Tensor:
+        """Returns φ(q), BHLR, without a reference, up to a factor per query; at least float32."""
+        return self._map(accum_dtype(q_BHLK)).queries(upcast(q_BHLK)).phi_BHLR
+
+    @torch.no_grad()
+    def key_features(self, k_BHLK: Tensor) -> Tensor:
+        """Returns φ(k), BHLR, without a reference; at least float32."""
+        return self._map(accum_dtype(k_BHLK)).keys(upcast(k_BHLK)).phi_BHLR
+
+    @torch.no_grad()
+    def kernel(self, q_BHLK: Tensor, k_BHMK: Tensor) -> Tensor:
+        """Returns the kernel, or its estimate, of every query and key: BHLM, not normalized."""
+        q_BHLK = upcast(q_BHLK)
+        with no_autocast(q_BHLK):
+            feature_map = self._map(q_BHLK.dtype)
+            phi_k_BHMR, reference_BH1R = key_features(feature_map, k_BHMK.to(q_BHLK.dtype))
+            phi_q_BHLR, _ = query_features(feature_map, q_BHLK, reference_BH1R)
+            log_factor_BHL1 = feature_map.log_factor(q_BHLK, reference_BH1R)
+            return phi_q_BHLR @ phi_k_BHMR.mT * log_factor_BHL1.exp()
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
+        """See `Recurrent.initial_state`."""
+        batch, heads, width = v_BHC.shape
+        state = upcast(k_BHK).new_zeros(batch, heads, width + 1, self.num_features)
+        if not self._is_exponential:
+            return state
+        return F.pad(state, (0, 0, 0, 1), value=logit_floor(state.dtype))
+
+    @torch.no_grad()
+    def step(
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Recurrent.step`.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        _refuse_float16(q_BHK, k_BHK, v_BHC)
+        with no_autocast(v_BHC):
+            feature_map = self._map(state.dtype)
+            q_BH1K, k_BH1K = (x_BHK[:, :, None].to(state.dtype) for x_BHK in (q_BHK, k_BHK))
+            sums, reference_BH1R = state, None
+            if isinstance(feature_map, ExponentialFeatureMap):
+                sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
+                logits_BH1R, _ = feature_map.key_logits(k_BH1K)
+                highest_BH1R = torch.maximum(logits_BH1R, reference_BH1R)
+                sums.mul_((reference_BH1R - highest_BH1R).exp2_())
+                reference_BH1R.copy_(highest_BH1R)
+                phi_k_BH1R = logits_BH1R.sub_(highest_BH1R).exp2_()
+            else:
+                phi_k_BH1R, _ = feature_map.keys(k_BH1K)
+            phi_q_BH1R, _ = query_features(feature_map, q_BH1K, reference_BH1R)
+            values = torch.cat([v_BHC, torch.ones_like(v_BHC[..., :1])], dim=-1).to(state.dtype)
+            sums.addcmul_(values[..., None], phi_k_BH1R)
+            out_BH1C, _ = self._normalizer(phi_q_BH1R @ sums.mT)
+        return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
+
+    def _kernel(self, x_BHLK: Tensor) -> Kernel:
+        return Kernel(
+            feature_map=self._map(accum_dtype(x_BHLK)),
+            normalizer=self._normalizer,
+            num_features=self.num_features,
+            projection_RK=self.projection,
+        )
+
+    def _map(self, dtype: torch.dtype) -> FeatureMap:
+        rows_RK = self.projection
+        return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
+
+
+def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
+    require_at_least(
+        "redraw_every", redraw_every, 1, example=1000, otherwise="null for a single draw"
+    )
+    if redraw_every is not None and not has_projection:
+        raise UserError(
+            f"attention.redraw_every={redraw_every} needs a projection: set "
+            "attention.num_features, or attention.redraw_every=null"
+        )
+
+
+def _refuse_float16(*inputs: Tensor) -> None:
+    if any(x.dtype == torch.float16 for x in inputs):
+        raise UserError(
+            "a Performer cannot run in float16: its features and sums exceed the range of "
+            "float16, and gradients become NaN; set trainer.precision=bf16-mixed or 32-true"
+        )

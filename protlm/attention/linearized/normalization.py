@@ -1,0 +1,148 @@
+"""Normalizers, which map the sums [N | D] = [Σ_j w_ij v_j | Σ_j w_ij] to the output."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+import torch
+from torch import Tensor
+
+from protlm.errors import UserError, refuse_unknown
+
+
+class Normalizer(ABC):
+    """Maps the sums, (B, H, L, C + 1), to outputs invariant to per-row scaling of the weights."""
+
+    @abstractmethod
+    def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the output, BHLC, and a number per row for the gradient, BHL1.
+
+        A row without weight is 0, not NaN.
+        """
+
+    @abstractmethod
+    def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
+        """Returns the gradient of the sums, (B, H, L, C + 1)."""
+
+    @abstractmethod
+    def weights(self, weights_BHML: Tensor) -> Tensor:
+        """Normalizes rows of weights to rows of the map."""
+
+
+class Normalization(StrEnum):
+    """The names of the normalizers."""
+
+    denominator = "denominator"
+    rmsnorm = "rmsnorm"
+
+
+def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Normalizer:
+    """Creates a normalizer.
+
+    Args:
+        name: `denominator` or `rmsnorm`.
+        floor: the smallest denominator; None for no floor.
+        is_positive: whether all weights are positive.
+
+    Raises:
+        UserError: an unknown name, a floor that is not above 0 or has no effect, or no floor of a
+            denominator that may be negative.
+    """
+    refuse_unknown("attention.normalizer", name, Normalization)
+    given = f"attention.denominator_floor={'null' if floor is None else floor}"
+    if name == Normalization.rmsnorm:
+        if floor is not None:
+            raise UserError(
+                f"{given} has no effect with attention.normalizer=rmsnorm; set it to null"
+            )
+        return RootMeanSquare()
+    if floor is not None and not 0 < floor < math.inf:
+        raise UserError(f"{given} must be a number above 0, or null")
+    if floor is None and not is_positive:
+        raise UserError(
+            f"{given} allows division by sums of weights that may be negative or near 0 with "
+            "these features; set attention.denominator_floor=0.01, or attention.normalizer=rmsnorm"
+        )
+    return Denominator(floor)
+
+
+@final
+@dataclass(frozen=True)
+class Denominator(Normalizer):
+    """The normalizer O = N / D, so that the weights of a row sum to 1; D is at least the floor.
+
+    A floor is for weights that may be negative, whose sum D may be near 0. It is in units of
+    the products φ(q)·φ(k); trigonometric features omit the factor exp(|q̂|²/2) of the query.
+    """
+
+    floor: float | None = None
+
+    def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Normalizer`."""
+        inverse_BHL1 = self._inverse(sums[..., -1:])
+        return sums[..., :-1] * inverse_BHL1, inverse_BHL1
+
+    def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
+        """Returns [dO / D | -(dO·O) / D]; a denominator at the floor is a constant."""
+        dsums = _sums_like(out_BHLC)
+        dnumerator_BHLC = dsums[..., :-1].copy_(dout_BHLC).mul_(saved_BHL1)
+        ddenominator_BHL1 = -(dnumerator_BHLC * out_BHLC).sum(dim=-1, keepdim=True)
+        if self.floor is not None:
+            at_floor = torch.full_like(saved_BHL1, self.floor).reciprocal()
+            ddenominator_BHL1 = ddenominator_BHL1 * (saved_BHL1 != at_floor)
+        dsums[..., -1:] = ddenominator_BHL1
+        return dsums
+
+    def weights(self, weights_BHML: Tensor) -> Tensor:
+        """See `Normalizer`."""
+        return weights_BHML * self._inverse(weights_BHML.sum(dim=-1, keepdim=True))
+
+    def _inverse(self, weight_BHL1: Tensor) -> Tensor:
+        if self.floor is not None:
+            return weight_BHL1.clamp(min=self.floor).reciprocal()
+        return inverse_of_weight(weight_BHL1)
+
+
+@final
+@dataclass(frozen=True)
+class RootMeanSquare(Normalizer):
+    """The normalizer O = N / √(mean_c N_c²), as in TransNormer, without a denominator.
+
+    Qin et al., arXiv 2210.10340, section 3.2. It has no gain, because an output projection follows.
+    """
+
+    def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Normalizer`."""
+        numerator_BHLC = sums[..., :-1]
+        # Divided by the largest entry of the row, because squares of small sums would underflow.
+        inverse_BHL1 = inverse_of_weight(numerator_BHLC.abs().amax(dim=-1, keepdim=True))
+        scaled_BHLC = numerator_BHLC * inverse_BHL1
+        mean_BHL1 = scaled_BHLC.square().mean(dim=-1, keepdim=True)
+        root_BHL1 = mean_BHL1.masked_fill(inverse_BHL1 == 0, torch.inf).rsqrt()
+        return scaled_BHLC * root_BHL1, inverse_BHL1 * root_BHL1
+
+    def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
+        """Returns the gradient of N, and 0 for D, on which the output does not depend."""
+        along_BHL1 = (dout_BHLC * out_BHLC).mean(dim=-1, keepdim=True)
+        dsums = _sums_like(out_BHLC)
+        dsums[..., :-1] = (dout_BHLC - out_BHLC * along_BHL1) * saved_BHL1
+        dsums[..., -1] = 0
+        return dsums
+
+    def weights(self, weights_BHML: Tensor) -> Tensor:
+        """Scales rows so that absolute weights sum to 1, since the norm depends on the values."""
+        return weights_BHML * inverse_of_weight(weights_BHML.abs().sum(dim=-1, keepdim=True))
+
+
+def _sums_like(out_BHLC: Tensor) -> Tensor:
+    return out_BHLC.new_empty(*out_BHLC.shape[:-1], out_BHLC.shape[-1] + 1)
+
+
+def inverse_of_weight(weight_BHL1: Tensor) -> Tensor:
+    """Returns 1 / weight, and 0 for a row without weight, whose output is then 0 and not NaN."""
+    # The inverse of the smallest normal number is finite, but its gradient summed over values and
+    # positions is not. The threshold is 2²⁷ times that number, about 1e-30 in float32.
+    has_none_BHL1 = weight_BHL1 <= torch.finfo(weight_BHL1.dtype).tiny * 2**27
+    return weight_BHL1.masked_fill(has_none_BHL1, torch.inf).reciprocal_()

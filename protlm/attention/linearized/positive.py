@@ -1,0 +1,107 @@
+"""Positive features of the softmax kernel: FAVOR+ and, with a stretch, OPRF.
+
+Choromanski et al., arXiv 2009.14794, Lemma 1; Likhosherstov et al., arXiv 2205.15317, section 3.
+"""
+
+import math
+from typing import final
+
+from torch import Tensor
+
+from protlm.attention.linearized.features import ExponentialFeatureMap, Logits
+from protlm.attention.ops.products import product
+
+# Key features without a reference are at most exp(60): sums of larger ones would overflow float32.
+_LARGEST_EXPONENT = 60.0
+# exp2 is four times as fast as exp on a CPU.
+_LOG2_E = math.log2(math.e)
+
+
+@final
+class PositiveFeatures(ExponentialFeatureMap):
+    """Positive features, whose products estimate exp(q·k / √K); no ε is added.
+
+    With x̂ = x / K^(1/4) and rows ω_r ~ N(0, I), for any s ≥ 1 the mean over r of
+
+        s^K · exp((1 - s²)|ω_r|²/2 + s ω_r·(q̂ + k̂) - (|q̂|² + |k̂|²)/2)
+
+    is an unbiased estimate. s = 1 is FAVOR+. The s that minimizes the variance at one |q̂ + k̂|²
+    is OPRF (there s² = 1 - 4A). The output is invariant to multiplying feature r of all keys by a
+    factor and dividing that of all queries by it, and to any factor per query. Therefore, with
+
+        b_r = c - |k̂ - s ω_r|²/2,  a_r = s ω_r·q̂ + |ω_r|²/2,  c = min(s²K/2, 60)
+
+    the features are, with a reference M_r for each feature,
+
+        φk_r = exp(b_r - M_r),  φq_r = exp(a_r + M_r - max_r'(a_r' + M_r'))
+
+    M_r is about the largest b_r of the visible keys (see `bidirectional` and `causal`). The largest
+    feature of a query is then exp(0), and its product with the key of the largest b_r is 1, so that
+    the sum of weights is at least 1 for queries and keys of any norm. Without a reference M_r = 0,
+    and keys far from all rows underflow in float32.
+
+    Args:
+        projection_RK: the rows ω_r.
+        stretch: s.
+    """
+
+    def __init__(self, projection_RK: Tensor | None, *, stretch: float = 1.0) -> None:
+        assert projection_RK is not None
+        num_rows, self._head_dim = projection_RK.shape
+        self._scaled_RK = projection_RK * (stretch * self._head_dim**-0.25)
+        self._log2_scaled_RK = self._scaled_RK * _LOG2_E
+        half_square_R = projection_RK.square().sum(dim=-1) / 2
+        shift = min(stretch**2 * self._head_dim / 2, _LARGEST_EXPONENT)
+        self._query_bias_R = half_square_R * _LOG2_E
+        self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
+        self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
+
+    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
+        """See `ExponentialFeatureMap.query_logits`."""
+        bias_R = self._query_bias_R
+        if reference_BH1R is None:
+            logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R)
+        elif reference_BH1R.shape[:2] == (1, 1):
+            # Most tiles on a CPU have one head; the product then adds the reference at no cost.
+            logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R + reference_BH1R[0, 0, 0])
+        else:
+            logits_BHLR = product(q_BHLK, self._log2_scaled_RK).add_(bias_R + reference_BH1R)
+
+        def pullback(dlogit_BHLR: Tensor) -> Tensor:
+            return product(dlogit_BHLR, self._scaled_RK.mT)
+
+        return Logits(logits_BHLR, pullback)
+
+    def key_logits(self, k_BHLK: Tensor) -> Logits:
+        """See `ExponentialFeatureMap.key_logits`."""
+        logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
+        logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E)
+
+        def pullback(dlogit_BHLR: Tensor) -> Tensor:
+            dlogit_BHL1 = dlogit_BHLR.sum(dim=-1, keepdim=True)
+            dk_BHLK = product(dlogit_BHLR, self._scaled_RK.mT)
+            return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))
+
+        return Logits(logits_BHLR, pullback)
+
+    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        """See `FeatureMap.log_factor`."""
+        logits_BHLR = self.query_logits(q_BHLK, reference_BH1R).logits_BHLR
+        maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
+        return maximum_BHL1 - self._half_square(q_BHLK) + self._log_constant
+
+    def _half_square(self, x_BHLK: Tensor) -> Tensor:
+        return x_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
+
+
+def optimal_stretch(head_dim: int, square_norm: float) -> float:
+    """Returns the stretch s with the smallest variance at |q̂ + k̂|² = `square_norm`.
+
+    arXiv 2205.15317, Theorem 3.2.
+
+    With A = (1 - 1/ρ)/8, ρ = (√((2λ + K)² + 8Kλ) - 2λ - K) / 4λ, s² = 1 - 4A = (1 + 1/ρ)/2.
+    """
+    sum_ = 2 * square_norm + head_dim
+    # Rationalized, which avoids cancellation for small λ.
+    inverse_rho = (math.sqrt(sum_**2 + 8 * head_dim * square_norm) + sum_) / (2 * head_dim)
+    return math.sqrt((1 + inverse_rho) / 2)

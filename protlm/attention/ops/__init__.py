@@ -1,0 +1,1 @@
+"""Operations that several mechanisms use; no module here imports a mechanism."""

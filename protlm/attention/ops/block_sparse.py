@@ -1,0 +1,148 @@
+"""Softmax attention of blocks of queries, each of which sees separate blocks of keys.
+
+Keys and values are gathered for a tile of blocks at a time, and again in the backward pass: for all
+blocks at once they would need many times the memory of the values.
+
+A block of keys accumulates gradients from many tiles. On a GPU the order of these sums varies,
+unless torch.use_deterministic_algorithms is on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from protlm.attention.ops.blocks import softmax_in_blocks
+from protlm.attention.ops.numerics import accum_dtype
+
+# The elements of the keys of a tile: they fit into the caches of a CPU, and occupy a GPU.
+_CPU_ELEMENTS, _GPU_ELEMENTS = 1 << 20, 1 << 26
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The keys that every block of queries sees: global keys, and the keys of some blocks.
+
+    The place of a key is 1 + its position, or 0 if no query may see it. A query sees the keys with
+    places from 1 to the last place of the query.
+
+    Attributes:
+        numbers: the distinct blocks of keys for every block of queries, (B, H, S, any); -1 for no
+            block.
+        place_BSM: the places of the keys in blocks.
+        global_place_BP: the places of the global keys.
+        last_place: the last place that a query sees, (S, M), or (S, 1) for all queries of a block.
+    """
+
+    numbers: Tensor
+    place_BSM: Tensor
+    global_place_BP: Tensor
+    last_place: Tensor
+
+    def tiles(self, width: int) -> Iterator[slice]:
+        """Yields the ranges of blocks whose keys are gathered together."""
+        batch, heads, number, selected = self.numbers.shape
+        num_keys = self.global_place_BP.shape[1] + selected * self.place_BSM.shape[2]
+        elements = _CPU_ELEMENTS if self.numbers.device.type == "cpu" else _GPU_ELEMENTS
+        step = max(1, elements // (batch * heads * num_keys * width))
+        return (slice(start, start + step) for start in range(0, number, step))
+
+    def take(self, global_BHPK: Tensor, blocks_BHSMK: Tensor, tile: slice) -> Tensor:
+        """Gathers the keys of a tile, (B, H, blocks of the tile, keys, K), global keys first."""
+        size, width = blocks_BHSMK.shape[3:]
+        numbers = self.numbers[:, :, tile].transpose(1, 2)
+        flat = blocks_BHSMK.flatten(0, 2).index_select(0, self._rows(tile))
+        # Heads come after blocks in memory, so that the fused kernels need no copy.
+        selected = flat.view(*numbers.shape[:3], numbers.shape[3] * size, width)
+        everywhere = global_BHPK[:, None].expand(-1, selected.shape[1], -1, -1, -1)
+        return torch.cat([everywhere, selected], dim=3).transpose(1, 2)
+
+    def add(self, taken: Tensor, onto_global_BHPK: Tensor, onto_BHSMK: Tensor, tile: slice) -> None:
+        """Scatters gradients of the keys of a tile, adding in place; inverts `take`."""
+        taken, num_global = taken.to(onto_BHSMK.dtype), onto_global_BHPK.shape[2]
+        onto_global_BHPK += taken[:, :, :, :num_global].sum(dim=2)
+        flat = onto_BHSMK.view(-1, *onto_BHSMK.shape[3:])
+        selected = taken.transpose(1, 2)[:, :, :, num_global:].reshape(-1, *flat.shape[1:])
+        flat.index_add_(0, self._rows(tile), selected)
+
+    def visible(self, tile: slice) -> Tensor:
+        """Returns the mask of visible keys of a tile, (B, H, blocks, 1 or M, keys)."""
+        numbers = self.numbers[:, :, tile]
+        sample_B111 = torch.arange(len(numbers), device=numbers.device)[:, None, None, None]
+        places = self.place_BSM[sample_B111, numbers].where(numbers[..., None] >= 0, 0).flatten(3)
+        everywhere = self.global_place_BP[:, None, None].expand(*places.shape[:3], -1)
+        places = torch.cat([everywhere, places], dim=-1)[..., None, :]
+        return (places > 0) & (places <= self.last_place[tile, :, None])
+
+    def _rows(self, tile: slice) -> Tensor:
+        """Returns the rows of the blocks of a tile in all samples and heads, head after block."""
+        batch, heads, number, _ = self.numbers.shape
+        start = number * torch.arange(batch * heads, device=self.numbers.device)
+        # Block 0 replaces missing blocks; its keys are masked there.
+        rows = self.numbers[:, :, tile].clamp(min=0) + start.view(batch, heads, 1, 1)
+        return rows.transpose(1, 2).flatten()
+
+
+class SelectedBlocksAttention(torch.autograd.Function):
+    """`apply(q, k, v, global_k, global_v, selection)` returns the outputs of all blocks, BHSMC."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHSMK: Tensor,
+        k_BHSMK: Tensor,
+        v_BHSMC: Tensor,
+        global_k_BHPK: Tensor,
+        global_v_BHPC: Tensor,
+        selection: Selection,
+    ) -> Tensor:
+        """Computes the tiles, without keeping their keys."""
+        out_BHSMC = torch.empty_like(v_BHSMC)
+        ctx.tiles = list(selection.tiles(max(k_BHSMK.shape[-1], v_BHSMC.shape[-1])))
+        for tile in ctx.tiles:
+            out_BHSMC[:, :, tile] = softmax_in_blocks(
+                q_BHSMK[:, :, tile],
+                selection.take(global_k_BHPK, k_BHSMK, tile),
+                selection.take(global_v_BHPC, v_BHSMC, tile),
+                selection.visible(tile),
+            )
+        device = q_BHSMK.device.type
+        ctx.autocast = {
+            "device_type": device,
+            "dtype": torch.get_autocast_dtype(device),
+            "enabled": torch.is_autocast_enabled(device),
+        }
+        ctx.selection = selection
+        ctx.save_for_backward(q_BHSMK, k_BHSMK, v_BHSMC, global_k_BHPK, global_v_BHPC)
+        return out_BHSMC
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Recomputes every tile with its gradients; those of keys accumulate in float32."""
+        (dout_BHSMC,) = grad_outputs
+        selection: Selection = ctx.selection
+        # Accessed once: activation checkpointing does not allow a second access.
+        q_BHSMK, *taken_from = ctx.saved_tensors
+        k_BHSMK, v_BHSMC, global_k_BHPK, global_v_BHPC = taken_from
+        dq_BHSMK = torch.empty_like(q_BHSMK)
+        dk_BHSMK, dv_BHSMC, dglobal_k_BHPK, dglobal_v_BHPC = (
+            torch.zeros(x.shape, dtype=accum_dtype(x), device=x.device) for x in taken_from
+        )
+        for tile in ctx.tiles:
+            q = q_BHSMK[:, :, tile].detach().requires_grad_()
+            k = selection.take(global_k_BHPK, k_BHSMK, tile).requires_grad_()
+            v = selection.take(global_v_BHPC, v_BHSMC, tile).requires_grad_()
+            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+                out = softmax_in_blocks(q, k, v, selection.visible(tile))
+            dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout_BHSMC[:, :, tile])
+            dq_BHSMK[:, :, tile] = dq
+            selection.add(dk, dglobal_k_BHPK, dk_BHSMK, tile)
+            selection.add(dv, dglobal_v_BHPC, dv_BHSMC, tile)
+        sums = (dk_BHSMK, dv_BHSMC, dglobal_k_BHPK, dglobal_v_BHPC)
+        return dq_BHSMK, *(dx.to(x.dtype) for dx, x in zip(sums, taken_from, strict=True)), None

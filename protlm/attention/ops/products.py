@@ -1,0 +1,80 @@
+"""The matrix products that linear attention is made of, by the fastest library at hand."""
+
+import math
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# A call of oneDNN costs some 17 µs: MKL is ahead below this many multiplications on two threads, and
+# below half of that on one. It must not depend on the threads: they may change before the backward.
+# Nor are sums over more positions left to MKL, which adds them up less exactly.
+_SMALL, _SHORT = 1 << 21, 512
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns x wᵀ, (..., M, N), plus a bias.
+
+    Args:
+        x: (..., M, K).
+        w: (N, K), the same for every leading index of x, or (..., N, K).
+        bias: (N), or (..., N) as w.
+    """
+    if _takes_onednn(x) and not _are_small(x, w):
+        return _onednn_product(x, w, bias)
+    out = torch.matmul(x, w.mT)
+    return out if bias is None else out.add_(bias[..., None, :])
+
+
+def _takes_onednn(x: Tensor) -> bool:
+    # torch's compiler has its own choice of libraries, and no lowering for the bare operator.
+    is_plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_plain and x.dtype == torch.float32 and _has_onednn() and _is_amd()
+
+
+def _are_small(x: Tensor, w: Tensor) -> bool:
+    """Whether these are products of their own for each leading index, of short sequences.
+
+    MKL takes all of them in one call.
+    """
+    sizes = x.shape[-2], w.shape[-2], w.shape[-1]
+    return w.dim() > 2 and max(sizes) <= _SHORT and math.prod(sizes) < _SMALL
+
+
+def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    if w.shape[:-2].numel() == 1:
+        # So are most tiles, which are of one head.
+        return _linear(x, w.view(w.shape[-2:]), None if bias is None else bias.view(-1))
+    leading = x.shape[:-2]
+    x, w = x.flatten(0, -3), w.flatten(0, -3)
+    biases = [None] * len(x) if bias is None else bias.flatten(0, -2)
+    products = [_linear(*operands) for operands in zip(x, w, biases, strict=True)]
+    return torch.stack(products).unflatten(0, leading)
+
+
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    # Without AVX-512, oneDNN multiplies rows that do not touch one another by its reference
+    # kernel, some thousand times slower: a head's rows of a tensor BLHK are such rows.
+    if not (w.is_contiguous() or w.mT.is_contiguous()):
+        w = w.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), w, bias, "none", [], "")
+
+
+@cache
+def _has_onednn() -> bool:
+    """Returns whether torch has an operator of oneDNN for float32."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def _is_amd() -> bool:
+    """Whether the processor is one on which oneDNN is known to be ahead of what torch takes.
+
+    That is MKL, which uses half the width of an AMD processor's registers: the products here take
+    twice the time. On Intel's it is ahead of oneDNN (docs/decisions/0006).
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    about = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    return "AuthenticAMD" in about

@@ -1,1 +1,0 @@
-"""What the Performers share: feature maps, projections, and linear attention over features."""

@@ -1,0 +1,1 @@
+"""Checkpoints: format, descriptions, checksums, shards, and the best ones of a run."""

@@ -1,0 +1,286 @@
+"""Reading and writing of the checkpoints of a run and of exported models.
+
+Nothing is unpickled, and nothing is used unless it matches its SHA-256. A checkpoint of a run is
+the file `checkpoints/step-NNNNNNNN.ckpt`, or a folder of that name with one shard per rank. The
+file `latest` beside it names the checkpoint to resume from.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sum, write_sums
+from protlm.checkpoints.description import ModelDescription, check_weights
+from protlm.errors import InputDataError
+from protlm.paths import complete_file, complete_folder
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+LATEST = "latest"
+CHECKPOINTS = "checkpoints"
+DESCRIPTION = "protlm"
+# The key of the averaged weights, if a run has them.
+AVERAGE = "average"
+NETWORK_PREFIX = "network."
+_NAME = re.compile(r"step-(\d{8,})\.ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as it was read: its file or folder, its description and its weights."""
+
+    path: Path
+    description: ModelDescription
+    weights: dict[str, Tensor]
+
+
+def checkpoint_name(step: int) -> str:
+    """Returns the file name of the checkpoint after `step` optimizer steps."""
+    return f"step-{step:08d}.ckpt"
+
+
+def step_of(path: Path) -> int:
+    """Returns the optimizer step of a checkpoint, from its name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def all_checkpoints(run_dir: Path) -> list[Path]:
+    """Returns the checkpoints of a run, oldest first, including damaged ones."""
+    found = (run_dir / CHECKPOINTS).glob("step-*.ckpt")
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
+
+
+def latest(run_dir: Path) -> Path | None:
+    """Returns the checkpoint that `latest` names, or None if a run has none yet.
+
+    Raises:
+        InputDataError: `latest` is damaged, or missing beside checkpoints.
+    """
+    pointer = run_dir / CHECKPOINTS / LATEST
+    if not pointer.is_file():
+        if all_checkpoints(run_dir):
+            raise InputDataError(f"{pointer} is missing")
+        return None
+    name = pointer.read_bytes().decode(errors="replace").strip()
+    if not _NAME.fullmatch(name):
+        raise InputDataError(f"{pointer} is damaged: {name!r:.60} is not the name of a checkpoint")
+    return pointer.with_name(name)
+
+
+def set_latest(checkpoint: Path) -> None:
+    """Makes a complete checkpoint the latest of its run."""
+    with complete_file(checkpoint.with_name(LATEST), overwrite=True) as temporary:
+        temporary.write_text(checkpoint.name + "\n")
+
+
+def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
+    """Finds the checkpoint to resume from: the latest, or the newest undamaged one.
+
+    Returns:
+        The checkpoint, or None if the run has none yet; and one sentence for each damaged file.
+
+    Raises:
+        InputDataError: all checkpoints are damaged; nothing is removed.
+    """
+    candidates, faults = all_checkpoints(run_dir)[::-1], list[str]()
+    try:
+        first = latest(run_dir)
+    except InputDataError as error:
+        faults.append(str(error))
+    else:
+        if first is not None:
+            candidates = [first, *(path for path in candidates if path != first)]
+    for path in candidates:
+        try:
+            check_sum(path)
+        except InputDataError as error:
+            faults.append(str(error))
+        else:
+            return path, faults
+    if faults:
+        raise InputDataError(
+            f"all checkpoints of {run_dir} are damaged ({'; '.join(faults)}): restore a copy of "
+            "one, or start a new run in another run_dir="
+        )
+    return None, []
+
+
+def save_training(contents: dict[str, Any], path: Path) -> None:
+    """Writes a training checkpoint and makes it the latest of its run.
+
+    SHA-256, checkpoint and `latest` are written in this order, each synced before the next, so
+    that `latest` names a complete checkpoint at any time.
+
+    Raises:
+        OutputError: no space or no permission; existing files are unchanged.
+    """
+    write_training(contents, path, overwrite=True)
+    set_latest(path)
+
+
+def write_training(contents: dict[str, Any], path: Path, *, overwrite: bool = False) -> None:
+    """Writes the SHA-256 of a training checkpoint, then the checkpoint.
+
+    Raises:
+        OutputError: no space, no permission, or a file of this name exists.
+    """
+    with complete_file(path, overwrite=overwrite) as temporary:
+        save(contents, temporary)
+        write_sum(path, contents=temporary)
+
+
+def save(contents: dict[Any, Any], path: Path) -> None:
+    """Writes plain containers and tensors to a file; raises the system's OSError."""
+    with path.open("wb") as file:
+        try:
+            torch.save(contents, file)
+        except RuntimeError as error:
+            # torch reports that it could not write; the reason is the context of its error.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint, then its SHA-256."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+        sum_path(path).unlink(missing_ok=True)
+
+
+def sweep(run_dir: Path) -> None:
+    """Removes unfinished checkpoints of killed processes."""
+    for path in (run_dir / CHECKPOINTS).glob(".*.part"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
+    """Verifies and loads a training checkpoint: plain containers and tensors.
+
+    Raises:
+        InputDataError: it is missing, damaged, or not a checkpoint of protlm.
+    """
+    if not path.exists():
+        raise InputDataError(
+            f"{path}: no such checkpoint; give a run folder, a .ckpt file or an exported folder"
+        )
+    if path.suffix != ".ckpt":
+        raise InputDataError(
+            f"{path} is not a model; give a run folder, a .ckpt file or an exported folder"
+        )
+    if path.is_dir():
+        raise InputDataError(
+            f"{path} is sharded over ranks; type: protlm checkpoint consolidate {path} "
+            "-o NAME.ckpt, and give the new file"
+        )
+    check_sum(path)
+    try:
+        contents = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise InputDataError(f"{path} is not a protlm checkpoint: {_first_line(error)}") from error
+    if not isinstance(contents, dict):
+        raise InputDataError(f"{path} is not a protlm checkpoint: it contains a {type(contents)}")
+    return contents
+
+
+def read(path: Path) -> Checkpoint:
+    """Reads a model from a run folder, a checkpoint file or an exported folder.
+
+    Raises:
+        InputDataError: it is missing or damaged; the message names the file.
+    """
+    try:
+        is_exported = (path / CONFIG).is_file() or (path / WEIGHTS).is_file()
+    except OSError as error:
+        raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
+    if is_exported:
+        return _read_exported(path)
+    if path.is_dir() and path.suffix != ".ckpt":
+        return _read_run(path)
+    return _read_training(path)
+
+
+def _read_run(run_dir: Path) -> Checkpoint:
+    """Reads the latest checkpoint; an older one is never used without a request."""
+    try:
+        path = latest(run_dir)
+        if path is not None:
+            return _read_training(path)
+    except InputDataError as error:
+        whole, faults = newest_whole(run_dir)
+        if not faults:
+            raise
+        raise InputDataError(
+            f"{error}; the newest undamaged checkpoint is {whole}: to use that model, give it "
+            f"instead of {run_dir}"
+        ) from None
+    raise InputDataError(
+        f"{run_dir} is not a model: it has neither {CHECKPOINTS}/{LATEST} nor {CONFIG}; "
+        "give a run folder, a .ckpt file or an exported folder"
+    )
+
+
+def _read_training(path: Path) -> Checkpoint:
+    contents = load_training(path)
+    description = ModelDescription.parse(path, contents.get(DESCRIPTION))
+    weights = {
+        name.removeprefix(NETWORK_PREFIX): value
+        for name, value in check_weights(path, contents.get("state_dict")).items()
+        if name.startswith(NETWORK_PREFIX)
+    }
+    if AVERAGE in contents:
+        # The average is what was validated. It has no buffers.
+        weights |= check_weights(path, contents[AVERAGE])
+    return Checkpoint(path, description, weights)
+
+
+def _read_exported(directory: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
+    for name in damaged_files(directory, required=(CONFIG, WEIGHTS)):
+        raise InputDataError(f"{directory / name} is damaged or missing: export the model again")
+    try:
+        description = json.loads((directory / CONFIG).read_text())
+        weights = load_file(directory / WEIGHTS)
+    except Exception as error:
+        raise InputDataError(f"{directory} is not a model: {_first_line(error)}") from error
+    parsed = ModelDescription.parse(directory / CONFIG, description)
+    return Checkpoint(directory, parsed, check_weights(directory, weights))
+
+
+def export(checkpoint: Checkpoint, directory: Path) -> None:
+    """Writes `model.safetensors`, `config.json` and their SHA-256 checksums."""
+    from safetensors.torch import save
+
+    with complete_folder(directory) as folder:
+        weights = {name: value.contiguous() for name, value in checkpoint.weights.items()}
+        # `save_file` would make the file readable by its owner only.
+        (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
+        description = json.dumps(checkpoint.description.to_plain(), indent=2)
+        (folder / CONFIG).write_text(description + "\n")
+        write_sums(folder)
+
+
+def weights_hash(weights: dict[str, Tensor]) -> str:
+    """Returns the SHA-256 of a model's weights, equal for a checkpoint and its export."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:200]

@@ -1,0 +1,130 @@
+"""`protlm attention FASTA -m MODEL -o OUT.h5`: exact attention maps, written in blocks of rows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protlm.build import load_model
+from protlm.commands.inputs import Duplicates, Proteins
+from protlm.commands.outputs import ProteinFile, check_hdf5_output, entry_bytes, protein_file
+from protlm.data.records import Record
+from protlm.errors import UserError
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import check_output
+from protlm.plots import attention_grid, save_figure
+from protlm.terminal import JobProgress, printable
+
+# The approximate number of map entries in memory, for proteins of any length.
+_BLOCK_ENTRIES = 1 << 25
+_LONGEST_FIGURE = 2_000
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """The settings of `protlm attention`; layers and heads are numbered from 1; None: all."""
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    duplicates: Duplicates = Duplicates.error
+    figure: Path | None = None
+
+
+def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOptions) -> None:
+    """Writes a data set `layer_N`, heads × L × L, for every protein and layer.
+
+    Rows are the positions that attend, columns those attended to. Position 0 is `<cls>`, residue n
+    is at position n, and the last position is `<eos>`.
+
+    Raises:
+        UserError: a layer or head that does not exist, or a figure of several proteins.
+        InputDataError: the file or the model is damaged, or an identifier is repeated.
+        OutputError: an output exists or cannot be written.
+    """
+    check_hdf5_output(output)
+    if options.figure is not None:
+        check_output(options.figure)
+    model = load_model(model_path, device=options.device)
+    layers = options.layers or tuple(range(1, model.num_layers + 1))
+    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
+    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
+    model.check_heads(heads)
+    longest = model.max_residues
+    proteins = Proteins(fasta, max_residues=longest, duplicates=options.duplicates)
+    _check_figure(proteins, options.figure)
+    num_values = sum((length + 2) ** 2 for length in proteins.lengths) * len(layers) * len(heads)
+    size = entry_bytes(len(proteins) * len(layers), num_values, options.dtype)
+    with (
+        protein_file(
+            output,
+            model,
+            num_bytes=size,
+            skipped=proteins.without_entry(),
+            renamed=proteins.renamed,
+        ) as file,
+        JobProgress("attention maps", len(proteins)) as progress,
+    ):
+        for done, record in enumerate(proteins, start=1):
+            _write(file, model, record, layers, heads, options.dtype)
+            progress.update(done)
+    if options.figure is not None:
+        _draw(model, next(iter(proteins)), layers, heads, options.figure)
+    proteins.report("mapped")
+
+
+def _check_figure(proteins: Proteins, figure: Path | None) -> None:
+    if figure is None:
+        return
+    if len(proteins) != 1 or proteins.lengths[0] > _LONGEST_FIGURE:
+        raise UserError(
+            f"--figure draws one protein of at most {_LONGEST_FIGURE:,} residues; "
+            f"{proteins.path} has {len(proteins)} proteins, the longest of "
+            f"{max(proteins.lengths, default=0):,}"
+        )
+
+
+def _write(
+    file: ProteinFile,
+    model: PretrainedModel,
+    record: Record,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    dtype: str,
+) -> None:
+    batch = model.tokenize([record.sequence])
+    length = len(record.sequence) + 2
+    for layer in layers:
+        file.add(
+            record,
+            f"layer_{layer}",
+            shape=(len(heads), length, length),
+            dtype=dtype,
+            attributes={
+                "layer": layer,
+                "heads": np.array(heads),
+                "sequence": record.sequence if len(record.sequence) < 30_000 else "",
+            },
+        )
+    block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
+    for layer, rows, map_BHML in model.attention_row_blocks(batch, layers, heads, block=block):
+        values = map_BHML[0].float().cpu().numpy()
+        file.write(record, f"layer_{layer}", values, rows=rows)
+
+
+def _draw(
+    model: PretrainedModel,
+    record: Record,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    path: Path,
+) -> None:
+    maps = model.attention_maps(model.tokenize([record.sequence]), layers, heads)
+    name = printable(record.identifier)
+    figure = attention_grid(
+        {layer: map_BHLL[0].float().numpy() for layer, map_BHLL in maps.items()},
+        title=f"{name}: attention of {model.description.attention}",
+        heads=heads,
+    )
+    save_figure(figure, path)

@@ -1,0 +1,241 @@
+"""`protlm contacts PROTEIN... -m MODEL -o OUT.h5`: contact probabilities from attention maps."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+
+from protlm.build import load_model
+from protlm.commands.inputs import Proteins
+from protlm.commands.outputs import (
+    ProteinFile,
+    check_hdf5_output,
+    entry_bytes,
+    entry_name,
+    protein_file,
+)
+from protlm.data.records import Record
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.contacts import ContactRegression, head_features
+from protlm.evaluation.precision import SEPARATIONS, precision
+from protlm.evaluation.structures import contact_map, read_structure, structure_files
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import check_output, complete_file, existing_file, sample_dir
+from protlm.plots import contact_figure, save_figure
+from protlm.terminal import JobProgress, console, printable
+
+_STRUCTURE = (".pdb", ".ent", ".cif")
+_MOST_FIGURES = 100
+
+
+@dataclass(frozen=True)
+class ContactOptions:
+    """The settings of `protlm contacts`.
+
+    Attributes:
+        fit: a folder of structures to fit the regression on, or the JSON file of an earlier fit;
+            None fits on the shipped structures.
+        chain: the chain of the structures.
+        device: as for `protlm.build.pick_device`.
+        figure: the PNG file to draw; of several proteins each gets its name before the suffix.
+    """
+
+    fit: Path | None = None
+    chain: str | None = None
+    device: str = "auto"
+    figure: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Input:
+    """The proteins of one file, and the contact map of a structure."""
+
+    path: Path
+    records: Proteins | list[Record]
+    contacts_LL: np.ndarray | None = None
+
+
+def contacts(
+    sources: Sequence[Path], model_path: Path, output: Path, options: ContactOptions
+) -> None:
+    """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures.
+
+    A new fit is saved beside the output, as NAME.fit.json.
+
+    Raises:
+        UserError: too many figures, or a fit of another model.
+        InputDataError: a file that cannot be read, or a repeated identifier.
+        OutputError: an output exists or cannot be written.
+    """
+    check_hdf5_output(output)
+    saved_fit = None
+    if options.fit is None or not options.fit.is_file():
+        saved_fit = output.with_suffix(".fit.json")
+        check_output(saved_fit)
+        structure_files(options.fit or _shipped())
+    model = load_model(model_path, device=options.device)
+    inputs = [_read(path, options.chain, model) for path in sources]
+    figures = _figures(inputs, options.figure)
+    if saved_fit is None:
+        assert options.fit is not None
+        regression = _load_fit(options.fit, model)
+    else:
+        regression = _fit(model, structure_files(options.fit or _shipped()))
+    rows = _predict(model, regression, inputs, figures, output)
+    for one in inputs:
+        if isinstance(one.records, Proteins):
+            if len(inputs) > 1:
+                print(f"{one.path}:", file=sys.stderr)
+            one.records.report("predicted")
+    if not regression.num_heads_used:
+        print("no head carries contacts: all pairs are equally probable", file=sys.stderr)
+    if saved_fit is not None:
+        _save_fit(regression, model, saved_fit)
+    _print_table(rows)
+    print(output)
+
+
+def _predict(
+    model: PretrainedModel,
+    regression: ContactRegression,
+    inputs: Sequence[_Input],
+    figures: dict[str, Path],
+    output: Path,
+) -> list[tuple[str, str, str]]:
+    """Writes the predictions; returns the rows of the printed table."""
+    lengths = [len(record.sequence) for one in inputs for record in one.records]
+    size = entry_bytes(2 * len(lengths), 2 * sum(length**2 for length in lengths), "float32")
+    proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
+    skipped = [row for one in proteins for row in one.without_entry()]
+    rows = []
+    with protein_file(output, model, num_bytes=size, skipped=skipped) as file:
+        for one in inputs:
+            for record in one.records:
+                predicted_LL = regression.predict(head_features(model, record.sequence))
+                attributes: dict[str, object] = {"heads_used": regression.num_heads_used}
+                _write(file, record, "probabilities", predicted_LL, "float32", attributes)
+                if one.contacts_LL is not None:
+                    _write(file, record, "contacts", one.contacts_LL, "int8", {})
+                name = printable(record.identifier)
+                if record.identifier in figures:
+                    figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
+                    save_figure(figure, figures[record.identifier])
+                shown = _precision(predicted_LL, one.contacts_LL)
+                rows.append((name, f"{len(record.sequence):,}", shown))
+    return rows
+
+
+def _write(
+    file: ProteinFile,
+    record: Record,
+    name: str,
+    values_LL: np.ndarray,
+    dtype: str,
+    attributes: dict[str, object],
+) -> None:
+    file.add(record, name, shape=values_LL.shape, dtype=dtype, attributes=attributes)
+    file.write(record, name, values_LL)
+
+
+def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> str:
+    if contacts_LL is None:
+        return ""
+    found, asked = precision(predicted_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
+    return f"{found / asked:.1%}" if asked else ""
+
+
+def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
+    table = Table("protein", "residues", "long-range P@L", box=SIMPLE)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console().print(table)
+
+
+def _read(path: Path, chain: str | None, model: PretrainedModel) -> _Input:
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith(_STRUCTURE):
+        return _Input(path, Proteins(path, max_residues=model.max_residues))
+    existing_file(path, "a sequence file or a structure")
+    structure = read_structure(path, chain)
+    record = Record(structure.identifier, path.name, structure.sequence, 1)
+    return _Input(path, [record], contact_map(structure))
+
+
+def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
+    """Returns the figure of each protein, by identifier.
+
+    Raises:
+        UserError: more proteins than figures can be drawn.
+        InputDataError: two files have a protein of the same identifier.
+        OutputError: a figure exists or cannot be written.
+    """
+    files: dict[str, Path] = {}
+    for one in inputs:
+        for record in one.records:
+            if record.identifier in files:
+                raise InputDataError(
+                    f"{one.path}: the identifier {record.identifier} is also in "
+                    f"{files[record.identifier]}; rename one of them"
+                )
+            files[record.identifier] = one.path
+    if figure is None:
+        return {}
+    if len(files) > _MOST_FIGURES:
+        raise UserError(
+            f"--figure draws at most {_MOST_FIGURES} proteins, and there are {len(files):,}; "
+            "leave it out, or give fewer proteins"
+        )
+    figures = dict.fromkeys(files, figure)
+    if len(files) > 1:
+        figures = {
+            name: figure.with_name(f"{figure.stem}.{entry_name(name)}{figure.suffix}")
+            for name in files
+        }
+    for path in figures.values():
+        check_output(path)
+    return figures
+
+
+def _shipped() -> Path:
+    return sample_dir() / "structures" / "fit"
+
+
+def _fit(model: PretrainedModel, files: list[Path]) -> ContactRegression:
+    def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with JobProgress("fitting contacts", len(files)) as progress:
+            for done, file in enumerate(files, start=1):
+                structure = read_structure(file)
+                if model.max_residues is None or len(structure) <= model.max_residues:
+                    yield head_features(model, structure.sequence), contact_map(structure)
+                progress.update(done)
+
+    return ContactRegression().fit(examples())
+
+
+def _save_fit(regression: ContactRegression, model: PretrainedModel, path: Path) -> None:
+    fit = {"model_hash": model.hash, **regression.to_dict()}
+    with complete_file(path) as temporary:
+        temporary.write_text(json.dumps(fit, indent=2) + "\n", encoding="utf-8")
+    print(f"fit saved: --fit {path} uses it again", file=sys.stderr)
+
+
+def _load_fit(path: Path, model: PretrainedModel) -> ContactRegression:
+    try:
+        fit = json.loads(existing_file(path, "a saved fit").read_text(encoding="utf-8"))
+        regression, model_hash = ContactRegression.from_dict(fit), fit["model_hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputDataError(
+            f"{path} is not a fit that protlm contacts saved; give a NAME.fit.json file, or a "
+            "folder of structures"
+        ) from error
+    if model_hash != model.hash:
+        raise UserError(
+            f"{path} was fitted with another model; leave --fit {path} out to fit this one"
+        )
+    return regression

@@ -1,0 +1,118 @@
+"""The commands `protlm data verify`, `info` and `export`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.data.shards import data_set as shards
+from protlm.data.shards.manifest import Manifest, read_manifest
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError, one_of
+from protlm.paths import check_output
+from protlm.terminal import console, printable
+
+_QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
+_LISTED_FAULTS = 20
+
+
+def verify(directory: Path) -> None:
+    """Verifies a data set and prints a line for each split.
+
+    Raises:
+        UserError: there is no data set.
+        InputDataError: lists the damaged, missing and unexpected files.
+    """
+    faults = shards.verify(directory)
+    if faults:
+        more = [f"and {len(faults) - _LISTED_FAULTS} more"] if len(faults) > _LISTED_FAULTS else []
+        raise InputDataError("; ".join([*faults[:_LISTED_FAULTS], *more]))
+    manifest = read_manifest(directory)
+    for split, entries in sorted(manifest.splits.items()):
+        sequences = sum(entry.sequences for entry in entries)
+        residues = sum(entry.residues for entry in entries)
+        clusters = manifest.clusters
+        of = "" if clusters is None else f" of {clusters.indexes[split].clusters:,} clusters"
+        print(
+            f"{split}: {sequences:,} sequences{of}, {residues:,} residues in {len(entries)} shards:"
+            " ok"
+        )
+
+
+def info(directory: Path) -> None:
+    """Prints the splits, lengths, sources and counts of a data set.
+
+    Raises:
+        UserError: there is no data set.
+        InputDataError: the data set is damaged.
+    """
+    manifest = read_manifest(directory)
+    printed = console()
+    printed.print(_splits_table(directory, manifest))
+    table = Table("source", "bytes", "SHA-256 begins", box=None)
+    for source in manifest.sources:
+        table.add_row(escape(printable(source.file)), f"{source.bytes:,}", source.sha256[:16])
+    printed.print(table)
+    table = Table("records", f"{manifest.counts.records:,}", box=None)
+    for kind, counts in manifest.counts.by_kind().items():
+        for reason, number in sorted(counts.items()):
+            table.add_row(escape(printable(f"{kind}: {reason}")), f"{number:,}")
+    printed.print(table)
+    if (clusters := manifest.clusters) is not None:
+        name = printable(clusters.table)
+        printed.print(f"clusters of {name}, SHA-256 {clusters.sha256:.16}...", markup=False)
+    rule = ", ".join(f"{name} {value}" for name, value in manifest.split_rule.items())
+    printed.print(f"split {rule}; made by protlm {manifest.tool_version}", markup=False)
+
+
+def _splits_table(directory: Path, manifest: Manifest) -> Table:
+    indexes = {} if manifest.clusters is None else manifest.clusters.indexes
+    table = Table("split", "sequences", "residues", "shards", box=None)
+    if indexes:
+        table.add_column("clusters")
+    for name in _QUANTILES:
+        table.add_column(name)
+    for column in table.columns:
+        column.justify, column.no_wrap = "left" if column is table.columns[0] else "right", True
+    for split, entries in sorted(manifest.splits.items()):
+        up_to = np.cumsum(shards.open_split(directory, split, verify="sizes").length_counts())
+        ranks = np.rint(np.array(list(_QUANTILES.values())) * (up_to[-1] - 1))
+        quantiles = np.searchsorted(up_to, ranks, side="right").tolist()
+        residues = sum(entry.residues for entry in entries)
+        clusters = [indexes[split].clusters] if indexes else []
+        sizes = (int(up_to[-1]), residues, len(entries), *clusters, *quantiles)
+        table.add_row(split, *(f"{size:,}" for size in sizes))
+    return table
+
+
+def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
+    """Writes the sequences as FASTA, each with its accession as header.
+
+    Args:
+        directory: the data set.
+        output: the new file, gzip if its name ends with .gz; None or `-` prints.
+        splits: the splits, in this order; an empty list selects all.
+
+    Raises:
+        UserError: no data set, or no such split.
+        InputDataError: a shard is damaged.
+        OutputError: `output` exists or cannot be written.
+    """
+    output = output or STANDARD_OUTPUT
+    if output != STANDARD_OUTPUT:
+        # Before the shards are hashed, which takes long.
+        check_output(output)
+    there = sorted(read_manifest(directory).splits)
+    for split in splits:
+        if split not in there:
+            raise UserError(f"{directory} has no split {split!r}; it has: {one_of(there)}")
+    names = dict.fromkeys(splits or there)
+    readers = [shards.open_split(directory, name) for name in names]
+    with fasta_file(output) as file:
+        for reader in readers:
+            for index in range(len(reader)):
+                sequence = VOCABULARY.decode(reader[index])
+                file.write(fasta_text(reader.identifier(index), sequence))

@@ -1,0 +1,161 @@
+"""`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
+
+import os
+import signal
+
+if __name__ == "__main__":
+    # The imports below take seconds; Ctrl-C ends them silently.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from protlm import evaluation
+from protlm.build import load_model
+from protlm.commands.settings import print_help
+from protlm.composition import compose, through_hydra
+from protlm.config import EvaluateConfig
+from protlm.data.shards.data_set import open_split
+from protlm.data.shards.manifest import read_manifest
+from protlm.errors import UserError, exit_with_message, one_of
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import check_output, complete_file
+from protlm.terminal import console
+
+# The names that `protlm prepare` and the shipped split table give to the test split.
+_TEST_SPLITS = ("test", "test_iid")
+
+
+def main() -> None:
+    """Runs the command with the arguments of this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+
+    def run() -> None:
+        if "--help" in arguments:
+            print_help(EvaluateConfig)
+        elif any(argument.startswith("-") for argument in arguments):
+            through_hydra(EvaluateConfig, arguments, evaluate)
+        else:
+            paths = [argument for argument in arguments if "=" not in argument]
+            if paths:
+                raise UserError(f"{paths[0]} is not a setting; type checkpoint={paths[0]}")
+            evaluate(compose(EvaluateConfig, arguments))
+
+    exit_with_message(run, debug=debug)
+
+
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+    """Evaluates a model; prints tables, and writes a JSON file if an output is given.
+
+    Returns:
+        {"checkpoint", "model_hash", "results": {split: {evaluation: values}}}; evaluations that
+        do not read a split are listed under "any".
+
+    Raises:
+        UserError: settings, splits or evaluations that do not exist.
+        InputDataError: a damaged checkpoint or shard.
+    """
+    output = None if config.output is None else Path(config.output)
+    if output is not None:
+        check_output(output)
+    evaluations = {
+        label: evaluation.create(label, settings) for label, settings in config.evaluation.items()
+    }
+    if not evaluations:
+        raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
+    model = load_model(Path(config.checkpoint), device=config.device)
+    report = {
+        "checkpoint": config.checkpoint,
+        "model_hash": model.hash,
+        "results": _results(model, evaluations, config),
+    }
+    if output is not None:
+        with complete_file(output) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
+    _print(evaluations, report["results"])
+    return report
+
+
+def _results(
+    model: PretrainedModel, evaluations: dict[str, Evaluation], config: EvaluateConfig
+) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    once = {label: e for label, e in evaluations.items() if not e.needs_data}
+    each = {label: e for label, e in evaluations.items() if e.needs_data}
+    for split in _splits(config) if each else []:
+        data = _data(config, split)
+        results[split] = {label: e.run(model, data) for label, e in each.items()}
+    if once:
+        results[NO_SPLIT] = {label: e.run(model, None) for label, e in once.items()}
+    return results
+
+
+def _splits(config: EvaluateConfig) -> list[str]:
+    if config.split is None:
+        return [_test_split(_directory(config))]
+    split = config.split
+    names = [str(name) for name in split] if isinstance(split, list) else [str(split)]
+    if not names:
+        raise UserError("split=[] is empty; type for instance split=test")
+    return names
+
+
+def _test_split(directory: Path) -> str:
+    """Returns the one split of a data set that `protlm prepare` makes for tests."""
+    splits = read_manifest(directory).splits
+    found = [name for name in _TEST_SPLITS if name in splits]
+    if len(found) != 1:
+        which = "both test and test_iid" if found else "neither test nor test_iid"
+        raise UserError(
+            f"{directory} has {which}; choose among its splits, for instance "
+            f"split={sorted(splits)[0]}; it has: {one_of(list(splits))}"
+        )
+    return found[0]
+
+
+def _directory(config: EvaluateConfig) -> Path:
+    if config.data.dir is None:
+        raise UserError("these evaluations read shards; type data.dir=DIR")
+    return Path(config.data.dir)
+
+
+def _data(config: EvaluateConfig, split: str) -> EvaluationData:
+    directory, verify = _directory(config), config.data.verify.value
+    return EvaluationData(
+        split=open_split(directory, split, verify=verify),
+        train=open_split(directory, config.data.train_split, verify=verify),
+        tokens_per_batch=config.data.tokens_per_batch,
+        name=split,
+    )
+
+
+def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
+    """Prints the tables of the evaluations; tables with the same columns are joined."""
+    tables: dict[tuple[str, ...], Table] = {}
+    captions: dict[tuple[str, ...], dict[str, None]] = {}
+    for label, made in evaluations.items():
+        by_split = {split: values[label] for split, values in results.items() if label in values}
+        found = made.table(by_split)
+        columns = tuple(found.columns)
+        table = tables.setdefault(columns, Table(*columns, box=SIMPLE))
+        captions.setdefault(columns, {}).update(dict.fromkeys(found.caption.splitlines()))
+        for row in found.rows:
+            table.add_row(*map(escape, row))
+    for columns, table in tables.items():
+        console().print(table)
+        for line in captions[columns]:
+            console().print(Text(f"  {line}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The proteins of a sequence file: every record is yielded or reported."""
+
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO
+
+from protlm.data.records import Record, Tally, read_records
+from protlm.errors import InputDataError
+from protlm.paths import existing_file
+from protlm.terminal import printable
+
+STANDARD_INPUT = Path("-")
+
+
+class Duplicates(StrEnum):
+    """The treatment of records with a repeated identifier."""
+
+    error = "error"
+    first = "first"
+    suffix = "suffix"
+
+
+def _spooled_input() -> IO[bytes]:
+    """Copies standard input to a temporary file, since the records are read more than once."""
+    if sys.stdin is None:
+        raise InputDataError("standard input is closed; give the path of a sequence file")
+    spool = tempfile.NamedTemporaryFile(prefix="standard-input-")  # noqa: SIM115
+    shutil.copyfileobj(sys.stdin.buffer, spool)
+    spool.flush()
+    return spool
+
+
+@dataclass
+class Proteins:
+    """The records of a sequence file, which is checked once and can then be read repeatedly.
+
+    Args:
+        path: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip; `-` is standard input.
+        max_residues: longer records are skipped and reported; None keeps all.
+        duplicates: the treatment of repeated identifiers.
+
+    `renamed` maps the new names of records that got a suffix to their identifiers.
+    """
+
+    path: Path
+    max_residues: int | None = None
+    duplicates: Duplicates = Duplicates.error
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._source = self.path
+        if self.path == STANDARD_INPUT:
+            self._spool = _spooled_input()
+            self._source = Path(self._spool.name)
+        existing_file(self._source, "a sequence file")
+        self.skipped, self.tally, self.renamed = [], Tally(), {}
+        self.lengths = [len(record.sequence) for record in self._records(self.skipped, self.tally)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records([], Tally())
+
+    @property
+    def num_records(self) -> int:
+        """Number of records in the file: those yielded, skipped, and rejected by the reader."""
+        return len(self) + len(self.skipped) + self.tally.num_rejected
+
+    def without_entry(self) -> list[tuple[str, str]]:
+        """Returns the identifier and the reason of every record that is not yielded.
+
+        The reader lists the first 1,000 records of each reason; a row without an identifier counts
+        the others.
+        """
+        rows = []
+        for reason, number in sorted(self.tally.rejected.items()):
+            listed = self.tally.listed.get(reason, [])
+            rows += [(identifier, f"{reason}, line {line}") for identifier, _, line in listed]
+            if number > len(listed):
+                rows.append(("", f"{reason}: {number - len(listed):,} more records"))
+        return [*rows, *self.skipped]
+
+    def report(self, done: str) -> None:
+        """Prints on standard error how many records were used, changed and skipped."""
+        rejected = [f"{n} {reason}" for reason, n in sorted(self.tally.rejected.items())]
+        changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
+        out = self.num_records - len(self)
+        print(f"{self.num_records} records: {len(self)} {done}, {out} skipped", file=sys.stderr)
+        for label, parts in (("rejected", rejected), ("changed", changed)):
+            if parts:
+                print(f"{label}: {', '.join(parts)}", file=sys.stderr)
+        for identifier, reason in self.without_entry():
+            print(printable(f"skipped {identifier}: {reason}"), file=sys.stderr)
+
+    def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
+        seen: Counter[str] = Counter()
+        for record in read_records(self._source, tally):
+            seen[record.identifier] += 1
+            count = seen[record.identifier]
+            if self.max_residues is not None and len(record.sequence) > self.max_residues:
+                reason = f"{len(record.sequence):,} residues; this model takes"
+                skipped.append((record.identifier, f"{reason} {self.max_residues:,}"))
+            elif count == 1:
+                yield record
+            elif self.duplicates is Duplicates.suffix:
+                while seen[f"{record.identifier}_{count}"]:
+                    count += 1
+                name = f"{record.identifier}_{count}"
+                seen[name] += 1
+                self.renamed[name] = record.identifier
+                yield record._replace(identifier=name)
+            elif self.duplicates is Duplicates.first:
+                skipped.append((record.identifier, f"repeated at line {record.line}"))
+            else:
+                raise InputDataError(
+                    f"{self.path}, line {record.line}: the identifier {record.identifier} is "
+                    "repeated; type --duplicates first or --duplicates suffix"
+                )

@@ -1,0 +1,170 @@
+"""The HDF5 file that `embed`, `attention` and `contacts` write: one entry per protein.
+
+The name of an entry is the identifier of the protein, in which `/`, `%` and names of dots are
+escaped as %XX. Its attributes contain the original identifier and header, and the hashes of the
+model's weights and of the vocabulary. Entries are in the order in which they were added. The
+attribute `skipped` of the file is a table of the records without an entry, with the reasons.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from protlm import __version__
+from protlm.commands.disk_file import DiskFile
+from protlm.data.records import Record
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import OutputError, UserError
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import check_output, complete_file
+
+# HDF5 stores attributes in the header of an object, which has at most 64 KiB.
+_LONGEST_HEADER = 30_000
+_BYTES_PER_ENTRY = 2_048
+_OTHER_FORMATS = {
+    ".csv",
+    ".json",
+    ".npy",
+    ".npz",
+    ".parquet",
+    ".pkl",
+    ".pt",
+    ".pth",
+    ".tsv",
+    ".txt",
+}
+_SKIPPED = np.dtype([("identifier", h5py.string_dtype()), ("reason", h5py.string_dtype())])
+
+
+def entry_name(identifier: str) -> str:
+    """Escapes an identifier to a name that HDF5 does not split into levels.
+
+    >>> entry_name("a/b"), entry_name(".."), entry_name("P12345.1")
+    ('a%2Fb', '%2E%2E', 'P12345.1')
+    """
+    name = identifier.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return name.replace(".", "%2E") if set(name) <= {"."} else name
+
+
+def check_hdf5_output(path: Path) -> None:
+    """Refuses an output that cannot be written, or whose name promises another format.
+
+    Raises:
+        UserError: the name ends like that of another format.
+        OutputError: the output exists or cannot be written.
+    """
+    if path.suffix.lower() in _OTHER_FORMATS:
+        raise UserError(
+            f"{path}: the output is an HDF5 file, not {path.suffix}; type: "
+            f"-o {path.with_suffix('.h5')}"
+        )
+    check_output(path)
+
+
+class ProteinFile:
+    """An open result file; entries are data sets, or groups of data sets."""
+
+    def __init__(
+        self, file: h5py.File, disk: DiskFile, model_hash: str, renamed: Mapping[str, str]
+    ) -> None:
+        self._file = file
+        self._disk = disk
+        self._model_hash = model_hash
+        self._renamed = renamed
+
+    def add(
+        self,
+        record: Record,
+        path: str,
+        *,
+        shape: tuple[int, ...],
+        dtype: str,
+        attributes: dict[str, object],
+    ) -> h5py.Dataset:
+        """Creates the data set `path` in the entry of a protein, or with "" the entry itself."""
+        full = _full_name(record, path)
+        dataset = self._file.create_dataset(full, shape=shape, dtype=np.dtype(dtype))
+        identifier = self._renamed.get(record.identifier, record.identifier)
+        own = {
+            "identifier": _sanitize(identifier),
+            "header": _sanitize(record.header[:_LONGEST_HEADER]),
+            "model_hash": self._model_hash,
+            "vocabulary_hash": VOCABULARY.hash,
+        }
+        for key, value in (own | attributes).items():
+            dataset.attrs[key] = value
+        self._disk.check()
+        return dataset
+
+    def write(
+        self, record: Record, path: str, values: np.ndarray, *, rows: slice = slice(None)
+    ) -> None:
+        """Writes values, or some rows (the second axis) of a map, to a data set that was added.
+
+        Raises:
+            OSError: no space is left.
+        """
+        dataset = self._file[_full_name(record, path)]
+        assert isinstance(dataset, h5py.Dataset)
+        dataset[... if rows == slice(None) else (slice(None), rows)] = values
+        self._disk.check()
+
+
+def _full_name(record: Record, path: str) -> str:
+    name = entry_name(record.identifier)
+    return f"{name}/{path}" if path else name
+
+
+def _sanitize(text: str) -> str:
+    """Escapes NUL characters, at which the strings of HDF5 end."""
+    return text.replace("\0", "\\x00")
+
+
+@contextmanager
+def protein_file(
+    path: Path,
+    model: PretrainedModel,
+    *,
+    num_bytes: int,
+    skipped: Sequence[tuple[str, str]] = (),
+    renamed: Mapping[str, str] | None = None,
+) -> Iterator[ProteinFile]:
+    """Opens a result file; it gets its final name only when it is complete.
+
+    Args:
+        path: the file.
+        model: the model that the results were computed with.
+        num_bytes: the approximate size, which is compared with the free space first.
+        skipped: identifier and reason of each record without an entry.
+        renamed: the original identifiers of renamed records.
+
+    Raises:
+        OutputError: the file exists already, or there is no space or permission.
+    """
+    with complete_file(path) as temporary:
+        free = shutil.disk_usage(temporary.absolute().parent).free
+        if num_bytes > free:
+            raise OutputError(
+                f"{path} needs {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; "
+                "choose another disk, or fewer proteins, layers or heads"
+            )
+        with DiskFile(temporary) as disk:
+            with h5py.File(disk, "w", libver="v110", track_order=True) as file:
+                model_hash = model.hash
+                file.attrs["model_hash"] = model_hash
+                file.attrs["vocabulary_hash"] = VOCABULARY.hash
+                file.attrs["protlm_version"] = __version__
+                rows = [(_sanitize(identifier), _sanitize(why)) for identifier, why in skipped]
+                file.attrs["skipped"] = np.array(rows, dtype=_SKIPPED)
+                disk.check()
+                yield ProteinFile(file, disk, model_hash, renamed or {})
+            disk.check()
+
+
+def entry_bytes(num_entries: int, num_values: int, dtype: str) -> int:
+    """Estimates the size of a result file in bytes."""
+    return num_entries * _BYTES_PER_ENTRY + num_values * np.dtype(dtype).itemsize

@@ -1,0 +1,135 @@
+"""The list of all settings, from the metadata of the schema: `--help` and docs/settings.md."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from protlm.composition import compose
+from protlm.config import EvaluateConfig, TrainConfig
+from protlm.errors import UserError, exit_with_message
+from protlm.paths import complete_file, conf_dir
+from protlm.terminal import console
+
+_BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
+_EVALUATION = {"evaluation"}
+
+
+class Setting(NamedTuple):
+    """A setting, its value as it would be typed, and its help text."""
+
+    name: str
+    value: str
+    help: str
+
+    @property
+    def section(self) -> str:
+        """The name up to its last dot."""
+        return self.name.rpartition(".")[0]
+
+
+def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
+    """Lists the settings of a config, without the options of mechanisms and evaluations.
+
+    >>> next(settings_of(TrainConfig("r", None, None, None, None))).name
+    'run_dir'
+    """
+    for one in fields(config):
+        value, name = getattr(config, one.name), prefix + one.name
+        if is_dataclass(value):
+            yield from settings_of(value, f"{name}.")
+        elif "help" in one.metadata:
+            plain = str(value) if isinstance(value, float) else json.dumps(value)
+            yield Setting(name, plain.strip('"'), one.metadata["help"] + _allowed(one.type))
+
+
+def _allowed(kind: Any) -> str:
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        return ""
+    return f" ({', '.join(f'`{member.value}`' for member in kind)})"
+
+
+def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
+    """Prints the choices and settings of `protlm train` or `protlm evaluate`."""
+    is_train = schema is TrainConfig
+    command = "train" if is_train else "evaluate"
+    config = compose(TrainConfig, []) if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
+    out = console()
+    out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
+    out.print(Text("Choices, written group=choice (each is described in its file in conf/):"))
+    out.print(_rows((group, ", ".join(_choices(group)), "") for group in _groups(is_train)))
+    out.print(Text(f"Settings, with the values of a bare `protlm {command}`:"))
+    for section in dict.fromkeys(setting.section for setting in settings_of(config)):
+        out.print(_rows(s for s in settings_of(config) if s.section == section))
+    out.print(
+        "Flags: --cfg job prints the composed settings; --multirun runs a sweep; --debug shows\n"
+        "tracebacks. Examples: docs/train.md"
+        if is_train
+        else "Flags: --cfg job prints the composed settings; --debug shows tracebacks."
+    )
+
+
+def _rows(rows: Any) -> Padding:
+    table = Table.grid(padding=(0, 2))
+    for name, value, text in rows:
+        table.add_row(Text(name), Text(value), Text(text))
+    return Padding(table, (0, 0, 1, 2), expand=False)
+
+
+def _groups(is_train: bool) -> list[str]:
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    return sorted(groups - _EVALUATION if is_train else groups & _EVALUATION)
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def with_tables(page: str) -> str:
+    """Replaces the tables of docs/settings.md with current ones.
+
+    Raises:
+        UserError: the page lacks the markers of the tables.
+    """
+    place = re.compile(f"(?<={re.escape(_BEGIN)}).*(?={re.escape(_END)})", re.DOTALL)
+    if not place.search(page):
+        raise UserError(f"the page lacks the lines {_BEGIN.strip()} and {_END.strip()}")
+    config = compose(TrainConfig, [])
+    sections = dict.fromkeys(setting.section for setting in settings_of(config))
+    return place.sub(lambda _: "".join(_table(config, section) for section in sections), page)
+
+
+def _table(config: TrainConfig, section: str) -> str:
+    rows = [f"| {section or 'setting'} | value | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{setting.name}` | `{setting.value}` | {setting.help} |"
+        for setting in settings_of(config)
+        if setting.section == section
+    ]
+    return "\n" + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Writes the tables to the page that is given.
+
+    Raises:
+        UserError: the page is missing, or lacks the markers of the tables.
+    """
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        raise UserError("type: python -m protlm.commands.settings docs/settings.md")
+    path = Path(sys.argv[1])
+    page = with_tables(path.read_text(encoding="utf-8"))
+    with complete_file(path, overwrite=True) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

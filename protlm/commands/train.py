@@ -1,0 +1,245 @@
+"""`protlm train [overrides]`: one training run, composed by Hydra."""
+
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from protlm.attention import Attention, mechanism, names
+from protlm.attention.base import Recurrent
+from protlm.build import (
+    batching_strategy,
+    build_data,
+    build_module,
+    build_network,
+    load_initial_weights,
+    masking_schedule,
+    open_data,
+)
+from protlm.checkpoints.format import CHECKPOINTS, all_checkpoints
+from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.commands.run_settings import (
+    CONFIG,
+    compose_run,
+    refuse_another_run,
+    with_fitting_warmup,
+)
+from protlm.commands.settings import print_help
+from protlm.composition import compose, through_hydra, to_plain
+from protlm.config import Objective, Positions, TrainConfig
+from protlm.data.batching.forecast import forecast
+from protlm.data.batching.mixture import Mixture
+from protlm.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.model.transformer import ProteinLM, num_parameters
+from protlm.paths import complete_file, explain_os_error, sample_dir
+from protlm.plots import loss_curve, save_figure
+from protlm.training.launch import is_first_rank, leave_other_ranks
+from protlm.training.run import Finished, check_trainer
+from protlm.training.run import train as run
+from protlm.training.run_lock import locked
+from protlm.training.schedule import check_schedule
+
+# Exit codes of runs that ended in the same way on all ranks.
+_CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)
+_SAMPLE_DATA = Path("data/uniprot_sample")
+
+
+def main() -> None:
+    """Runs the command with the arguments of this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    flags = {argument for argument in arguments if argument.startswith("-")}
+    try:
+        # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
+        exit_with_message(lambda: _run(arguments, flags), debug=debug, result_on_stdout=bool(flags))
+    except SystemExit as end:
+        if end.code in _CLEAN:
+            leave_other_ranks()
+        raise
+
+
+def _run(arguments: list[str], flags: set[str]) -> None:
+    def train_one_of_many(config: TrainConfig) -> None:
+        _refuse_devices(config)
+        train(with_fitting_warmup(config, arguments))
+
+    if "--help" in flags:
+        print_help(TrainConfig)
+    elif flags & {"-m", "--multirun"}:
+        # Swept values contain commas; the others must be valid before Hydra makes a folder.
+        plain = [a for a in arguments if a not in flags and "," not in a]
+        _refuse_devices(compose(TrainConfig, plain))
+        through_hydra(TrainConfig, arguments, train_one_of_many)
+    elif flags:
+        through_hydra(TrainConfig, arguments, train)
+    else:
+        train(compose_run(arguments))
+
+
+def _refuse_devices(config: TrainConfig) -> None:
+    if config.trainer.devices * config.trainer.num_nodes > 1:
+        raise UserError(
+            f"--multirun runs in one process, and trainer.devices={config.trainer.devices} "
+            f"trainer.num_nodes={config.trainer.num_nodes} needs more; type one command for each "
+            "run, or on a cluster one sbatch slurm/train.sbatch, each with another run_dir="
+        )
+
+
+def train(config: TrainConfig) -> None:
+    """Trains with the given settings, or continues the run in the run directory.
+
+    Raises:
+        UserError: settings that do not fit, or another run in the directory.
+        OutputError: the run directory cannot be written.
+        InputDataError: shards are missing or damaged.
+    """
+    _check(config)
+    run_dir = Path(config.run_dir)
+    if is_first_rank():
+        refuse_another_run(run_dir, config)
+    network = build_network(config.model, config.attention, seed=config.seed)
+    _check_fits(network, config)
+    if config.model.init_from is not None and not all_checkpoints(run_dir):
+        load_initial_weights(network, Path(config.model.init_from))
+    network.activation_checkpointing = config.trainer.activation_checkpointing
+    if is_first_rank() and config.data.dir is not None:
+        _prepare_sample_if_missing(Path(config.data.dir))
+    train_split, valid_split = open_data(config.data)
+    with locked(run_dir):
+        if is_first_rank():
+            _write_config(run_dir, config)
+            _print_summary(network, train_split, config)
+        finished = run(
+            build_module(network, config),
+            build_data(train_split, valid_split, config),
+            config=config.trainer,
+            logger=config.logger,
+            run_dir=run_dir,
+        )
+        if is_first_rank():
+            _finish(run_dir, finished)
+    if finished.exit_code:
+        sys.exit(finished.exit_code)
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuses impossible settings before anything is read or written."""
+    check_trainer(config.trainer)
+    check_schedule(config.schedule, max_steps=config.trainer.max_steps)
+    batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
+    masking_schedule(config)
+    if is_first_rank():
+        _warn_of_idle_devices(config)
+
+
+def _warn_of_idle_devices(config: TrainConfig) -> None:
+    devices = config.trainer.devices * config.trainer.num_nodes
+    rows = max(config.data.tokens_per_batch // config.data.max_length, 1)
+    if rows < devices:
+        warnings.warn(
+            f"data.tokens_per_batch={config.data.tokens_per_batch} holds {rows} of the longest "
+            f"rows, data.max_length={config.data.max_length}, so some of the {devices} devices "
+            f"will wait for the others; type data.tokens_per_batch="
+            f"{devices * config.data.max_length}, or use fewer devices",
+            stacklevel=2,
+        )
+
+
+def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
+    """Rejects a mechanism that lacks the objective's direction or is too short for the data."""
+    attention, name = network.mechanism(1), config.attention["name"]
+    causal = config.objective.name is Objective.causal
+    if not _supports(type(attention), causal=causal):
+        able = [n for n in names() if n != name and _supports(mechanism(n), causal=causal)]
+        raise UserError(
+            f"attention={name} has no {'causal' if causal else 'bidirectional'} form; choose "
+            f"objective={'masked' if causal else 'causal'}, or one of: {one_of(able)}"
+        )
+    rotary = config.model.positions is Positions.rotary
+    has_limit = not rotary or attention.max_length is not None
+    if config.data.max_length > config.model.max_length and has_limit:
+        raise UserError(
+            f"data.max_length={config.data.max_length} is more than the "
+            f"model.max_length={config.model.max_length} positions of the model; "
+            f"type data.max_length={config.model.max_length}, or increase model.max_length"
+        )
+
+
+def _supports(kind: type[Attention], *, causal: bool) -> bool:
+    return kind.supports_causal if causal else kind.supports_bidirectional
+
+
+def _prepare_sample_if_missing(directory: Path) -> None:
+    """Makes the default data set, so that a bare `protlm train` runs anywhere."""
+    if directory != _SAMPLE_DATA or directory.exists():
+        return
+    sample = sample_dir()
+    command = [sys.executable, "-m", "protlm", "prepare", str(sample / "uniprot_sample.fasta.gz")]
+    command += ["--out", str(directory)]
+    command += ["--split-table", str(sample / "uniprot_sample.splits.tsv.gz")]
+    if code := subprocess.run(command, check=False).returncode:
+        sys.exit(code)
+
+
+def _write_config(run_dir: Path, config: TrainConfig) -> None:
+    """Writes the config, which contains no secrets, into the run directory."""
+    # Another process may have used the directory since it was checked.
+    refuse_another_run(run_dir, config)
+    with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
+        OmegaConf.save(to_plain(config), temporary)
+    try:
+        (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+
+
+def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:
+    rule = batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
+    epoch = forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule)
+    facts = [
+        f"{num_parameters(network):,} parameters, {config.model.num_layers} layers of "
+        f"{config.attention['name']}",
+        _extent(train_split),
+        epoch.describe(),
+        rule.curriculum.describe(),
+        cannot_generate(network, config),
+    ]
+    _print("; ".join(fact for fact in facts if fact))
+
+
+def _extent(data: Mixture) -> str:
+    """Describes the size of the training data."""
+    if data.num_clusters is None:
+        return f"{len(data):,} sequences"
+    return (
+        f"{len(data):,} sequences in {data.num_clusters:,} clusters; an epoch draws one sequence "
+        "from each cluster"
+    )
+
+
+def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
+    """Returns a notice for a causal model whose mechanism cannot decode step by step, or ""."""
+    is_causal = config.objective.name is Objective.causal
+    if not is_causal or isinstance(network.mechanism(1), Recurrent):
+        return ""
+    return f"{config.attention['name']} cannot generate; docs/mechanisms.md lists those that can"
+
+
+def _finish(run_dir: Path, finished: Finished) -> None:
+    if finished.exit_code:
+        _print(f"stopped after step {finished.step}; the same command continues {run_dir}")
+        return
+    rows = read_metrics(run_dir / METRICS)
+    if rows:
+        save_figure(loss_curve(rows), run_dir / "loss.png", overwrite=True)
+    _print(f"{run_dir} is complete at step {finished.step}")
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

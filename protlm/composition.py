@@ -1,0 +1,234 @@
+"""Composes configs from overrides and reads those of runs; errors are one sentence."""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from protlm.config import RENAMED, EvaluateConfig, TrainConfig
+from protlm.errors import InputDataError, UserError, one_of
+from protlm.paths import conf_dir
+
+HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
+# Settings that are paths: their values are taken as they were typed.
+PATHS = {"run_dir", "data.dir", "data.valid_dir", "model.init_from", "checkpoint", "output"}
+# The config of a run has some kilobytes.
+_LARGEST = 1 << 20
+_SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
+Config = TypeVar("Config", TrainConfig, EvaluateConfig)
+
+
+def register_schemas() -> None:
+    """Registers the schemas that `conf/train.yaml` and `conf/evaluate.yaml` start from."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="evaluate_schema", node=EvaluateConfig)
+
+
+def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
+    """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`.
+
+    Raises:
+        UserError: an unknown key or choice, a wrong type, or a missing required value; the
+            message lists the alternatives.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    register_schemas()
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise UserError(f"{override} is not a setting; settings are written key=value")
+        if (old := key_of(override)) in RENAMED:
+            raise UserError(f"{old} is now called {RENAMED[old]}; type {RENAMED[old]}=VALUE")
+        if unknown := _unknownkey_of(key_of(override), schema):
+            raise UserError(unknown)
+    name = "train" if schema is TrainConfig else "evaluate"
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            config = hydra_compose(name, [quoted(override) for override in overrides])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(_explain(error, overrides)) from error
+    return to_schema(config, schema)
+
+
+def through_hydra(
+    schema: type[Config], arguments: Sequence[str], action: Callable[[Config], object]
+) -> None:
+    """Runs an action under Hydra, which handles its own flags: --cfg, --info, --multirun."""
+    import hydra
+    from omegaconf import DictConfig
+
+    register_schemas()
+    name = "train" if schema is TrainConfig else "evaluate"
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    if unknown := [flag for flag in flags if flag not in HYDRA_FLAGS]:
+        raise UserError(
+            f"{unknown[0]} is not a flag of protlm {name}; settings are written key=value, and the "
+            f"flags are: {', '.join(HYDRA_FLAGS)}"
+        )
+
+    @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
+    def run(config: DictConfig) -> None:
+        action(to_schema(config, schema))
+
+    # In a sweep a comma separates runs.
+    is_sweep = bool({"-m", "--multirun"} & set(flags))
+    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
+    # Errors are raised here, and reported in one sentence.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    run()
+
+
+def quoted(override: str) -> str:
+    r"""Quotes the value of a setting that is a path, so that Hydra's grammar does not read it.
+
+    >>> quoted("run_dir=run (1)"), quoted("data.dir=null"), quoted("seed=1")
+    ("run_dir='run (1)'", 'data.dir=null', 'seed=1')
+    """
+    name, equals, value = override.partition("=")
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    if key_of(name) not in PATHS or not equals or is_quoted or value in ("", "null", "???"):
+        return override
+    # In Hydra's grammar, backslashes escape only when they precede a quote.
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", r"\'")
+    return f"{name}='{escaped}'"
+
+
+def to_schema(config: Any, schema: type[Config]) -> Config:
+    """Turns a composed config into its dataclass.
+
+    Raises:
+        UserError: a required value is missing.
+    """
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
+    built = OmegaConf.to_object(config)
+    assert isinstance(built, schema)
+    return built
+
+
+def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
+    """Turns plain containers and values, as `to_plain` returns them, into a config.
+
+    Raises:
+        UserError: settings that do not fit each other.
+    """
+    return to_schema(OmegaConf.merge(OmegaConf.structured(schema), settings), schema)
+
+
+def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
+    """Returns a config as plain containers and values, as written to `config.yaml`."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def key_of(override: str) -> str:
+    """Returns the dotted name of the setting that an override such as `+model.dropout=0` sets."""
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    """Describes a failed composition in one sentence; Hydra's message lists the choices."""
+    text = " ".join(str(error.__cause__ or error).split())
+    text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
+    text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
+    named = _fullkey_of(error)
+    causes = [o for o in overrides if key_of(o).split(".")[-1] == named]
+    # The key of an element of a list is part of the value.
+    causes = causes or [o for o in overrides if named and named in o]
+    if causes and "is not in struct" in text:
+        return _not_there(key_of(causes[0]), getattr(error.__cause__, "parent_node", None))
+    return f"{causes[0]}: {text}" if causes else text
+
+
+def _not_there(key: str, group: Any) -> str:
+    """Describes a key that is missing in the chosen file of its group."""
+    *where, last = key.split(".")
+    there = [str(name) for name in group or () if name != "name"]
+    close = difflib.get_close_matches(last, there, n=1)
+    hint = f"; did you mean {'.'.join([*where, close[0]])}?" if close else ""
+    choice = ".".join(where)
+    if group and "name" in group:
+        choice = f"{choice}={group['name']}"
+    known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
+    if key.startswith("attention.options."):
+        hint += f"; +{key}=VALUE adds an option of the inner mechanism"
+    return f"{key} is not a setting{hint}{known}"
+
+
+def _fullkey_of(error: BaseException) -> str:
+    found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
+    return re.sub(r"\[\d+\]", "", found.group(1)).split(".")[-1] if found else ""
+
+
+def _unknownkey_of(key: str, schema: type) -> str | None:
+    """Describes a dotted key that the schema does not have; None if it has the key."""
+    import dataclasses
+
+    here: Any = schema
+    walked: list[str] = []
+    for part in key.split("."):
+        if not dataclasses.is_dataclass(here):
+            return None
+        fields = {f.name: f.type for f in dataclasses.fields(here)}
+        if part not in fields and not (not walked and part in ("experiment", "hydra")):
+            close = difflib.get_close_matches(part, fields, n=1)
+            hint = f"; did you mean {'.'.join([*walked, close[0]])}?" if close else ""
+            where = ".".join(walked) or "the config"
+            return f"{key} is not a setting{hint}; {where} has: {one_of(list(fields))}"
+        here = fields.get(part)
+        walked.append(part)
+    return None
+
+
+def read_run_config(path: Path) -> dict[Any, Any]:
+    """Reads the settings of a run as plain values; newer settings have their defaults.
+
+    Raises:
+        InputDataError: the file is not the config of a run.
+    """
+    try:
+        settings = _load(path)
+        loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
+        before = OmegaConf.to_container(loaded, enum_to_str=True)
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0][:200]
+        raise InputDataError(
+            f"{path} cannot be read as the config of a run: {reason}; restore it, or choose "
+            "another run_dir="
+        ) from error
+    assert isinstance(before, dict)
+    return before
+
+
+def _load(path: Path) -> Any:
+    with path.open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"it has more than {_LARGEST:,} bytes")
+    text = content.decode("utf-8")
+    if not text.strip():
+        raise ValueError("it is empty")
+    # Protlm does not write aliases, and nested ones can expand without bound.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("it contains YAML aliases")
+    settings: Any = OmegaConf.create(text)
+    for old, new in RENAMED.items():
+        section, _, name = old.partition(".")
+        if name in settings.get(section, {}):
+            OmegaConf.update(settings, new, settings[section].pop(name))
+    if missing := [name for name in _SECTIONS if name not in settings]:
+        raise ValueError(f"it has no section {missing[0]!r}")
+    return settings

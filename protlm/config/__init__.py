@@ -1,0 +1,121 @@
+"""The schema of all settings: a misspelled key or a wrong type fails before anything is built."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from protlm.config.choices import (
+    Activation,
+    BestMetric,
+    Crop,
+    DecayShape,
+    Mode,
+    Norm,
+    NormOrder,
+    Objective,
+    OnSaveError,
+    Optimizer,
+    Positions,
+    Sampling,
+    Schedule,
+    Strategy,
+    Verify,
+    WandbMode,
+)
+from protlm.config.data import DataConfig, EvaluationDataConfig, MixtureConfig
+from protlm.config.fields import Checked, at_least, setting
+from protlm.config.model import ModelConfig
+from protlm.config.training import (
+    LoggerConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainerConfig,
+)
+from protlm.errors import UserError
+
+__all__ = [
+    "RENAMED",
+    "Activation",
+    "BestMetric",
+    "Crop",
+    "DataConfig",
+    "DecayShape",
+    "EvaluateConfig",
+    "EvaluationDataConfig",
+    "LoggerConfig",
+    "MixtureConfig",
+    "Mode",
+    "ModelConfig",
+    "Norm",
+    "NormOrder",
+    "Objective",
+    "ObjectiveConfig",
+    "OnSaveError",
+    "Optimizer",
+    "OptimizerConfig",
+    "Positions",
+    "Sampling",
+    "Schedule",
+    "ScheduleConfig",
+    "Strategy",
+    "TrainConfig",
+    "TrainerConfig",
+    "Verify",
+    "WandbMode",
+]
+
+# Old names of settings: refused on the command line, but read from the config of a run.
+RENAMED = {
+    "objective.fraction": "objective.mask_fraction",
+    "objective.fraction_range": "objective.mask_fraction_range",
+    "objective.fraction_falls": "objective.mask_fraction_decays",
+    "objective.mask_share": "objective.mask_prob",
+    "objective.random_share": "objective.random_prob",
+    "schedule.final_share": "schedule.min_lr_ratio",
+    "schedule.decay_share": "schedule.decay_fraction",
+    "trainer.accumulate": "trainer.accumulate_grad_batches",
+    "trainer.spike_guard": "trainer.max_gradient_norm_ratio",
+}
+
+
+@dataclass
+class TrainConfig(Checked):
+    """One training run."""
+
+    run_dir: str = field(
+        metadata={"help": "the folder of the run; the same command continues the run in it"}
+    )
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig
+    attention: dict[str, Any] = field(default_factory=dict)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    seed: int = setting(
+        "seed of weights, order, crops, masks, dropout and projections", 0, allowed=at_least(0)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective.mask_fraction_decays and self.schedule.name is not Schedule.wsd:
+            raise UserError(
+                "objective.mask_fraction_decays=true follows the decay of schedule=wsd, and the "
+                f"schedule is {self.schedule.name}; type schedule=wsd"
+            )
+
+
+@dataclass
+class EvaluateConfig(Checked):
+    """One call of `protlm evaluate`."""
+
+    checkpoint: str = field(metadata={"help": "a run, a checkpoint or an exported model"})
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    data: EvaluationDataConfig = field(default_factory=EvaluationDataConfig)
+    split: Any = setting(
+        "the split, or a list of splits; `null`: `test` or `test_iid`, whichever the data set has",
+        None,
+    )
+    output: str | None = setting("a JSON file for the results", None)
+    device: str = setting("`auto`, `cpu` or `cuda`", "auto")

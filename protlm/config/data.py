@@ -1,0 +1,74 @@
+"""Settings of the data of training and evaluation."""
+
+from dataclasses import dataclass
+
+from protlm.config.choices import Crop, Mode, Sampling, Verify
+from protlm.config.fields import Checked, above, at_least, setting
+from protlm.errors import UserError
+
+
+@dataclass
+class MixtureConfig(Checked):
+    """One data set of a mixture."""
+
+    _section = "data.mixture."
+
+    dir: str = setting("a data set that `protlm prepare` made")
+    weight: float = setting("its weight among the others", allowed=above(0))
+    split: str = setting("the split that is trained on", "train")
+
+
+@dataclass
+class DataConfig(Checked):
+    """Which shards are read, and how they become batches."""
+
+    _section = "data."
+
+    dir: str | None = setting("the data set that `protlm prepare` made", None)
+    mixture: list[MixtureConfig] = setting(
+        "several data sets, each with `dir`, `weight` and `split`; needs `data.dir=null` "
+        "(`data=mixture` sets it)",
+        [],
+    )
+    train_split: str = setting("the split that is trained on", "train")
+    valid_split: str = setting("the split for validation", "valid")
+    valid_dir: str | None = setting(
+        "the data set of the validation split, if not `dir` or the first of the mixture", None
+    )
+    sampling: Sampling = setting(
+        "an epoch draws every sequence, or one sequence from each cluster", Sampling.uniform
+    )
+    mode: Mode = setting("rows of one sequence, or of several joined by `<eos>`", Mode.sequences)
+    max_length: int = setting(
+        "maximum tokens of a row, including special tokens", 1024, allowed=at_least(3)
+    )
+    crop: Crop = setting("the part of a longer sequence that is kept", Crop.prefix)
+    curriculum: list[list[int]] = setting(
+        "pairs [samples, tokens]: after this number of samples, rows have at most that many tokens",
+        [],
+    )
+    tokens_per_batch: int = setting(
+        "padded size of a batch, over all devices together", 16_384, allowed=at_least(1)
+    )
+    num_workers: int = setting("loader processes of each rank", 0, allowed=at_least(0))
+    verify: Verify = setting("verifies shards at the start by hash, or only by size", Verify.full)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dir is not None and self.mixture:
+            raise UserError(
+                f"data.dir={self.dir} and data.mixture exclude each other; type data.dir=null, or "
+                "leave data.mixture out"
+            )
+
+
+@dataclass
+class EvaluationDataConfig(Checked):
+    """The shards that an evaluation reads."""
+
+    _section = "data."
+
+    dir: str | None = setting("the data set that `protlm prepare` made", None)
+    train_split: str = setting("the split for baselines and probes", "train")
+    tokens_per_batch: int = setting("padded size of a batch", 16_384, allowed=at_least(1))
+    verify: Verify = setting("verifies shards at the start by hash, or only by size", Verify.full)

@@ -1,0 +1,73 @@
+"""Settings of the model around an attention mechanism."""
+
+from dataclasses import dataclass
+
+from protlm.config.choices import Activation, Norm, NormOrder, Positions
+from protlm.config.fields import Checked, at_least, setting
+from protlm.errors import UserError
+
+
+@dataclass
+class ModelConfig(Checked):
+    """The transformer around an attention mechanism."""
+
+    _section = "model."
+
+    num_layers: int = setting("blocks of attention and feed-forward", allowed=at_least(1))
+    num_heads: int = setting("attention heads; they divide `model_dim`", allowed=at_least(1))
+    model_dim: int = setting("width of the residual stream", allowed=at_least(1))
+    feedforward_dim: int = setting("width inside the feed-forward", allowed=at_least(1))
+    max_length: int = setting(
+        "the longest row; with `positions=rotary`, embedding accepts longer ones",
+        1024,
+        allowed=at_least(3),
+    )
+    positions: Positions = setting("position encoding", Positions.learned)
+    norm: Norm = setting("normalization", Norm.layer)
+    norm_order: NormOrder = setting(
+        "norm before a sublayer, or after the residual sum", NormOrder.pre
+    )
+    activation: Activation = setting("nonlinearity of the feed-forward", Activation.relu)
+    qk_norm: bool = setting(
+        "normalizes queries and keys in the way that suits the mechanism (docs/train.md)", False
+    )
+    dropout: float = setting(
+        "after attention, feed-forward and embedding", 0.0, allowed=at_least(0, below=1)
+    )
+    convolution: int | None = setting(
+        "width of a depthwise convolution before each attention; odd, 3 to 31, usually 5", None
+    )
+    output_gate: bool = setting("normalizes each head's output and multiplies it by a gate", False)
+    value_embedding: bool = setting(
+        "adds an embedding of the tokens to the values of each layer", False
+    )
+    unet_skips: bool = setting(
+        "adds the input of each early block to the input of the matching late block", False
+    )
+    reversible: bool = setting("two residual streams, and no activations kept", False)
+    feedforward_chunk: int | None = setting(
+        "positions that the feed-forward computes at a time", None, allowed=at_least(1)
+    )
+    init_from: str | None = setting(
+        "a run, checkpoint or exported model of the same architecture, whose weights training "
+        "starts from",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.convolution is not None and self.convolution not in range(3, 33, 2):
+            raise UserError(
+                f"model.convolution={self.convolution} must be an odd number of positions, 3 to "
+                "31; type model.convolution=5, or null for none"
+            )
+        if self.reversible and self.unet_skips:
+            raise UserError(
+                "model.reversible=true keeps no output of early blocks, which "
+                "model.unet_skips=true needs; type only one of them"
+            )
+        if self.reversible and self.norm_order is not NormOrder.pre:
+            raise UserError(
+                f"model.reversible=true cannot have model.norm_order={self.norm_order}: a norm "
+                "after the sum cannot be undone; type model.norm_order=pre"
+            )

@@ -1,0 +1,1 @@
+"""The order of sequences in an epoch, and their assignment to batches."""

@@ -1,0 +1,215 @@
+"""A mixture of data sets: numbered consecutively, and interleaved by weights."""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import reduce
+from itertools import accumulate
+from math import gcd, lcm
+from typing import NamedTuple, final
+
+import numpy as np
+
+from protlm.data.batching.order import EpochOrder, hashed
+from protlm.data.shards.cluster_index import ClusterIndex
+from protlm.data.shards.reader import SplitReader
+from protlm.errors import UserError
+
+_MAX_CYCLE = 10_000
+
+
+class Draw(NamedTuple):
+    """The samples at some positions, and the pass over its data set of each, both int64."""
+
+    samples: np.ndarray
+    passes: np.ndarray
+
+
+@final
+class SampleOrder:
+    """The sample at each position of an epoch: a pure function of the seed.
+
+    The positions of a run repeat a cycle in which each data set has a number of turns according to
+    its weight. The turns of a data set draw its samples in the order of passes over it. For a
+    single data set, a pass is an epoch.
+
+    With clusters, a pass draws one sequence from each cluster instead, and the pass determines the
+    order of the clusters. The members of a cluster take turns, beginning with a random one: after
+    as many passes as the cluster has members, each was drawn equally often.
+
+    Args:
+        sizes: number of sequences of each data set; the sequences are numbered consecutively.
+        shares: turns of each data set in a cycle; one each by default.
+        seed: seed of the orders of the passes.
+        shuffle: if false, a pass draws the samples in their original order.
+        clusters: clusters of each data set to draw from.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        shares: Sequence[int] | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        clusters: Sequence[ClusterIndex] | None = None,
+    ) -> None:
+        assert all(sizes), "a split has at least one sequence"
+        assert clusters is None or len(clusters) == len(sizes)
+        self.seed, self._shuffle, self._clusters = seed, shuffle, clusters
+        self._firsts = np.cumsum(sizes, dtype=np.int64) - np.array(sizes, dtype=np.int64)
+        # Number of sequences or clusters that a pass over each data set draws.
+        drawn_from = sizes if clusters is None else [len(index) for index in clusters]
+        self._sizes = np.array(drawn_from, dtype=np.int64)
+        self._shares = np.array(shares or [1] * len(sizes), dtype=np.int64)
+        self._turns = round_robin(self._shares.tolist())
+        # For each turn of a cycle, the number of earlier turns of its data set.
+        self._before = np.zeros_like(self._turns)
+        for number in range(len(sizes)):
+            self._before[self._turns == number] = np.arange(self._shares[number])
+
+    def __len__(self) -> int:
+        """Returns the length of an epoch: the sequences or clusters of all data sets."""
+        return int(self._sizes.sum())
+
+    def draw(self, epoch: int, positions: np.ndarray) -> Draw:
+        """Returns the samples at these positions of an epoch."""
+        cycles, turns = np.divmod(epoch * len(self) + positions, len(self._turns))
+        numbers = self._turns[turns]
+        drawn = cycles * self._shares[numbers] + self._before[turns]
+        passes, rows = np.divmod(drawn, self._sizes[numbers])
+        samples = np.empty_like(rows)
+        for number in range(len(self._sizes)):
+            for repeat in np.unique(passes[numbers == number]).tolist():
+                here = (numbers == number) & (passes == repeat)
+                items = self._pass(number, repeat)[rows[here]]
+                if self._clusters is not None:
+                    items = self._members(number, repeat, items)
+                samples[here] = self._firsts[number] + items
+        return Draw(samples, passes)
+
+    def _members(self, number: int, repeat: int, clusters: np.ndarray) -> np.ndarray:
+        """Returns the members that a pass draws from these clusters of a data set, int64."""
+        assert self._clusters is not None
+        starts = hashed(clusters, seed=self.seed, stream=number)
+        return self._clusters[number].members(clusters, starts, repeat)
+
+    def _pass(self, number: int, repeat: int) -> EpochOrder:
+        size = int(self._sizes[number])
+        return EpochOrder(size, seed=self.seed, epoch=repeat, stream=number, shuffle=self._shuffle)
+
+
+def round_robin(shares: Sequence[int]) -> np.ndarray:
+    """Spreads turns evenly: after any n turns, each participant had its proportion within 1.
+
+    Turn j of s turns is released at time j/s of the cycle, and of the released turns the one with
+    the earliest deadline is next (Baruah et al. 1996, "Proportionate progress").
+
+    >>> round_robin([3, 1]).tolist()
+    [0, 0, 0, 1]
+    """
+    size, had = sum(shares), [0] * len(shares)
+    turns = np.empty(size, dtype=np.int64)
+    for turn in range(size):
+        waiting = [
+            (-(-(had[number] + 1) * size // share), number)
+            for number, share in enumerate(shares)
+            if had[number] * size < (turn + 1) * share
+        ]
+        _, turns[turn] = min(waiting)
+        had[turns[turn]] += 1
+    return turns
+
+
+def integer_weights(weights: Sequence[float]) -> list[int]:
+    """Returns the smallest integers in the proportion of decimal weights.
+
+    Raises:
+        UserError: a weight is not positive, or has too many digits.
+
+    >>> integer_weights([0.7, 0.3])
+    [7, 3]
+    """
+    for weight in weights:
+        if not 0 < weight < float("inf"):
+            raise UserError(f"the weight {weight} of a data set must be above 0")
+    parts = [Fraction(str(weight)) for weight in weights]
+    scale = lcm(*(part.denominator for part in parts))
+    shares = [int(part * scale) for part in parts]
+    shares = [share // reduce(gcd, shares) for share in shares]
+    if sum(shares) > _MAX_CYCLE:
+        raise UserError(
+            f"the weights {', '.join(map(str, weights))} need a cycle of {sum(shares):,} turns, "
+            f"and {_MAX_CYCLE:,} are allowed: use fewer digits, for instance 1 and 2.5"
+        )
+    return shares
+
+
+@final
+class Mixture:
+    """The sequences of several splits, numbered consecutively, with a weight for each split.
+
+    Args:
+        splits: at least one split.
+        shares: turns of each split in a cycle; one each by default.
+        clusters: clusters of each split, to draw clusters and a member of each; None draws
+            sequences.
+    """
+
+    def __init__(
+        self,
+        splits: Sequence[SplitReader],
+        shares: Sequence[int] | None = None,
+        clusters: Sequence[ClusterIndex] | None = None,
+    ) -> None:
+        self._splits, self._shares = tuple(splits), tuple(shares or [1] * len(splits))
+        self._clusters = None if clusters is None else tuple(clusters)
+        self._ends = list(accumulate(len(split) for split in splits))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, sample: int) -> np.ndarray:
+        """Returns the residue tokens of a sequence, uint8, as a read-only view."""
+        number = bisect_right(self._ends, sample)
+        return self._splits[number][sample - self._first(number)]
+
+    def identifier(self, sample: int) -> str:
+        """Returns the accession, or other identifier, of a sequence."""
+        number = bisect_right(self._ends, sample)
+        return self._splits[number].identifier(sample - self._first(number))
+
+    def lengths_of(self, samples: np.ndarray) -> np.ndarray:
+        """Returns the lengths of these sequences in residues, int64."""
+        lengths = np.empty(len(samples), dtype=np.int64)
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        for number, split in enumerate(self._splits):
+            here = numbers == number
+            lengths[here] = split.lengths_of(samples[here] - self._first(number))
+        return lengths
+
+    def order(self, *, seed: int) -> SampleOrder:
+        """Returns the order in which the samples of a run are drawn."""
+        sizes = [len(split) for split in self._splits]
+        return SampleOrder(sizes, shares=self._shares, seed=seed, clusters=self._clusters)
+
+    @property
+    def num_clusters(self) -> int | None:
+        """Number of clusters that an epoch draws from, or None if it draws sequences."""
+        return None if self._clusters is None else sum(map(len, self._clusters))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the data that a position refers to; for a single split, its own hash."""
+        parts = [split.fingerprint for split in self._splits]
+        if self._clusters is not None:
+            indexes = [index.fingerprint for index in self._clusters]
+            parts = [f"{part} {index}" for part, index in zip(parts, indexes, strict=True)]
+        if len(parts) == 1 and self._clusters is None:
+            return parts[0]
+        lines = [f"{share} {part}" for share, part in zip(self._shares, parts, strict=True)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def _first(self, number: int) -> int:
+        return self._ends[number - 1] if number else 0

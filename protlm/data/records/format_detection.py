@@ -1,0 +1,39 @@
+"""Detection of unsupported formats by their first bytes, so that messages can name them."""
+
+_COMMENT = (
+    "this is a comment, which FASTA does not allow; delete it "
+    "(only protlm prepare has --allow-comments)"
+)
+_STARTS = (
+    (b"@", "this is FASTQ"),
+    (b"PK\x03\x04", "this is a zip archive; type: unzip"),
+    (b"\x1f\x8b", "this is compressed by gzip twice; type: gunzip"),
+    (b"BZh", "this is compressed by bzip2; type: bunzip2"),
+    (b"\xfd7zXZ\x00", "this is compressed by xz; type: unxz"),
+    (b"\x28\xb5\x2f\xfd", "this is compressed by zstd; type: unzstd"),
+    (b"\x89HDF", "this is HDF5"),
+    (b"%PDF", "this is PDF"),
+    (b"ID   ", "this is an EMBL flat file of nucleotides"),
+    (b"LOCUS ", "this is a GenBank flat file"),
+    (b"# STOCKHOLM", "this is a Stockholm alignment"),
+    (b"CLUSTAL", "this is a Clustal alignment"),
+    (b"HEADER ", "this is a structure (PDB)"),
+    (b"ATOM ", "this is a structure (PDB)"),
+    (b"data_", "this is a structure (mmCIF)"),
+    (b";", _COMMENT),
+    (b"#", _COMMENT),
+    (b"!", _COMMENT),
+)
+# Earlier UniProt releases are tar archives, whose first 257 bytes contain a file name.
+_TAR_MAGIC = 257
+
+
+def foreign_format(start: bytes) -> str:
+    """Names the format that begins with these bytes, or quotes the unexpected first line."""
+    if start.startswith(b"ustar", _TAR_MAGIC):
+        return "this is a tar archive; type: tar xf"
+    for beginning, what in _STARTS:
+        if start.startswith(beginning):
+            return what
+    line = start[:40].partition(b"\n")[0].rstrip().decode("utf-8", "backslashreplace")
+    return f"{line!r} precedes the first header; a FASTA file begins with '>'"

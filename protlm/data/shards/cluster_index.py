@@ -1,0 +1,144 @@
+"""The cluster index of a split: the sequences of each cluster, mapped into memory."""
+
+import mmap
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+
+from protlm.data.shards.manifest import IndexEntry
+from protlm.data.shards.mapped_shard import READING_FAULTS, map_arrays, places_of, size_fault
+from protlm.errors import InputDataError
+from protlm.paths import sha256_of
+
+ARRAYS = {"offsets": "<u8", "members": "<u8"}
+# Numbers checked at a time, so that the check takes little memory.
+_PIECE = 1 << 22
+# Clusters looked up between two releases of the pages; each lookup loads up to 128 KiB.
+_LOOKUPS = 1 << 8
+
+
+class _Mapped(NamedTuple):
+    pages: mmap.mmap
+    offsets: np.ndarray
+    members: np.ndarray
+
+
+@final
+class ClusterIndex:
+    """The sequences of each cluster of a split; reads only the requested clusters.
+
+    Args:
+        path: the file, which is opened on first use.
+        entry: its entry in the manifest.
+        num_sequences: number of sequences of the split; each is in one cluster.
+    """
+
+    def __init__(self, path: Path, entry: IndexEntry, num_sequences: int) -> None:
+        self._path, self._entry, self._num_sequences = path, entry, num_sequences
+
+    def __len__(self) -> int:
+        return self._entry.clusters
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the file."""
+        return self._entry.sha256
+
+    def members(self, clusters: np.ndarray, starts: np.ndarray, turn: int) -> np.ndarray:
+        """Returns the member of each of these clusters whose turn it is, a sequence number, int64.
+
+        Args:
+            clusters: numbers of clusters, int64.
+            starts: any numbers, uint64; modulo the cluster's size, the first member in turn.
+            turn: number of earlier turns.
+
+        Raises:
+            InputDataError: the file is missing or damaged.
+        """
+        arrays = self._arrays()
+        found = np.empty(len(clusters), np.int64)
+        for start in range(0, len(clusters), _LOOKUPS):
+            here = slice(start, start + _LOOKUPS)
+            found[here] = self._look_up(arrays, clusters[here], starts[here], np.uint64(turn))
+            if hasattr(mmap, "MADV_DONTNEED"):
+                # The pages stay in the cache of the system only.
+                arrays.pages.madvise(mmap.MADV_DONTNEED)
+        return found
+
+    def _look_up(
+        self, arrays: _Mapped, clusters: np.ndarray, starts: np.ndarray, turn: np.uint64
+    ) -> np.ndarray:
+        begins, ends = arrays.offsets[clusters], arrays.offsets[clusters + 1]
+        if np.any(ends <= begins) or np.any(ends > len(arrays.members)):
+            raise self._damaged("the offsets do not increase")
+        sizes = ends - begins
+        # Each is reduced modulo the size first, so that the sum cannot overflow.
+        numbers = (starts % sizes + turn % sizes) % sizes
+        members = arrays.members[begins + numbers]
+        if np.any(members >= self._num_sequences):
+            raise self._damaged("a member is not a sequence of the split")
+        return members
+
+    def check(self) -> None:
+        """Checks the hash, all offsets and all members.
+
+        Raises:
+            InputDataError: the file is missing or damaged.
+        """
+        self.check_size()
+        try:
+            if sha256_of(self._path) != self._entry.sha256:
+                raise InputDataError(
+                    f"the cluster index {self._path} is damaged or was replaced: its SHA-256 "
+                    "differs"
+                )
+        except OSError as error:
+            raise self._damaged(str(error.strerror)) from error
+        arrays = self._arrays()
+        for start in range(0, len(self), _PIECE):
+            offsets = arrays.offsets[start : start + _PIECE + 1]
+            if np.any(offsets[1:] <= offsets[:-1]):
+                raise self._damaged("the offsets do not increase")
+        for start in range(0, len(arrays.members), _PIECE):
+            if np.any(arrays.members[start : start + _PIECE] >= self._num_sequences):
+                raise self._damaged("a member is not a sequence of the split")
+
+    def check_size(self) -> None:
+        """Compares the size of the file with the manifest.
+
+        Raises:
+            InputDataError: the file is missing, or has another size.
+        """
+        if fault := size_fault(self._path, self._entry):
+            raise InputDataError(fault)
+
+    def _arrays(self) -> _Mapped:
+        return _mapped(self._path, self._entry, self._num_sequences)
+
+    def _damaged(self, why: str) -> InputDataError:
+        return _damaged(self._path, why)
+
+
+@lru_cache
+def _mapped(path: Path, entry: IndexEntry, num_sequences: int) -> _Mapped:
+    """Maps the arrays of an index; checks only the first and the last offset."""
+    if fault := size_fault(path, entry):
+        raise InputDataError(fault)
+    try:
+        places = places_of(path, ARRAYS, entry.bytes)
+        pages, views = map_arrays(path, ARRAYS, places, shuffled=True)
+        arrays = _Mapped(pages, **views)
+    except READING_FAULTS as error:
+        raise _damaged(path, str(error)) from error
+    if len(arrays.members) != num_sequences:
+        raise _damaged(path, f"{len(arrays.members)} members instead of {num_sequences}")
+    offsets = arrays.offsets
+    if len(offsets) != entry.clusters + 1 or offsets[0] != 0 or offsets[-1] != num_sequences:
+        raise _damaged(path, "the offsets do not cover the members")
+    return arrays
+
+
+def _damaged(path: Path, why: str) -> InputDataError:
+    return InputDataError(f"the cluster index {path} is damaged or was replaced ({why})")

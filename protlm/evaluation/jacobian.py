@@ -1,0 +1,185 @@
+"""Contacts from the categorical Jacobian of a model, which needs no attention maps.
+
+Zhang et al. 2024 (doi:10.1073/pnas.2406285121): J[i, a, j, b] is the change of the logit of amino
+acid b at position j when position i is replaced by a, with nothing masked. J is centered over each
+of its four axes and symmetrized; its norm over a and b, corrected by the average product, measures
+the dependence of two positions.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import UserError
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.contacts import DEFINITION, apc, read_folder
+from protlm.evaluation.precision import DIVISORS
+from protlm.evaluation.structure_groups import (
+    by_predictor,
+    read_groups,
+    scores_by_group,
+    table_rows,
+)
+from protlm.evaluation.structures import Structure, contact_map
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import sample_dir
+from protlm.terminal import JobProgress
+
+_LETTERS = [VOCABULARY[letter] for letter in STANDARD]
+_NUM = len(_LETTERS)
+# Bytes of the rows of the Jacobian that are held in memory, in two blocks.
+_MAX_BYTES = 1 << 29
+
+
+def jacobian_contacts(
+    model: PretrainedModel,
+    sequence: str,
+    *,
+    tokens_per_batch: int = 16_384,
+    max_bytes: int = _MAX_BYTES,
+) -> np.ndarray:
+    """Returns the dependence of each pair of positions of a protein, float64 LL, symmetric.
+
+    Takes 20 L passes over the protein as long as two blocks of rows, 1,600 L bytes a position, fit
+    into `max_bytes`; for a longer protein the blocks are recomputed for every pair of them. A
+    causal model predicts a residue from those before it, so that only the half of the Jacobian
+    with i < j is nonzero.
+
+    Args:
+        model: any mechanism and objective.
+        sequence: residues.
+        tokens_per_batch: rows times length of a pass, at most.
+        max_bytes: bytes of the rows held in memory.
+
+    Raises:
+        InputDataError: a letter is not a residue.
+        UserError: the sequence is longer than the model accepts.
+    """
+    rows = _Rows(model, sequence, tokens_per_batch)
+    length = len(sequence)
+    size = max(max_bytes // (8 * _NUM**2 * length), 1)
+    blocks = [range(start, min(start + size, length)) for start in range(0, length, size)]
+    kept = rows.centered(blocks[0]) if len(blocks) == 1 else None
+    total = np.zeros((_NUM, length, _NUM))
+    for block in blocks:
+        total += (kept if kept is not None else rows.centered(block)).sum(axis=0, dtype=np.float64)
+    mean = (total / length).astype(np.float32)
+    norms_LL = np.zeros((length, length))
+    for number, block in enumerate(blocks):
+        first = (kept if kept is not None else rows.centered(block)) - mean
+        for other in blocks[number:]:
+            second = first if other == block else rows.centered(other) - mean
+            norms = _norms(first[:, :, other, :], second[:, :, block, :])
+            norms_LL[block.start : block.stop, other.start : other.stop] = norms
+            norms_LL[other.start : other.stop, block.start : block.stop] = norms.T
+    np.fill_diagonal(norms_LL, 0)
+    corrected_LL = apc(norms_LL)
+    np.fill_diagonal(corrected_LL, 0)
+    return (corrected_LL + corrected_LL.T) / 2
+
+
+def _norms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns the norms over amino acids of (J[i, a, j, b] + J[j, b, i, a]) / 2, [i, j]."""
+    both = (one + other.transpose(2, 3, 0, 1)) / 2
+    return np.sqrt(np.einsum("iajb,iajb->ij", both, both, dtype=np.float64))
+
+
+class _Rows:
+    """The Jacobian of a protein, computed in blocks of rows."""
+
+    def __init__(self, model: PretrainedModel, sequence: str, tokens_per_batch: int) -> None:
+        batch = model.tokenize([sequence])
+        self._model, self._tokens_1L = model, batch.tokens_BL
+        self._per_pass = max(tokens_per_batch // batch.tokens_BL.shape[1], 1)
+        # A causal model predicts the next residue at each position.
+        self._residues = slice(0, -2) if model.causal else slice(1, -1)
+        self._plain = self._logits(self._tokens_1L)
+
+    def centered(self, positions: range) -> np.ndarray:
+        """Returns J[i, a, j, b] for these i, with mean 0 over a, j and b, float32."""
+        changed = self._tokens_1L.repeat(len(positions) * _NUM, 1)
+        letters = torch.tensor(_LETTERS, device=changed.device).repeat(len(positions))
+        places = torch.tensor(list(positions), device=changed.device).repeat_interleave(_NUM) + 1
+        changed[torch.arange(len(changed)), places] = letters
+        parts = [self._logits(part) for part in changed.split(self._per_pass)]
+        rows = np.concatenate(parts) - self._plain
+        rows = rows.reshape(len(positions), _NUM, *rows.shape[1:])
+        for axis in (1, 2, 3):
+            rows -= rows.mean(axis=axis, keepdims=True)
+        return rows
+
+    @torch.inference_mode()
+    def _logits(self, tokens_BL: torch.Tensor) -> np.ndarray:
+        """Returns the logits of the 20 amino acids at each residue, float32 [B, residues, 20]."""
+        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+        out = self._model.network(tokens_BL, mask_BL, causal=self._model.causal)
+        return out.logits_BLV[:, self._residues, _LETTERS].float().cpu().numpy()
+
+
+@final
+class Jacobian(Evaluation):
+    """Precision of contacts by the categorical Jacobian, beside that of random weights.
+
+    Nothing is fitted. It takes 20 passes for each residue.
+
+    Args:
+        structures: the folder of test structures; `sample` is the shipped one.
+        max_residues: longer structures are excluded and listed, as are those longer than the
+            model accepts.
+        seed: seed of random weights and bootstrap.
+        groups: a tab-separated table with the columns structure and group; adds figures by group.
+    """
+
+    needs_data = False
+
+    def __init__(
+        self,
+        *,
+        structures: str = "sample",
+        max_residues: int = 200,
+        seed: int = 0,
+        groups: str | None = None,
+    ) -> None:
+        if max_residues < 1:
+            raise UserError(f"max_residues={max_residues} excludes every structure; give 1 or more")
+        shipped = sample_dir() / "structures" / "test"
+        self.structures = shipped if structures == "sample" else Path(structures)
+        self.max_residues, self.seed = max_residues, seed
+        self.groups = None if groups is None else Path(groups)
+
+    def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
+        """Returns `scores` of the model and of random weights, and the number of structures.
+
+        Raises:
+            InputDataError: the folder or a structure cannot be used.
+        """
+        limit = self.max_residues
+        if model.max_residues is not None:
+            limit = min(limit, model.max_residues)
+        structures, too_long = read_folder(self.structures, limit)
+        compared = {"model": model, "random_weights": model.with_random_weights(self.seed)}
+        group_of = read_groups(self.groups, structures)
+        figures = {
+            who: scores_by_group(list(_predicted(one, structures)), group_of, seed=self.seed)
+            for who, one in compared.items()
+        }
+        counts = {"num_test": len(structures), "max_residues": limit, "left_out": too_long}
+        return {**by_predictor(figures), **counts, "definition": DEFINITION}
+
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        """Builds a row for each predictor and range, and for each group."""
+        rows = table_rows(results[NO_SPLIT], ("model", "random_weights"))
+        return ResultTable(("Jacobian", "range", *DIVISORS, "proteins"), rows)
+
+
+def _predicted(
+    model: PretrainedModel, structures: list[Structure]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    with JobProgress("Jacobians", len(structures)) as progress:
+        for done, structure in enumerate(structures, start=1):
+            yield jacobian_contacts(model, structure.sequence), contact_map(structure)
+            progress.update(done)

@@ -1,0 +1,172 @@
+"""Retrieval of relatives as nearest neighbors in the space of embeddings.
+
+Each sequence of the split is a query among sequences of the training split; relatives have the same
+label, for instance the same 30 % cluster. Mean embeddings are compared by cosine; baselines are
+random weights, composition and 3-mers.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from protlm.data.batching.order import EpochOrder
+from protlm.data.shards.reader import SplitReader
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.labels import read_labels
+from protlm.evaluation.sequence_features import (
+    compositions,
+    mean_embeddings,
+    three_mers,
+)
+from protlm.model.pretrained import PretrainedModel
+
+_PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
+_RESAMPLES = 1000
+
+
+@final
+class Retrieval(Evaluation):
+    """Top-1 accuracy and mean average precision (mAP) of relatives among the nearest neighbors.
+
+    Queries without a relative in the gallery are excluded and counted.
+
+    Args:
+        labels: a tab-separated table with the columns accession and `column`.
+        column: the column of the label; sequences without one are ignored.
+        max_gallery: the largest number of training sequences, sampled at random.
+        layer: the layer of the embeddings; -1 is the last.
+        seed: seed of the gallery, random weights and bootstrap.
+    """
+
+    def __init__(
+        self,
+        *,
+        labels: str | None = None,
+        column: str = "cluster30",
+        max_gallery: int = 20_000,
+        layer: int = -1,
+        seed: int = 0,
+    ) -> None:
+        if labels is None:
+            raise UserError(
+                "evaluation.retrieval.labels has no value; type evaluation.retrieval.labels=TABLE, "
+                "tab-separated, with the columns accession and evaluation.retrieval.column"
+            )
+        if max_gallery < 1:
+            raise UserError(f"max_gallery={max_gallery} leaves an empty gallery; give 1 or more")
+        self.labels, self.column = Path(labels), column
+        self.max_gallery, self.layer, self.seed = max_gallery, layer, seed
+
+    def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
+        """Returns top-1 and mAP with 95 % intervals over queries, by predictor, and the counts.
+
+        Raises:
+            InputDataError: the table cannot be read, or no query has a relative.
+        """
+        assert data is not None
+        label_of = {
+            a: label for a, label in read_labels(self.labels, ("accession", self.column)) if label
+        }
+        gallery, gallery_labels = self._gallery(data.train, label_of)
+        queries, labels = _labeled(data.split, range(len(data.split)), label_of)
+        relevant = np.isin(labels, gallery_labels)
+        if not relevant.any():
+            raise InputDataError(
+                f"no sequence of the split shares its {self.column} in {self.labels} with one of "
+                "the training split; choose another split or column"
+            )
+        queries = [query for query, keep in zip(queries, relevant, strict=True) if keep]
+        truth = labels[relevant][:, None] == gallery_labels[None]
+        result: dict[str, Any] = {
+            who: _scores(similarity, truth, self.seed)
+            for who, similarity in self._similarities(model, data, queries, gallery)
+        }
+        counts = {"queries": len(queries), "without_relative": int((~relevant).sum())}
+        return {**result, **counts, "gallery": len(gallery), "column": self.column}
+
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        """Builds a row for each predictor."""
+        rows = []
+        for split, values in results.items():
+            for who in _PREDICTORS:
+                top, average = values[who]["top1"], values[who]["map"]
+                interval = f"{top['low']:.1%} to {top['high']:.1%}"
+                cells = (f"{top['value']:.1%}", interval, f"{average['value']:.3f}")
+                rows.append(
+                    (split, who, *cells, f"{values['queries']:,}", f"{values['gallery']:,}")
+                )
+        return ResultTable(
+            ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery"), rows
+        )
+
+    def _gallery(
+        self, train: SplitReader, label_of: Mapping[str, str]
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        order = EpochOrder(len(train), seed=self.seed, epoch=0)
+        drawn = order[np.arange(min(len(train), self.max_gallery))]
+        return _labeled(train, drawn.tolist(), label_of)
+
+    def _similarities(
+        self,
+        model: PretrainedModel,
+        data: EvaluationData,
+        queries: list[np.ndarray],
+        gallery: list[np.ndarray],
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields pairs of predictor and similarities [queries, gallery]."""
+        layer = model.layer_number(self.layer, first=0)
+        for who, compared_model in (
+            ("model", model),
+            ("random_weights", model.with_random_weights(self.seed)),
+        ):
+            embedded = [
+                mean_embeddings(
+                    compared_model, some, layers=[layer], tokens_per_batch=data.tokens_per_batch
+                )[0]
+                for some in (queries, gallery)
+            ]
+            yield who, _cosines(*embedded)
+        yield "composition", _cosines(compositions(queries), compositions(gallery))
+        known, asked = three_mers(gallery, queries)
+        yield "three_mers", (asked @ known.T).toarray()
+        chance = np.random.default_rng(self.seed).random((len(queries), len(gallery)))
+        yield "chance", chance.astype(np.float32)
+
+
+def _labeled(
+    split: SplitReader, samples: Iterable[int], label_of: Mapping[str, str]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the sequences that have a label, and their labels."""
+    named = [(sample, label_of.get(split.identifier(sample))) for sample in samples]
+    kept = [(sample, label) for sample, label in named if label is not None]
+    return [split[sample] for sample, _ in kept], np.array([label for _, label in kept])
+
+
+def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """Returns cosines after subtracting the mean of the gallery."""
+    center = gallery.mean(axis=0)
+    sides = []
+    for side in (queries, gallery):
+        centered = side - center
+        norms = np.linalg.norm(centered, axis=1, keepdims=True)
+        sides.append(centered / np.maximum(norms, 1e-12))
+    return sides[0] @ sides[1].T
+
+
+def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
+    """Returns top-1 accuracy and mAP over queries, with 95 % bootstrap intervals."""
+    top1, average = np.empty(len(truth)), np.empty(len(truth))
+    for query, (row, is_relative) in enumerate(zip(similarity, truth, strict=True)):
+        ranked = is_relative[np.argsort(-row, kind="stable")]
+        places = np.flatnonzero(ranked) + 1
+        top1[query] = ranked[0]
+        average[query] = np.mean(np.arange(1, len(places) + 1) / places)
+    drawn = np.random.default_rng(seed).integers(len(truth), size=(_RESAMPLES, len(truth)))
+    scores = {}
+    for name, values in (("top1", top1), ("map", average)):
+        low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
+        scores[name] = {"value": float(values.mean()), "low": float(low), "high": float(high)}
+    return scores

@@ -1,0 +1,106 @@
+"""Sums over the residues of each sequence, and the figures that are made of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protlm.model.objective import perplexity
+from protlm.paths import complete_file
+
+BASELINES = ("empirical", "three_mers")
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class SequenceSums:
+    """Sums over the targets of each sequence of a split, float64 [sequences] each."""
+
+    targets: np.ndarray
+    nats: np.ndarray
+    correct: np.ndarray
+    empirical_nats: np.ndarray
+    empirical_correct: np.ndarray
+    three_mers_nats: np.ndarray
+    three_mers_correct: np.ndarray
+
+    @classmethod
+    def zeros(cls, number: int) -> "SequenceSums":
+        """Returns sums of zero for a number of sequences."""
+        return cls(*(np.zeros(number) for _ in range(7)))
+
+    def of(self, rows: np.ndarray) -> "SequenceSums":
+        """Selects sequences, by number or by mask."""
+        return SequenceSums(*(values[rows] for values in vars(self).values()))
+
+    def figures(self, predictor: str = "model") -> dict[str, float]:
+        """Returns accuracy and perplexity of the model or of one of `BASELINES`."""
+        prefix = "" if predictor == "model" else f"{predictor}_"
+        nats, correct = (getattr(self, f"{prefix}{name}").sum() for name in ("nats", "correct"))
+        return ratio(nats, correct, self.targets.sum())
+
+
+def ratio(nats: float, correct: float, count: float) -> dict[str, float]:
+    """Returns accuracy and perplexity from sums.
+
+    >>> ratio(0.0, 3, 4)
+    {'accuracy': 0.75, 'perplexity': 1.0}
+    """
+    return {"accuracy": correct / count, "perplexity": perplexity(nats, count)}
+
+
+def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict[str, list[float]]:
+    """Returns 95 % intervals of the model's accuracy and perplexity, by resampling whole groups."""
+    _, numbers = np.unique(np.array(group_of), return_inverse=True)
+    totals = np.stack(
+        [np.bincount(numbers, values) for values in (sums.nats, sums.correct, sums.targets)]
+    )
+    generator = np.random.default_rng(seed)
+    size = totals.shape[1]
+    drawn = [totals[:, generator.integers(size, size=size)].sum(axis=1) for _ in range(_RESAMPLES)]
+    nats, correct, targets = np.array(drawn).T
+    there = targets > 0
+    accuracy = correct[there] / targets[there]
+    perplexities = np.exp(np.minimum(nats[there] / targets[there], 700.0))
+    return {
+        "accuracy": np.quantile(accuracy, [0.025, 0.975]).tolist(),
+        "perplexity": np.quantile(perplexities, [0.025, 0.975]).tolist(),
+    }
+
+
+def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
+    """Returns the figures of each group with targets, and their means with equal weights."""
+    names, numbers = np.unique(np.array(group_of), return_inverse=True)
+    groups: dict[str, Any] = {}
+    for number, name in enumerate(names.tolist()):
+        some = sums.of(numbers == number)
+        if targets := int(some.targets.sum()):
+            groups[name] = {
+                **{who: some.figures(who) for who in ("model", *BASELINES)},
+                "targets": targets,
+                "sequences": len(some.targets),
+            }
+    macro = {}
+    for who in ("model", *BASELINES):
+        nats = [math.log(values[who]["perplexity"]) for values in groups.values()]
+        accuracy = [values[who]["accuracy"] for values in groups.values()]
+        macro[who] = {
+            "accuracy": float(np.mean(accuracy)),
+            "perplexity": math.exp(float(np.mean(nats))),
+        }
+    return {"by_group": groups, "macro": macro}
+
+
+def write_sums(
+    path: Path, split: str, names: list[str], group_of: list[str], sums: SequenceSums
+) -> None:
+    """Writes the sums of each sequence as a tab-separated table, with the split in its name."""
+    path = path.with_name(f"{path.stem}.{split}{path.suffix}")
+    columns = ("accession", "group", *vars(sums))
+    with complete_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write("\t".join(columns) + "\n")
+        for row in zip(names, group_of, *vars(sums).values(), strict=True):
+            file.write("\t".join(map(str, row)) + "\n")

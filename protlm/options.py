@@ -1,0 +1,82 @@
+"""The options that several commands share, and those of `prepare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    Path, typer.Option("--model", "-m", help="A run folder, a .ckpt file or an exported model.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda (or gpu), cuda:1, ...")]
+Figure = Annotated[Path | None, typer.Option(help="Also draw a PNG, of one protein.")]
+Duplicates = Annotated[
+    str,
+    typer.Option(help="Repeated identifiers: error, first (skip others), suffix (ID_2)."),
+]
+FamilyTable = Annotated[
+    Path | None, typer.Option(help="TSV with the columns Entry and Pfam, for --ood-families.")
+]
+OodFamilies = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="PF00069 ...: families held out as test_ood_family; default: the paper's 20."
+    ),
+]
+ClusterTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster; each is kept "
+        "in one split unless --split-table is given."
+    ),
+]
+Cluster = Annotated[bool, typer.Option("--cluster", help="Make the table with MMseqs2 linclust.")]
+ClusterIdentity = Annotated[
+    float | None, typer.Option(help="Minimum sequence identity of --cluster; default: 0.5.")
+]
+SplitTable = Annotated[Path | None, typer.Option(help="TSV with the columns accession and split.")]
+NoFragments = Annotated[
+    bool, typer.Option("--no-fragments", help="Exclude records that UniProt marks as fragments.")
+]
+Organism = Annotated[
+    list[str] | None,
+    typer.Option(help="Keep only this name or NCBI taxon; repeatable."),
+]
+Deduplicate = Annotated[
+    bool, typer.Option("--deduplicate", help="Keep only the first of identical sequences.")
+]
+MaxRejectRate = Annotated[
+    float, typer.Option(help="Stop when more than this fraction of the records is rejected.")
+]
+AllowNucleotides = Annotated[
+    bool, typer.Option("--allow-nucleotides", help="Accept files that look like DNA or RNA.")
+]
+AllowComments = Annotated[
+    bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
+]
+AllowGaps = Annotated[bool, typer.Option("--allow-gaps", help="Remove alignment gaps (- . ~).")]
+IgnoreTrailingGarbage = Annotated[
+    bool, typer.Option("--ignore-trailing-garbage", help="Accept other bytes after gzip data.")
+]
+SequenceFile = Annotated[
+    Path, typer.Argument(help="A sequence file, plain or gzip; - reads standard input.")
+]
+Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
+Workers = Annotated[int, typer.Option(help="Worker processes; the result does not depend on them.")]
+ShardResidues = Annotated[
+    int, typer.Option(help="Approximate residues per shard, over all splits.")
+]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Start over instead of resuming a killed build.")
+]
+BreakLock = Annotated[
+    bool,
+    typer.Option("--break-lock", help="Take over the lock of a dead process of another machine."),
+]
+JobExecutor = Annotated[
+    str | None, typer.Option(help="Run one job per file: slurm, or local (processes).")
+]
+SlurmSettings = Annotated[
+    list[str] | None, typer.Option(help="partition=, time=, mem_gb=, ... of a job; repeatable.")
+]

@@ -1,0 +1,1 @@
+"""Callbacks of the training loop: checkpoints, logs, averages, preemption, skipped steps."""

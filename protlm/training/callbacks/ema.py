@@ -1,0 +1,102 @@
+"""An exponential moving average of the weights."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from protlm.checkpoints.format import AVERAGE
+from protlm.training.module import LanguageModeling
+
+
+class AverageWeights(Callback):
+    """Averages the weights over the optimizer steps, and validates with the average.
+
+    After the n-th step, a ← a + (1 - d)(w - a) with d = min(decay, (1 + n)/(10 + n)), as in
+    TensorFlow's ExponentialMovingAverage with `num_updates`. The random initial weights are thus
+    forgotten quickly even if the decay is slow. The average is kept in float32, is saved in every
+    checkpoint, and is used when the model is loaded.
+
+    Args:
+        decay: the factor per step, below 1.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self._num_updates = 0
+        self._average: dict[str, Tensor] = {}
+        self._restored: dict[str, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of averaged steps."""
+        return {"num_updates": self._num_updates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the count."""
+        self._num_updates = state_dict["num_updates"]
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Saves the average with the weights."""
+        checkpoint[AVERAGE] = self._average
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Restores the average."""
+        self._restored = checkpoint[AVERAGE]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts from the weights, or from the restored average."""
+        assert isinstance(pl_module, LanguageModeling)
+        weights = _weights(pl_module)
+        self._average = {name: weight.detach().clone() for name, weight in weights.items()}
+        with torch.no_grad():
+            for name, restored in self._restored.items():
+                _local(self._average[name]).copy_(_local(restored))
+        self._restored = {}
+        trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Exchanges the weights with the average."""
+        assert isinstance(pl_module, LanguageModeling)
+        self._exchange(pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Restores the weights."""
+        assert isinstance(pl_module, LanguageModeling)
+        self._exchange(pl_module)
+
+    @torch.no_grad()
+    def _update(self, module: LanguageModeling) -> None:
+        if module.is_skipped:
+            return
+        weights = _weights(module)
+        self._num_updates += 1
+        decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
+        average = [_local(self._average[name]) for name in weights]
+        update = get_ema_multi_avg_fn(decay)
+        update(average, [_local(weight) for weight in weights.values()], self._num_updates)
+
+    @torch.no_grad()
+    def _exchange(self, module: LanguageModeling) -> None:
+        # In place: sharded weights are views of memory that FSDP owns.
+        for name, weight in _weights(module).items():
+            mine, average = _local(weight), _local(self._average[name])
+            kept = mine.clone()
+            mine.copy_(average)
+            average.copy_(kept)
+
+
+def _weights(module: LanguageModeling) -> dict[str, Tensor]:
+    return dict(module.network.named_parameters())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,169 @@
+"""Monitors how well the Performers of a run estimate softmax attention."""
+
+import warnings
+from typing import Any, NamedTuple, Self
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor, nn
+
+from protlm.attention.linearized.variance import (
+    SquareNorms,
+    deciding_norm,
+    pair_sums,
+    relative_error,
+)
+from protlm.attention.performer_softmax import (
+    LARGEST_OPTIMAL_FOR,
+    Estimator,
+    PerformerSoftmax,
+)
+from protlm.data.dataset import FILLER, Batch
+from protlm.model.transformer import ProteinLM
+from protlm.training.module import LanguageModeling
+
+# An estimate whose standard deviation equals the weight carries no information about it.
+_USELESS = 1.0
+# The estimators that `attention.optimal_for` applies to.
+_STRETCHABLE = (Estimator.positive, Estimator.hyperbolic)
+
+
+class WatchEstimates(Callback):
+    """Logs the mean |q̂ + k̂|² of each layer and the relative error that it predicts for a weight.
+
+    Both values are those of the layer's worst head. They are measured on the last batch before
+    each log, summed over the ranks, by hooks that exist only during its forward pass; other
+    batches cost nothing. A layer whose estimate is useless causes one warning per run.
+
+    Args:
+        network: the model; layers without a softmax Performer are ignored.
+        every: optimizer steps between two logs.
+    """
+
+    def __init__(self, network: ProteinLM, *, every: int) -> None:
+        # The Performer may be a part of a hybrid mechanism.
+        self._layers = {
+            number: part
+            for number in range(1, network.num_layers + 1)
+            for part in network.mechanism(number).modules()
+            if isinstance(part, PerformerSoftmax)
+        }
+        self._every = every
+        self._sums: dict[int, Tensor] = {}
+        self._warned: set[int] = set()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the log."""
+        return tuple(name for number in self._layers for name in _names(number))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the layers that had a warning."""
+        return {"warned": sorted(self._warned)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the layers that had a warning."""
+        self._warned = set(state_dict["warned"])
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Hooks the mechanisms if a log is due after this batch."""
+        steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if steps and (trainer.global_step + 1) % self._every == 0:
+            mask_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
+            for number, mechanism in self._layers.items():
+                self._look_once(number, mechanism, mask_BL)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Logs the measurement, and warns."""
+        if not self._sums:
+            return
+        assert isinstance(pl_module, LanguageModeling)
+        sums_N3H = pl_module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()
+        self._sums = {}
+        worst = {
+            number: _WorstHead.of(mechanism, sums_3H)
+            for (number, mechanism), sums_3H in zip(self._layers.items(), sums_N3H, strict=True)
+        }
+        metrics: dict[str, float] = {}
+        for number, head in worst.items():
+            metrics.update(zip(_names(number), (head.square_norm, head.error), strict=True))
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, trainer.global_step)
+        useless = {number for number, head in worst.items() if head.error > _USELESS}
+        if (news := useless - self._warned) and trainer.is_global_zero:
+            has_norms = pl_module.description.model.qk_norm
+            self._warn({number: worst[number] for number in sorted(news)}, has_norms=has_norms)
+        self._warned |= useless
+
+    def _look_once(self, number: int, mechanism: PerformerSoftmax, mask_BL: Tensor) -> None:
+        def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+            # Activation checkpointing runs the layer a second time in the backward pass.
+            hook.remove()
+            q_BHLK, k_BHLK = inputs[:2]
+            with torch.no_grad():
+                sums_3H = pair_sums(q_BHLK, k_BHLK, mask_BL, causal=named["causal"])
+            self._sums[number] = sums_3H
+
+        hook = mechanism.register_forward_pre_hook(look, with_kwargs=True)
+
+    def _warn(self, useless: dict[int, "_WorstHead"], *, has_norms: bool) -> None:
+        number = max(useless, key=lambda number: useless[number].error)
+        head, mechanism = useless[number], self._layers[number]
+        is_stretchable = (
+            mechanism.optimal_for is None
+            and mechanism.estimator in _STRETCHABLE
+            and head.norm <= LARGEST_OPTIMAL_FOR
+        )
+        stretch = f"attention.optimal_for={head.norm:.3g} and " if is_stretchable else ""
+        # Bounded norms help most; the other settings matter only once norms are bounded.
+        advice = (
+            f"{stretch}more attention.num_features lower the error"
+            if has_norms
+            else "model.qk_norm=true bounds the norm"
+        )
+        layers = "layer" if len(useless) == 1 else "layers"
+        sign = "-" if mechanism.estimator is Estimator.trigonometric else "+"
+        warnings.warn(
+            f"FAVOR+ cannot estimate softmax attention in {layers} {', '.join(map(str, useless))}: "
+            f"in head {head.number} of layer {number} the mean |q{sign}k|²/√K is {head.norm:.3g}, "
+            f"so that a weight of {mechanism.num_features} features is off by {head.error:.2g} "
+            f"times itself; in a run with another run_dir= {advice}",
+            stacklevel=2,
+        )
+
+
+class _WorstHead(NamedTuple):
+    """The head of a layer with the largest error.
+
+    Attributes:
+        number: the number of the head, from 1.
+        norm: the mean square norm that determines the error.
+        error: the relative standard deviation of a weight.
+        square_norm: the largest mean |q̂ + k̂|² of the layer.
+    """
+
+    number: int
+    norm: float
+    error: float
+    square_norm: float
+
+    @classmethod
+    def of(cls, mechanism: PerformerSoftmax, sums_3H: Tensor) -> Self:
+        norms = SquareNorms.of(sums_3H)
+        norm_H, error_H = deciding_norm(mechanism, norms), relative_error(mechanism, norms)
+        head = int(norm_H.argmax())
+        return cls(head + 1, float(norm_H[head]), float(error_H[head]), float(norms.sum_H.max()))
+
+
+def _names(number: int) -> tuple[str, str]:
+    return f"square_norm_layer_{number}", f"relative_error_layer_{number}"

@@ -1,0 +1,90 @@
+"""`history.tsv` of a run: every start and checkpoint, with the hash of the weights.
+
+It shows that a resumed run began with the saved weights: the row of a start has the same hash as
+the row of the checkpoint that it resumed from.
+"""
+
+import hashlib
+import os
+import platform
+import warnings
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+HISTORY = "history.tsv"
+COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
+
+
+def weights_sha256(network: nn.Module) -> str:
+    """Returns the SHA-256 of the names and bytes of weights and buffers; empty if sharded.
+
+    >>> weights_sha256(nn.Identity())[:8]
+    'e3b0c442'
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        if isinstance(value, DTensor):
+            return ""
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(name.encode() + b"\n")
+        digest.update(content.numpy())
+    return digest.hexdigest()
+
+
+class WriteHistory(Callback):
+    """Appends a row to `history.tsv` at each start of a run and at each checkpoint.
+
+    Args:
+        run_dir: the folder of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / HISTORY
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Appends the row of a start."""
+        self._append("start", trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Appends the row of a checkpoint."""
+        self._append("save", trainer, pl_module)
+
+    def _append(self, event: str, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        row = (
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            event,
+            str(trainer.global_step),
+            weights_sha256(module),
+            platform.node(),
+            str(torch.get_num_threads()),
+            torch.__version__,
+        )
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._mend()
+            is_new = not self._path.exists()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines("\t".join(line) + "\n" for line in [COLUMNS] * is_new + [row])
+        except OSError as error:
+            # A run is worth more than its log.
+            warnings.warn(f"{self._path} cannot be written: {error.strerror}", stacklevel=2)
+
+    def _mend(self) -> None:
+        """Terminates a row that was truncated by a full disk or a kill."""
+        with suppress(FileNotFoundError), self._path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")

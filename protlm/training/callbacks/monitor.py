@@ -1,0 +1,249 @@
+"""Logs loss, throughput and memory, and drives the progress bar."""
+
+import math
+import resource
+import sys
+import time
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+
+from protlm.data.dataset import FILLER, Batch
+from protlm.data.vocabulary import VOCABULARY
+from protlm.model.objective import perplexity
+from protlm.terminal import JobProgress
+from protlm.training.data_wait import DataWait
+from protlm.training.flops import ModelFlops, peak_tflops
+from protlm.training.module import LanguageModeling
+
+
+class _Sums(NamedTuple):
+    """Sums over the batches and ranks between two logs."""
+
+    nats: float
+    correct: float
+    targets: float
+    samples: float
+    residues: float
+    useful: float
+    padded: float
+    flops: float
+    seconds_waited: float
+
+
+class Monitor(Callback):
+    """Logs loss, accuracy, learning rate, gradient norm, throughput, utilization and memory.
+
+    Sums are accumulated since the last log, added up over ranks, and divided once.
+
+    Args:
+        every: optimizer steps between two logs.
+        max_steps: the last step of the run.
+        data_wait: the profiler that measures how long batches are waited for.
+        peak: TFLOP/s of a device that is not in the table of `flops`.
+    """
+
+    def __init__(
+        self, *, every: int, max_steps: int, data_wait: DataWait, peak: float | None = None
+    ) -> None:
+        self.every, self.max_steps = every, max_steps
+        self._data_wait, self._peak = data_wait, peak
+        self._flops: ModelFlops | None = None
+        self._row_flops = 0
+        self._note = ""
+        self._trainer: pl.Trainer | None = None
+        self._restored: dict[str, Any] = {}
+        self._rate = math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the sums since the last log, so that a resumed run logs the same values."""
+        if self._trainer is None:
+            return {}
+        sums = self._trainer.strategy.reduce(self._total(), reduce_op="sum")
+        assert isinstance(sums, Tensor)
+        return {"sums": sums.tolist(), "seconds": time.perf_counter() - self._since}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the sums."""
+        self._restored = state_dict
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts the clock and the progress report."""
+        assert isinstance(pl_module, LanguageModeling)
+        self._trainer = trainer
+        self._peak = self._peak or peak_tflops(pl_module.device)
+        if self._peak is not None:
+            self._flops = ModelFlops(pl_module.network, causal=pl_module.causal)
+        self._restart(pl_module.device)
+        if self._restored and trainer.is_global_zero:
+            self._sums += self._sums.new_tensor(self._restored["sums"])
+            self._since -= self._restored["seconds"]
+        self._progress = JobProgress(
+            "training",
+            self.max_steps,
+            done=trainer.global_step,
+            quiet=not trainer.is_global_zero,
+        )
+        self._progress.__enter__()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Counts the FLOPs of a row of the batch if the peak of the device is known."""
+        if self._flops is not None:
+            self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Records the rate of this step; at the end of the batch it is that of the next step."""
+        self._rate = float(optimizer.param_groups[0]["lr"])
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Adds the batch to the sums, and logs them when a log is due."""
+        self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        if trainer.global_step % self.every == 0:
+            assert isinstance(pl_module, LanguageModeling)
+            self._log(trainer, pl_module, batch)
+        self._progress.update(trainer.global_step, self._note)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Pauses the clock."""
+        self._validation_start = time.perf_counter()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Logs the validation, and excludes its time from the throughput."""
+        assert isinstance(pl_module, LanguageModeling)
+        sums = pl_module.validation_sums()
+        # A validation that a signal interrupted is repeated by the resumed run.
+        if sums.num_targets and not trainer.should_stop:
+            metrics = {
+                "valid_loss": sums.nats / sums.num_targets,
+                "valid_accuracy": sums.correct / sums.num_targets,
+                "valid_perplexity": perplexity(sums.nats, sums.num_targets),
+                "valid_unigram_loss": sums.unigram_nats / sums.num_targets,
+            }
+            self._write(trainer, metrics)
+            self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
+        self._since += time.perf_counter() - self._validation_start
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Ends the progress report."""
+        self._progress.__exit__(None, None, None)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Removes the progress bar so that the message can be read."""
+        if hasattr(self, "_progress"):
+            self._progress.__exit__(type(exception), exception, None)
+
+    def _restart(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(_Sums._fields), dtype=torch.float64, device=device)
+        self._data_wait.seconds = 0.0
+        self._since = time.perf_counter()
+
+    def _total(self) -> Tensor:
+        """Returns this rank's sums, including the seconds waited for data."""
+        total = self._sums.clone()
+        total[-1] += self._data_wait.seconds
+        return total
+
+    def _log(self, trainer: pl.Trainer, module: LanguageModeling, batch: Batch) -> None:
+        sums = _Sums(*module.all_ranks(self._total()).tolist())
+        seconds = time.perf_counter() - self._since
+        device_seconds = seconds * trainer.world_size
+        metrics = {
+            "epoch": batch.after[0],
+            "samples": batch.after[1],
+            "seconds": seconds,
+            "train_loss": sums.nats / sums.targets if sums.targets else math.nan,
+            "train_accuracy": sums.correct / sums.targets if sums.targets else math.nan,
+            "learning_rate": self._rate,
+            "gradient_norm": float(module.gradient_norm),
+            "samples_per_second": sums.samples / seconds,
+            "residues_per_second": sums.residues / seconds,
+            "residues_per_second_per_device": sums.residues / device_seconds,
+            "padding_fraction": 1 - sums.useful / max(sums.padded, 1),
+            "data_wait_fraction": sums.seconds_waited / device_seconds,
+            "memory_gib": _peak_memory(module.device) / 2**30,
+        }
+        if self._peak is not None:
+            metrics["model_flops_utilization"] = sums.flops / device_seconds / self._peak / 1e12
+        self._write(trainer, metrics)
+        self._note = _in_short(metrics)
+        self._restart(module.device)
+
+    def _write(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, trainer.global_step)
+
+    def _sizes(self, batch: Batch) -> Tensor:
+        """Returns samples, residues, useful and all positions, FLOPs and 0 seconds, float64."""
+        tokens_BL, mask_BL = batch.tokens_BL, batch.mask_BL
+        is_special_BL = (tokens_BL == VOCABULARY.cls) | (tokens_BL == VOCABULARY.eos)
+        is_filler_B = batch.samples_B == FILLER
+        useful_BL = mask_BL & ~is_filler_B[:, None]
+        num_samples = (~is_filler_B).sum()
+        sizes = [
+            num_samples,
+            (useful_BL & ~is_special_BL).sum(),
+            useful_BL.sum(),
+            torch.tensor(mask_BL.numel(), device=mask_BL.device),
+            num_samples.double() * self._row_flops,
+            torch.zeros_like(num_samples),
+        ]
+        return torch.stack([size.double() for size in sizes])
+
+
+def _in_short(metrics: dict[str, float]) -> str:
+    """Formats the metrics for the progress line."""
+    parts = [
+        f"loss {metrics['train_loss']:.3f}",
+        f"lr {metrics['learning_rate']:.2g}",
+        f"gradient {metrics['gradient_norm']:.2g}",
+        f"{metrics['residues_per_second']:,.0f} residues/s",
+        f"{metrics['residues_per_second_per_device']:,.0f} a device",
+        f"waiting {metrics['data_wait_fraction']:.0%}",
+        f"{metrics['memory_gib']:.1f} GiB",
+    ]
+    if (utilization := metrics.get("model_flops_utilization")) is not None:
+        parts.insert(5, f"MFU {utilization:.1%}")
+    return "  ".join(parts)
+
+
+def _validation_in_short(metrics: dict[str, float]) -> str:
+    """Formats the line that is printed after a validation.
+
+    >>> metrics = {"valid_loss": 2.61, "valid_accuracy": 0.2, "valid_unigram_loss": 2.885}
+    >>> _validation_in_short(metrics)
+    'validation loss 2.610, perplexity 13.6, accuracy 20.0 % (unigram: loss 2.885, perplexity 17.9)'
+    """
+    loss, unigram = metrics["valid_loss"], metrics["valid_unigram_loss"]
+    return (
+        f"validation loss {loss:.3f}, perplexity {perplexity(loss, 1):.1f}, "
+        f"accuracy {100 * metrics['valid_accuracy']:.1f} % "
+        f"(unigram: loss {unigram:.3f}, perplexity {perplexity(unigram, 1):.1f})"
+    )
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Returns the peak of allocated GPU memory, or of resident memory, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

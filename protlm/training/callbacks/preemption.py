@@ -1,0 +1,137 @@
+"""Preemption: a signal to any rank ends the run on all ranks after the same optimizer step."""
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+
+from protlm.data.dataset import Batch
+from protlm.errors import ExitCode
+from protlm.training.lightning_internals import disable_signal_handlers, end_validation
+
+# Signals that schedulers send before preemption: SIGTERM, SLURM's `--signal=USR1@120`, and
+# submitit's SIGUSR2.
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, *PREEMPTION_SIGNALS)
+
+# A signal within this time after the first is the same one: launchers forward what the whole
+# process group has already received.
+_ECHO_SECONDS = 1.0
+# Validation batches between two agreements of the ranks: few enough for a prompt stop.
+VALIDATION_BATCHES = 10
+
+
+class StopOnSignal(Callback):
+    """Stops a run cleanly at a preemption signal or Ctrl-C on any rank.
+
+    The handler only records the signal. At the end of each optimizer step, and every few batches
+    of a validation, the ranks agree by a reduction, so that all of them stop after the same step.
+    An incomplete validation is repeated by the resumed run. A second signal ends a process
+    immediately, even one that waits for another rank.
+
+    Attributes:
+        received: the number of the signal, on every rank, or 0.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        # Separate from `received`: a signal that arrives during an agreement must not be lost.
+        self._noted = 0
+        self._signals_pipe: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the process."""
+        return ExitCode.INTERRUPTED if self.received == signal.SIGINT else ExitCode.PREEMPTED
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Installs the handlers, and keeps Lightning from installing its own after them."""
+        disable_signal_handlers(trainer)
+        arrivals, self._signals_pipe = os.pipe()
+        os.set_blocking(self._signals_pipe, False)
+        threading.Thread(target=_abort_at_the_second, args=(arrivals,), daemon=True).start()
+        signal.set_wakeup_fd(self._signals_pipe, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Makes the ranks agree at the end of an optimizer step."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self._agree(trainer, pl_module)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Makes the ranks agree every few batches, and leaves the validation if they stop."""
+        if (batch_idx + 1) % VALIDATION_BATCHES == 0:
+            self._agree(trainer, pl_module)
+            if self.received:
+                end_validation()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Restores the signal handlers, after the last checkpoint."""
+        self._restore_handlers()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Restores the signal handlers."""
+        self._restore_handlers()
+
+    def _agree(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        mine = torch.tensor(self._noted, device=pl_module.device)
+        self.received = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        if self.received:
+            trainer.should_stop = True
+            # Lightning validates whenever a run stops, which may take long.
+            trainer.limit_val_batches = 0
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted = self._noted or number
+
+    def _restore_handlers(self) -> None:
+        if self._signals_pipe is not None:
+            for number, handler in self._before.items():
+                # None means that the handler was not set from Python.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.set_wakeup_fd(-1)
+            os.close(self._signals_pipe)
+            self._signals_pipe = None
+
+
+def _abort_at_the_second(arrivals: int) -> None:
+    """Ends the process at the second signal; reads the numbers of the signals from a pipe.
+
+    Runs in a thread, because Python's handlers run only when the main thread returns from a
+    collective.
+    """
+    first: float | None = None
+    while number := os.read(arrivals, 1):
+        now = time.monotonic()
+        if number[0] not in SIGNALS:
+            continue
+        if first is None:
+            first = now
+        elif now - first > _ECHO_SECONDS:
+            # The exit code that a shell reports for a process that a signal ended.
+            os._exit(128 + number[0])
+    os.close(arrivals)

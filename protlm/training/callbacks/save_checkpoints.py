@@ -1,0 +1,140 @@
+"""Saves checkpoints, removes old ones, and handles failures to save."""
+
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+
+from protlm.checkpoints.best import best_checkpoints
+from protlm.checkpoints.format import (
+    CHECKPOINTS,
+    all_checkpoints,
+    checkpoint_name,
+    remove,
+    step_of,
+    sweep,
+)
+from protlm.config import OnSaveError, TrainerConfig
+from protlm.data.dataset import Batch
+from protlm.errors import OutputError
+from protlm.training.checkpoint_io import VerifiedCheckpointIO
+from protlm.training.lightning_internals import drop_validation_counters
+
+
+class SaveCheckpoints(Checkpoint):
+    """Saves checkpoints by step and by the clock, and keeps the newest and the best.
+
+    Args:
+        run_dir: the directory of the run.
+        config: when to save, and how many to keep.
+        from_step: the step that the run resumes from, whose checkpoint exists.
+    """
+
+    def __init__(self, run_dir: Path, config: TrainerConfig, *, from_step: int) -> None:
+        self._run_dir, self._config = run_dir, config
+        self._saved = from_step
+        self._save_time = time.monotonic()
+        # Damaged checkpoints after the step that the run resumes from are neither counted nor
+        # removed; they are replaced when the run reaches their step again.
+        left = (path for path in all_checkpoints(run_dir) if step_of(path) > from_step)
+        self._damaged = {path.name for path in left}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Removes unfinished checkpoints of killed processes."""
+        if trainer.is_global_zero:
+            sweep(self._run_dir)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Drops the counters of validation batches: an interrupted validation is repeated."""
+        drop_validation_counters(checkpoint)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Saves a checkpoint if one is due after this optimizer step."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and self._is_due(trainer):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Saves after a signal; otherwise removes checkpoints that are no longer the best."""
+        if trainer.should_stop:
+            self._save(trainer)
+        else:
+            self._prune(trainer)
+
+    def _is_due(self, trainer: pl.Trainer) -> bool:
+        """Returns whether to save after this step; the same on all ranks."""
+        step, config = trainer.global_step, self._config
+        is_last = trainer.should_stop or step >= config.max_steps
+        is_candidate = config.keep_best > 0 and step % config.valid_every == 0
+        is_due = is_last or is_candidate or step % config.checkpoint_every == 0
+        return is_due or self._is_time(trainer)
+
+    def _is_time(self, trainer: pl.Trainer) -> bool:
+        """Returns whether `checkpoint_minutes` have passed on the clock of rank 0."""
+        if self._config.checkpoint_minutes is None:
+            return False
+        late = time.monotonic() - self._save_time >= 60 * self._config.checkpoint_minutes
+        mine = torch.tensor(
+            int(late and trainer.is_global_zero), device=trainer.strategy.root_device
+        )
+        return bool(trainer.strategy.reduce(mine, reduce_op="max"))
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        step = trainer.global_step
+        if step == self._saved:
+            return
+        path = self._run_dir / CHECKPOINTS / checkpoint_name(step)
+        for logger in trainer.loggers:
+            logger.save()
+        trainer.save_checkpoint(path)
+        self._save_time = time.monotonic()
+        io = trainer.strategy.checkpoint_io
+        assert isinstance(io, VerifiedCheckpointIO)
+        failure = trainer.strategy.broadcast(io.failure)
+        if failure is None:
+            self._saved = step
+            self._damaged.discard(path.name)
+            self._prune(trainer)
+        else:
+            self._report(failure, trainer)
+
+    def _report(self, failure: str, trainer: pl.Trainer) -> None:
+        """Warns, or ends the run on all ranks.
+
+        Raises:
+            OutputError: the run is to stop, or has ended without its last checkpoint.
+        """
+        last = f"step {self._saved}" if self._saved else "none"
+        failure = f"{failure}; the last checkpoint is {last}"
+        is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
+        if is_last or self._config.on_save_error is OnSaveError.stop:
+            raise OutputError(f"{failure}; the same command continues from there")
+        if trainer.is_global_zero:
+            warnings.warn(f"{failure}; training continues", stacklevel=2)
+
+    def _prune(self, trainer: pl.Trainer) -> None:
+        """Removes checkpoints that are neither among the newest nor among the best."""
+        if not trainer.is_global_zero:
+            return
+        config = self._config
+        paths = [p for p in all_checkpoints(self._run_dir) if p.name not in self._damaged]
+        kept = set(paths[-max(config.keep_checkpoints, 2) :])
+        kept |= set(best_checkpoints(self._run_dir, config.best_metric, config.keep_best))
+        for path in paths:
+            if path not in kept:
+                # A failed removal is tried again after the next checkpoint.
+                with suppress(OSError):
+                    remove(path)

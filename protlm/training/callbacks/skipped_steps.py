@@ -1,0 +1,194 @@
+"""Skipped steps: a loss or gradient that is not finite, or a gradient far larger than usual.
+
+`LanguageModeling.on_before_optimizer_step` skips a step on all ranks: weights, optimizer and
+schedule do not change. The step still counts as a step of the run: its data are consumed, and it
+has a number in the log and among the checkpoints.
+"""
+
+import json
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+
+from protlm.checkpoints.format import latest
+from protlm.data.dataset import FILLER, Batch
+from protlm.errors import OutputError, TrainingDivergedError
+from protlm.paths import complete_file
+from protlm.training.module import LanguageModeling
+
+BAD_BATCHES = "bad_batches.jsonl"
+# Number of previous steps whose gradient norms a spike is compared with.
+WINDOW = 100
+
+
+class SkipBadSteps(Callback):
+    """Records the samples of skipped steps, and ends a run with too many of them in a row.
+
+    It also sets the module's largest gradient norm: `max_gradient_norm_ratio` times the median of
+    the last 100 steps that were not skipped, once there are 100.
+
+    Args:
+        run_dir: the directory of the run; `bad_batches.jsonl` in it has a line per skipped step.
+        identify: returns the accession of a sample by its number.
+        max_in_a_row: number of skipped steps in a row that ends the run.
+        max_gradient_norm_ratio: the factor, or None for no limit.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        identify: Callable[[int], str],
+        *,
+        max_in_a_row: int,
+        max_gradient_norm_ratio: float | None,
+    ) -> None:
+        self._run_dir, self._identify = run_dir, identify
+        self._max_in_a_row, self._max_ratio = max_in_a_row, max_gradient_norm_ratio
+        self._in_a_row = 0
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        # The samples of each batch of a step, and whether its loss is finite.
+        self._batches: list[tuple[Tensor, Tensor]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of skipped steps in a row, and the last gradient norms."""
+        return {"in_a_row": self._in_a_row, "norms": list(self._norms)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores both."""
+        self._in_a_row = state_dict["in_a_row"]
+        self._norms.extend(state_dict["norms"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Removes lines of steps that are repeated, and sets the largest gradient norm."""
+        assert isinstance(pl_module, LanguageModeling)
+        pl_module.largest_norm = self._largest_norm()
+        path = self._run_dir / BAD_BATCHES
+        if trainer.is_global_zero and path.is_file():
+            self._drop_after(trainer.global_step, path)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Records a complete step.
+
+        Raises:
+            TrainingDivergedError: too many steps in a row were skipped.
+        """
+        assert isinstance(pl_module, LanguageModeling)
+        self._batches.append((batch.samples_B, outputs["is_finite"]))
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        if pl_module.is_skipped:
+            self._in_a_row += 1
+            self._report(trainer, pl_module, batch)
+        else:
+            self._in_a_row = 0
+            if self._max_ratio is not None:
+                self._norms.append(float(pl_module.gradient_norm))
+                pl_module.largest_norm = self._largest_norm()
+        self._batches = []
+
+    def _drop_after(self, step: int, path: Path) -> None:
+        try:
+            lines = path.read_text(errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= step]
+            if kept != lines:
+                with complete_file(path, overwrite=True) as temporary:
+                    temporary.write_text("".join(kept))
+        except (OSError, OutputError) as error:
+            warnings.warn(
+                f"{path} still has lines of steps that are repeated: {error}", stacklevel=2
+            )
+
+    def _largest_norm(self) -> float:
+        if self._max_ratio is None or len(self._norms) < WINDOW:
+            return math.inf
+        return self._max_ratio * median(self._norms)
+
+    def _report(self, trainer: pl.Trainer, module: LanguageModeling, batch: Batch) -> None:
+        """Writes the line of a skipped step on rank 0; all ranks must call this."""
+        reason = self._reason(module)
+        samples = [n for part in _of_all_ranks(self._own_samples(module)) for n in part]
+        if trainer.is_global_zero:
+            accessions = [self._identify(number) for number in samples]
+            norm = float(module.gradient_norm)
+            line = {
+                "step": trainer.global_step,
+                "reason": reason,
+                "gradient_norm": norm if math.isfinite(norm) else None,
+                "epoch": batch.after[0],
+                "samples": batch.after[1],
+                "accessions": accessions,
+            }
+            self._write(json.dumps(line))
+            shown = ", ".join(accessions[:3]) + (", ..." if len(accessions) > 3 else "")
+            warnings.warn(
+                f"step {trainer.global_step} was skipped: {reason} ({len(accessions)} samples: "
+                f"{shown})",
+                stacklevel=2,
+            )
+        if self._in_a_row >= self._max_in_a_row:
+            newest = latest(self._run_dir)
+            raise TrainingDivergedError(
+                f"{self._in_a_row} steps in a row were skipped (last reason: {reason}); "
+                f"{self._run_dir / BAD_BATCHES} lists their samples; the last good checkpoint is "
+                f"{newest or 'none'}: train with a lower optimizer.learning_rate in another "
+                "run_dir=, or type a larger trainer.max_bad_steps"
+            )
+
+    def _reason(self, module: LanguageModeling) -> str:
+        if module.num_bad_losses:
+            return "the loss is not finite"
+        norm = float(module.gradient_norm)
+        if not math.isfinite(norm):
+            return "the gradient is not finite"
+        usual = module.largest_norm / (self._max_ratio or 1)
+        return f"the gradient norm is {norm:.3g}, where {usual:.3g} is usual"
+
+    def _own_samples(self, module: LanguageModeling) -> list[int]:
+        """Returns this rank's samples of the step, of batches with a bad loss if there are any."""
+        return [
+            number
+            for samples_B, is_finite in self._batches
+            if not (module.num_bad_losses and is_finite)
+            for number in samples_B.tolist()
+            if number != FILLER
+        ]
+
+    def _write(self, line: str) -> None:
+        path = self._run_dir / BAD_BATCHES
+        try:
+            with path.open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            warnings.warn(f"{path} cannot be written: {error.strerror}", stacklevel=2)
+
+
+def _of_all_ranks(samples: list[int]) -> list[list[int]]:
+    if not torch.distributed.is_initialized():
+        return [samples]
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, samples)
+    return parts
+
+
+def _step_of(line: str) -> float:
+    """Returns the step of a line, or infinity if the line is truncated."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf

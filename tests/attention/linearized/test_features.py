@@ -1,0 +1,134 @@
+"""Feature maps: the kernels they estimate, and their gradients."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protlm.attention import create
+from protlm.attention.linearized.features import FeatureMapFactory
+from protlm.attention.linearized.generalized import NONLINEARITIES, GeneralizedFeatures
+from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
+from protlm.attention.linearized.trigonometric import TrigonometricFeatures
+from protlm.attention.ops.projection import Projection
+
+DIM = 8
+FACTORIES: dict[str, FeatureMapFactory] = {
+    "positive": PositiveFeatures,
+    "optimal": partial(PositiveFeatures, stretch=1.3),
+    "trigonometric": TrigonometricFeatures,
+    **{
+        kernel: partial(GeneralizedFeatures, kernel=kernel, epsilon=1e-3)
+        for kernel in NONLINEARITIES
+    },
+}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def projection(num_features: int, dim: int = DIM) -> Tensor:
+    """A projection with a fixed seed."""
+    return Projection(num_features, dim).draw(seed=5, index=0)
+
+
+@pytest.mark.parametrize("dim", [64, 512])
+def test_key_features_without_a_reference_are_bounded(dim: int) -> None:
+    feature_map = PositiveFeatures(projection(256, dim).float())
+    x = 2.5 * normal(1, 1, 512, dim).float()
+    assert feature_map.keys(x).phi_BHLR.max() <= math.exp(min(dim / 2, 60))
+    assert feature_map.queries(x).phi_BHLR.amax(dim=-1).eq(1).all()
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_features_of_a_position_depend_on_nothing_else(name: str) -> None:
+    feature_map = FACTORIES[name](projection(20).float())
+    x = normal(2, 2, 6, DIM).float()
+    changed = x.clone()
+    changed[:, :, 3:] *= 30
+    changed[1] *= 5
+    for side in (feature_map.queries, feature_map.keys):
+        assert torch.equal(side(x).phi_BHLR[0, :, :3], side(changed).phi_BHLR[0, :, :3])
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_pullbacks_are_the_gradients_of_autograd(name: str) -> None:
+    feature_map = FACTORIES[name](projection(20))
+    for side in (feature_map.queries, feature_map.keys):
+        x = normal(1, 2, 7, DIM)
+        phi, pullback = side(x)
+        dphi = normal(*phi.shape, seed=2)
+        if name in ("positive", "optimal"):
+            # The maximum carries no gradient, because it cancels; nor, then, does the derivative
+            # along φ.
+            dphi = (
+                dphi - (dphi * phi).sum(-1, keepdim=True) / phi.square().sum(-1, keepdim=True) * phi
+            )
+        found = pullback(dphi.clone())
+        assert_is_gradient(side, x, dphi, found)
+
+
+def assert_is_gradient(side: Any, x: Tensor, dphi: Tensor, found: Tensor) -> None:
+    """Central differences along random directions agree with the gradient found."""
+    step = 1e-6
+    for seed in range(3):
+        direction = normal(*x.shape, seed=seed + 10)
+        above, below = (side(x + sign * step * direction).phi_BHLR for sign in (1, -1))
+        expected = ((above - below) / (2 * step) * dphi).sum()
+        torch.testing.assert_close((found * direction).sum(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("square_norm", [1e-6, 0.1, 5.5, 200.0])
+def test_the_optimal_stretch_has_the_least_variance(square_norm: float) -> None:
+    def log_second_moment(stretch: float) -> float:
+        # E exp(4A|ω|² + 2s ω·z), 4A = 1 - s², times s^2K: a Gaussian integral.
+        squeeze = 2 * stretch**2 - 1
+        return (
+            2 * DIM * math.log(stretch)
+            - DIM / 2 * math.log(squeeze)
+            + 2 * stretch**2 * square_norm / squeeze
+        )
+
+    best = optimal_stretch(DIM, square_norm)
+    assert best >= 1
+    for other in (1.0, 0.99 * best, 1.01 * best):
+        assert log_second_moment(best) <= log_second_moment(other) + 1e-12
+
+
+def test_the_error_against_softmax_falls_with_the_root_of_the_features() -> None:
+    counts = [32, 128, 512, 2048]
+    dim, length = 16, 64
+    q, k, v = (normal(1, 4, length, dim, seed=seed) for seed in range(3))
+    # |q̂|² + |k̂|² is about 0.7: few features do for the estimate.
+    q, k = 0.3 * q, 0.3 * k
+    expected = F.scaled_dot_product_attention(q, k, v)
+    inputs: dict[str, Any] = {
+        "hidden_BLD": q[:, 0],
+        "mask_BL": torch.ones(1, length, dtype=torch.bool),
+        "causal": False,
+    }
+    errors = []
+    for count in counts:
+        squares = []
+        for seed in range(8):
+            mechanism = create(
+                "performer_softmax",
+                {"num_features": count},
+                num_heads=4,
+                head_dim=dim,
+                model_dim=dim,
+                max_length=length,
+                seed=seed,
+            )
+            squares.append((mechanism(q, k, v, **inputs) - expected).square().mean())
+        errors.append(torch.stack(squares).mean().sqrt())
+    x = torch.tensor(counts).log()
+    y = torch.stack(errors).log().to(x.dtype)
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    assert -0.6 < slope < -0.4

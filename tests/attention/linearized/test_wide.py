@@ -1,0 +1,253 @@
+"""Positive features where queries and keys are wide: no output and no gradient is lost.
+
+Logits of features are then in the hundreds and thousands, and far from one another: exponentials of
+them, relative to any one constant, are 0 or infinite in float32.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.attention import create
+from protlm.attention.base import Recurrent
+from protlm.attention.linearized import chunks
+from protlm.attention.performer_softmax import PerformerSoftmax
+
+HEADS, DIM, FEATURES, LENGTH = 2, 64, 64, 150
+# Standard deviations of a coordinate; 1 is what an untrained model has.
+SCALES = [1.0, 4.0, 6.0, 11.0, 20.0]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "positive": {},
+    "optimal": {"optimal_for": 4.0},
+    "hyperbolic": {"estimator": "hyperbolic", "projection": "iid"},
+}
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+
+
+class Inputs(NamedTuple):
+    """Queries, keys and values, and where there is no padding."""
+
+    q_BHLK: Tensor
+    k_BHLK: Tensor
+    v_BHLC: Tensor
+    mask_BL: Tensor
+
+    def to(self, dtype: torch.dtype) -> "Inputs":
+        """The same values in another dtype, as leaves that require gradients."""
+        heads = (x.detach().to(dtype, copy=True).requires_grad_() for x in self[:3])
+        q_BHLK, k_BHLK, v_BHLC = heads
+        return Inputs(q_BHLK, k_BHLK, v_BHLC, self.mask_BL)
+
+    def run(self, mechanism: PerformerSoftmax, *, causal: bool) -> Tensor:
+        """The output of a mechanism."""
+        return mechanism(
+            *self[:3], hidden_BLD=self.v_BHLC[:, 0], mask_BL=self.mask_BL, causal=causal
+        )
+
+
+def inputs(scale: float, *, length: int = LENGTH, value: float = math.nan) -> Inputs:
+    """Three samples: whole, padded at both ends, and with a gap; `value` in the padding."""
+    generator = torch.Generator().manual_seed(int(scale))
+    heads = torch.randn(3, 3, HEADS, length, DIM, generator=generator)
+    mask_BL = torch.ones(3, length, dtype=torch.bool)
+    mask_BL[1, : length // 5] = mask_BL[1, -length // 4 :] = False
+    mask_BL[2, length // 3 : length // 2] = False
+    heads = heads.masked_fill(~mask_BL[:, None, :, None], value)
+    return Inputs(scale * heads[0], scale * heads[1], heads[2], mask_BL)
+
+
+def mechanism(options: Mapping[str, Any]) -> PerformerSoftmax:
+    """FAVOR+ with 64 features."""
+    made = create(
+        "performer_softmax",
+        {"num_features": FEATURES, **options},
+        num_heads=HEADS,
+        head_dim=DIM,
+        model_dim=HEADS * DIM,
+        max_length=1,
+    )
+    assert isinstance(made, PerformerSoftmax)
+    return made
+
+
+def logits(performer: PerformerSoftmax, x: Inputs) -> tuple[Tensor, Tensor]:
+    """Lemma 1's logits of queries and keys, natural logarithms, from the projection alone."""
+    assert performer.projection is not None
+    rows_RK = performer.projection.to(x.q_BHLK.dtype)
+    stretch = 1.0
+    square_norm = performer.optimal_for
+    if square_norm is not None:
+        twice = 2 * square_norm + DIM
+        root = math.sqrt(twice**2 + 8 * DIM * square_norm)
+        stretch = math.sqrt((1 + (root + twice) / (2 * DIM)) / 2)
+    q_BHLK, k_BHLK = (y * DIM**-0.25 for y in x[:2])
+    bias_R = (1 - stretch**2) * rows_RK.square().sum(-1) / 2
+    query_BHLR = stretch * q_BHLK @ rows_RK.mT + bias_R
+    key_BHLR = stretch * k_BHLK @ rows_RK.mT - k_BHLK.square().sum(-1, keepdim=True) / 2
+    return query_BHLR, key_BHLR
+
+
+def weights(performer: PerformerSoftmax, x: Inputs, *, causal: bool) -> Tensor:
+    """The normalized weights, BHLL, by logarithms of the sums over features and over keys."""
+    query_BHLR, key_BHLR = logits(performer, x)
+    scores = torch.logsumexp(query_BHLR[:, :, :, None] + key_BHLR[:, :, None], dim=-1)
+    visible = x.mask_BL[:, None, :, None] & x.mask_BL[:, None, None]
+    if causal:
+        visible = visible.tril()
+    return scores.masked_fill(~visible, -1e300).softmax(dim=-1) * visible
+
+
+def results(out: Tensor, x: Inputs) -> list[Tensor]:
+    """The output, and the gradients of q, k and v for a fixed random cotangent."""
+    generator = torch.Generator().manual_seed(3)
+    cotangent = torch.randn(out.shape, generator=generator).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, x[:3], cotangent)]
+
+
+def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
+    """The relative error of a weight that rounding its logits may make.
+
+    A logit is a sum of some √K terms of random signs, each rounded, of at most the size of the
+    largest; a relative error of a weight is an error of its logit.
+    """
+    largest = max(
+        float(y.detach()[x.mask_BL[:, None].expand(y.shape[:3])].abs().max())
+        for y in logits(performer, x)
+    )
+    return torch.finfo(dtype).eps * (1 + largest) * 4
+
+
+@CAUSAL
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, causal: bool) -> None:
+    performer = mechanism(VARIANTS[variant])
+    x, clean = inputs(scale), inputs(scale, value=0.0).to(torch.float64)
+    wanted = results(weights(performer, clean, causal=causal) @ clean.v_BHLC, clean)
+    for dtype in (torch.float32, torch.float64):
+        leaves = x.to(dtype)
+        bound = budget(performer, clean, dtype)
+        found = results(leaves.run(performer, causal=causal), leaves)
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.double() - other).norm() <= bound * other.norm()
+        # A residue's output is a mean of values, which are not 0.
+        assert found[0].abs().amax(dim=-1).transpose(1, 2)[x.mask_BL].all()
+        for one, other in zip(found[1:], wanted[1:], strict=True):
+            matters = other.abs() > 1e-6 * other.abs().max()
+            assert one[matters].ne(0).all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_steps_are_the_reference(scale: float) -> None:
+    performer = mechanism({})
+    assert isinstance(performer, Recurrent)
+    x = inputs(scale, value=0.5)
+    x = x._replace(mask_BL=torch.ones_like(x.mask_BL))
+    expected = weights(performer, x.to(torch.float64), causal=True) @ x.v_BHLC.double()
+    state = performer.initial_state(x.k_BHLK[:, :, 0], x.v_BHLC[:, :, 0])
+    size, outs = state.numel(), []
+    for place in range(LENGTH):
+        at = [y[:, :, place] for y in x[:3]]
+        state, out_BHC = performer.step(state, *at, hidden_BD=at[0][:, 0])
+        outs.append(out_BHC)
+    assert state.numel() == size
+    out = torch.stack(outs, dim=2)
+    bound = budget(performer, x.to(torch.float64), torch.float32)
+    assert (out.double() - expected).norm() <= bound * expected.norm()
+    assert out.abs().amax(dim=-1).all()
+
+
+@CAUSAL
+@pytest.mark.parametrize("normalizer", ["denominator", "rmsnorm"])
+@pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
+def test_maps_are_the_reference(scale: float, normalizer: str, causal: bool) -> None:
+    performer = mechanism({"normalizer": normalizer})
+    x = inputs(scale)
+    clean = inputs(scale, value=0.0).to(torch.float64)
+    rows = slice(40, 97)
+    found = performer.attention_map(
+        *x[:2], hidden_BLD=x.v_BHLC[:, 0], mask_BL=x.mask_BL, causal=causal, rows=rows
+    )
+    expected = weights(performer, clean, causal=causal)[:, :, rows]
+    assert (found - expected).norm() <= budget(performer, clean, torch.float32) * expected.norm()
+
+
+@pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
+@pytest.mark.parametrize("position", [1, 20, 63, 64, 100, 600])
+def test_the_past_does_not_see_the_future(position: int, scale: float) -> None:
+    """Whether later logits rise far above those before, or fall far below, or are not a number."""
+    performer, x = mechanism({}), inputs(scale, length=650, value=0.5)
+    x = x._replace(mask_BL=torch.ones_like(x.mask_BL))
+    before = x.run(performer, causal=True)
+    assert performer.projection is not None
+    # The key with the largest logit of the first feature, |ω|²/2.
+    beside = performer.projection[0] * DIM**0.25
+    for key in (beside, 100 * beside, torch.full_like(beside, math.nan)):
+        k_BHLK = x.k_BHLK.clone()
+        k_BHLK[:, :, position] = key
+        after = x._replace(k_BHLK=k_BHLK).run(performer, causal=True)
+        # A NaN reaches all of its chunk.
+        end = position if key.isfinite().all() else position // 64 * 64
+        assert torch.equal(before[:, :, :end], after[:, :, :end])
+        assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+def test_a_sample_of_wide_keys_changes_no_bit_of_another(scale: float) -> None:
+    performer, results_ = mechanism({}), []
+    for factor in (1.0, 20.0):
+        x = inputs(scale, value=0.5)
+        k_BHLK = x.k_BHLK.clone()
+        k_BHLK[1:] *= factor
+        x = x._replace(k_BHLK=k_BHLK).to(torch.float32)
+        out = x.run(performer, causal=True)
+        results_.append([out, *torch.autograd.grad(out[0].square().sum(), x[:3])])
+    for one, other in zip(*results_, strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("scale", [6.0, 20.0])
+def test_several_tiles_are_one(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """References and states that cross tiles, and padding that fills whole tiles."""
+    performer = mechanism({})
+    x = inputs(scale, length=400)
+    expected = [
+        results(y.run(performer, causal=c), y) for c in (False, True) for y in [x.to(torch.float64)]
+    ]
+    monkeypatch.setattr("protlm.attention.ops.tiles._CPU_POSITIONS", 64)
+    found = [
+        results(y.run(performer, causal=c), y) for c in (False, True) for y in [x.to(torch.float64)]
+    ]
+    for ones, others in zip(found, expected, strict=True):
+        for one, other in zip(ones, others, strict=True):
+            assert (one - other).norm() <= 1e-11 * other.norm()
+
+
+def test_narrow_keys_are_all_computed_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactness for keys of large norms has no cost for others."""
+    performer = mechanism({})
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a row was computed directly")
+
+    monkeypatch.setattr(chunks, "_with_rises", refuse)
+    inputs(1.0).run(performer, causal=True)
+    with pytest.raises(AssertionError, match="directly"):
+        inputs(11.0).run(performer, causal=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("scale", [1.0, 11.0])
+def test_torch_compile_sees_one_graph_with_the_same_result(scale: float) -> None:
+    performer, found = mechanism({}), []
+    compile_: Callable[..., Any] = partial(torch.compile, backend="aot_eager", fullgraph=True)
+    for wrap in (lambda f: f, compile_):
+        x = inputs(scale).to(torch.float32)
+        found.append(results(wrap(partial(Inputs.run, causal=True))(x, performer), x))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

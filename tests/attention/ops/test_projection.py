@@ -1,0 +1,206 @@
+"""Random projections: the distribution of their rows, over 20,000 blocks of 8 rows each."""
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
+from protlm.errors import UserError
+
+BLOCKS, DIM = 20_000, 8
+# Passed by chance once in 300 runs by any of 5,000 statistics.
+Z = 5.0
+
+
+@cache
+def blocks(sampling: RowSampling, row_norms: RowNorms = RowNorms.chi) -> Tensor:
+    """Independent blocks of rows, (20,000, 8, 8)."""
+    projection = Projection(BLOCKS * DIM, DIM, sampling=sampling, row_norms=row_norms)
+    return projection.draw(seed=0, index=0).unflatten(0, (BLOCKS, DIM))
+
+
+def directions(sampling: RowSampling) -> Tensor:
+    """The same without their norms."""
+    return torch.nn.functional.normalize(blocks(sampling), dim=-1)
+
+
+def largest_z(samples: Tensor, expected: Tensor | float) -> float:
+    """The largest distance of a mean over the first axis from what it should be, in errors."""
+    standard_error = samples.std(dim=0) / math.sqrt(len(samples))
+    return ((samples.mean(dim=0) - expected).abs() / standard_error).max().item()
+
+
+def kolmogorov_smirnov(samples: Tensor, cumulative: Tensor) -> float:
+    """√n times the largest distance of the distribution from `cumulative`, its own at a sample."""
+    order = samples.argsort()
+    steps = torch.arange(1, len(samples) + 1) / len(samples)
+    return (cumulative[order] - steps).abs().max().item() * math.sqrt(len(samples))
+
+
+def correlations(samples: Tensor) -> Tensor:
+    """The correlations of all columns, in standard errors; 0 on the diagonal."""
+    return torch.corrcoef(samples.mT).fill_diagonal_(0).abs() * math.sqrt(len(samples))
+
+
+@pytest.mark.parametrize(
+    "sampling", [RowSampling.orthogonal, RowSampling.hadamard, RowSampling.givens]
+)
+def test_rows_are_orthogonal_within_a_block(sampling: RowSampling) -> None:
+    rows = directions(sampling)
+    assert (rows @ rows.mT - torch.eye(DIM)).abs().max() < 1e-5
+    ragged = Projection(3 * DIM + 5, DIM, sampling=sampling, row_norms=RowNorms.sqrt_dim).draw(0, 0)
+    for block in ragged.split(DIM):
+        assert (block @ block.mT / DIM - torch.eye(len(block))).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("sampling", RowSampling)
+def test_rows_have_mean_zero(sampling: RowSampling) -> None:
+    # A QR without its sign correction fails here by a hundred standard errors.
+    assert largest_z(blocks(sampling), 0) < Z
+    assert largest_z(blocks(sampling, RowNorms.sqrt_dim), 0) < Z
+
+
+@pytest.mark.parametrize(
+    "sampling", [RowSampling.orthogonal, RowSampling.iid, RowSampling.hadamard]
+)
+def test_rows_have_unit_covariance(sampling: RowSampling) -> None:
+    for row in blocks(sampling).unbind(1):
+        assert largest_z(row[:, :, None] * row[:, None], torch.eye(DIM)) < Z
+
+
+@pytest.mark.parametrize("sampling", [RowSampling.orthogonal, RowSampling.iid])
+def test_rows_are_standard_normal(sampling: RowSampling) -> None:
+    for row in blocks(sampling).unbind(1):
+        entries = row.flatten()
+        # Passed by chance once in 25,000 times.
+        assert kolmogorov_smirnov(entries, torch.special.ndtr(entries)) < 2.25
+
+
+def test_iid_rows_are_independent() -> None:
+    rows = blocks(RowSampling.iid).flatten(1)
+    assert correlations(rows).max() < Z
+    assert correlations(rows.square()).max() < Z
+
+
+def test_hadamard_blocks_are_products_of_three() -> None:
+    # With u = (HD₁)H and independent signs d, an entry Σ_l u_il d_l H_lj has the fourth moment
+    # (3 - 2 Σ_l E u_il⁴) / K², and E u_il⁴ = (3 - 2/K) / K². One or two factors, or a uniform
+    # orthogonal matrix, have others: 1, 3 - 2/K and 3K / (K + 2).
+    fourth = 3 - 6 / DIM + 4 / DIM**2
+    assert largest_z(directions(RowSampling.hadamard).pow(4) * DIM**2, fourth) < Z
+
+
+def test_givens_blocks_are_products_of_that_many_rotations() -> None:
+    # A rotation by a random angle in a random plane brings the expected square of an entry closer
+    # to its mean 1/K, by the factor 1 - 1 / (K - 1).
+    num_rotations = DIM * math.ceil(math.log(DIM))
+    remaining = (1 - 1 / (DIM - 1)) ** num_rotations
+    expected = 1 / DIM + remaining * (torch.eye(DIM) - 1 / DIM)
+    assert largest_z(directions(RowSampling.givens).square(), expected) < Z
+    torch.testing.assert_close(torch.linalg.det(directions(RowSampling.givens)).mean().item(), 1.0)
+
+
+@pytest.mark.parametrize("sampling", RowSampling)
+def test_blocks_are_independent(sampling: RowSampling) -> None:
+    pairs = blocks(sampling).unflatten(0, (-1, 2)).flatten(1)
+    half = DIM * DIM
+    # Entries of one block do depend on each other in some laws, so only the corner is looked at.
+    assert correlations(pairs)[:half, half:].max() < Z
+    assert correlations(pairs.square())[:half, half:].max() < Z
+
+
+@pytest.mark.parametrize("sampling", RowSampling)
+def test_norms_are_chi_distributed_or_one_number(sampling: RowSampling) -> None:
+    half_squares = blocks(sampling).square().sum(dim=-1).flatten() / 2
+    shape = torch.tensor(DIM / 2, dtype=torch.float64)
+    assert kolmogorov_smirnov(half_squares, torch.special.gammainc(shape, half_squares)) < 2.25
+    norms = blocks(sampling, RowNorms.sqrt_dim).norm(dim=-1)
+    torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(DIM)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("sampling", RowSampling)
+def test_norms_are_independent_of_each_other_and_of_the_directions(sampling: RowSampling) -> None:
+    norms = blocks(sampling).norm(dim=-1)
+    for magnitudes in directions(sampling).abs().unbind(1):
+        columns = torch.cat([norms, magnitudes[:, 1:]], dim=1)
+        assert correlations(columns)[:DIM].max() < Z
+
+
+@pytest.mark.parametrize("sampling", RowSampling)
+def test_antithetic_rows_mirror_the_others(sampling: RowSampling) -> None:
+    rows = Projection(30, DIM, sampling=sampling, antithetic=True).draw(3, 7)
+    half = Projection(15, DIM, sampling=sampling).draw(3, 7)
+    assert torch.equal(rows, torch.cat([half, -half]))
+
+
+@pytest.mark.parametrize("sampling", RowSampling)
+def test_a_draw_is_a_pure_function_of_seed_and_index(sampling: RowSampling) -> None:
+    projection = Projection(20, DIM, sampling=sampling)
+    rows = projection.draw(3, 7)
+    assert rows.shape == (20, DIM) and rows.dtype == torch.float64
+    assert torch.equal(rows, projection.draw(3, 7))
+    for seed, index in [(3, 8), (4, 7), (7, 3), (4, 6)]:
+        others = projection.draw(seed, index)
+        assert not torch.isin(rows.norm(dim=1), others.norm(dim=1)).any()
+
+
+def test_a_resumed_run_draws_what_earlier_versions_drew() -> None:
+    expected = [
+        [0.839103246279, 0.820187479817],
+        [-1.437094886790, 1.470238225272],
+        [-1.108686464577, 0.556354247519],
+    ]
+    rows = Projection(3, 2).draw(3, 7)
+    torch.testing.assert_close(rows, torch.tensor(expected).to(rows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sampling", [RowSampling.orthogonal, RowSampling.iid, RowSampling.hadamard]
+)
+def test_heads_of_width_one_have_rows_of_either_sign(sampling: RowSampling) -> None:
+    rows = Projection(100, 1, sampling=sampling, row_norms=RowNorms.sqrt_dim).draw(0, 0)
+    assert rows.unique().tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"num_features": 0},
+            "attention.num_features=0 must be at least 1; type attention.num_features=256",
+        ),
+        (
+            {"num_features": 15, "antithetic": True},
+            "attention.num_features=15 must be even where features come in mirrored pairs "
+            "(attention.antithetic=true, attention.estimator=hyperbolic); "
+            "type attention.num_features=16",
+        ),
+        (
+            {"sampling": "gaussian"},
+            "attention.projection=gaussian does not exist; "
+            "there are: givens, hadamard, iid, orthogonal",
+        ),
+        (
+            {"row_norms": "one"},
+            "attention.row_norms=one does not exist; there are: chi, sqrt_dim",
+        ),
+        (
+            {"sampling": "hadamard", "head_dim": 24},
+            "attention.projection=hadamard needs a head width (model.model_dim / "
+            "model.num_heads) that is a power of two, not 24; type attention.projection=orthogonal",
+        ),
+        (
+            {"sampling": "givens", "head_dim": 1},
+            "attention.projection=givens needs a head width (model.model_dim / "
+            "model.num_heads) of 2 or more, not 1; type attention.projection=orthogonal",
+        ),
+    ],
+)
+def test_impossible_settings_are_explained(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Projection(**{"num_features": 16, "head_dim": DIM, **settings})
+    assert str(raised.value) == message

@@ -1,0 +1,142 @@
+"""Softmax in a sliding window compared with dense masks, its memory, and its ring for decoding."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.attention.ops.windows import (
+    SharedKeys,
+    Window,
+    WindowCache,
+    check_window,
+    softmax_weights,
+    window_softmax,
+)
+from protlm.errors import UserError
+
+WINDOWS = [
+    Window(0, 0),
+    Window(1, 0),
+    Window(0, 3),
+    Window(8, 8),
+    Window(70, 70),
+    Window(130, 0),
+    Window(33, 90),
+    Window(1000, 1000),
+    Window(4, 4, dilation=3),
+    Window(20, 0, dilation=2),
+    Window(2, 2, dilation=100),
+]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def band(length: int, window: Window) -> Tensor:
+    """Which of the positions sees which, one pair after the other."""
+    seen = {window.dilation * step for step in range(-window.before, window.after + 1)}
+    return torch.tensor([[j - i in seen for j in range(length)] for i in range(length)])
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over what is visible, 0 where nothing is."""
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).exp() * visible
+    totals = weights.sum(-1, keepdim=True)
+    return weights / (totals + (totals == 0)) @ v
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=repr)
+@pytest.mark.parametrize("length", [1, 2, 65, 300])
+@pytest.mark.parametrize("num_shared", [0, 3])
+def test_it_is_softmax_with_a_band_for_a_mask(window: Window, length: int, num_shared: int) -> None:
+    q, k, v = (draw(2, 2, length, 8, seed=seed).requires_grad_() for seed in range(3))
+    keys_BL = torch.rand(2, length, generator=torch.Generator().manual_seed(1)) < 0.8
+    visible = band(length, window) & keys_BL[:, None, None]
+    shared_k, shared_v = (draw(2, 2, num_shared, 8, seed=5 + s).requires_grad_() for s in range(2))
+    generator = torch.Generator().manual_seed(2)
+    visible_BLP = torch.rand(2, length, num_shared, generator=generator) < 0.5
+    found = window_softmax(
+        *(q, k, v),
+        keys_BL=keys_BL,
+        window=window,
+        shared=SharedKeys(shared_k, shared_v, visible_BLP) if num_shared else None,
+    )
+    expected = dense(
+        q,
+        torch.cat([k, shared_k], dim=2),
+        torch.cat([v, shared_v], dim=2),
+        torch.cat([visible, visible_BLP[:, None]], dim=3),
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    cotangent = draw(*found.shape, seed=9)
+    leaves = [q, k, v, shared_k, shared_v][: 5 if num_shared else 3]
+    pairs = zip(
+        torch.autograd.grad(found, leaves, cotangent),
+        torch.autograd.grad(expected, leaves, cotangent),
+        strict=True,
+    )
+    for got, wanted in pairs:
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_both_modes_see_equally_many_other_positions() -> None:
+    offset = torch.arange(-20, 21)
+    both = Window.of(6, causal=False)
+    assert offset[both.sees(offset)].tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    past = Window.of(6, causal=True)
+    assert offset[past.sees(offset)].tolist() == [-6, -5, -4, -3, -2, -1, 0]
+    gaps = Window.of(6, causal=False, dilation=4)
+    assert offset[gaps.sees(offset)].tolist() == [-12, -8, -4, 0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("window", [Window(100, 100), Window(200, 0), Window(3, 3, dilation=5)])
+def test_memory_grows_with_the_length_only(window: Window, largest_tensor: Any) -> None:
+    sizes = []
+    for length in (2048, 8192):
+        q, k, v = (torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3))
+        largest_tensor.numel = 0
+        with largest_tensor:
+            out = window_softmax(
+                q, k, v, keys_BL=torch.ones(1, length, dtype=torch.bool), window=window
+            )
+            out.square().sum().backward()
+        sizes.append(largest_tensor.numel)
+    # A block is half a window and has a mask of about 1.5 windows for each of its positions.
+    assert sizes[0] <= 2048 * 400
+    assert sizes[1] <= 4.2 * sizes[0]
+
+
+def test_weights_are_the_softmax_of_what_is_visible() -> None:
+    q, k, v = draw(2, 2, 5, 8), draw(2, 2, 7, 8, seed=1), draw(2, 2, 7, 8, seed=2)
+    visible = draw(2, 1, 5, 7, seed=3) > 0
+    visible[0, :, 2] = False
+    weights = softmax_weights(q, k, visible)
+    torch.testing.assert_close(weights @ v, dense(q, k, v, visible))
+    assert weights[0, :, 2].eq(0).all()
+    with torch.autocast("cpu", torch.bfloat16):
+        low = softmax_weights(q.bfloat16(), k.bfloat16(), visible)
+    assert low.dtype == torch.float32
+    exact = softmax_weights(q.bfloat16().double(), k.bfloat16().double(), visible)
+    torch.testing.assert_close(low.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [2, 4, 30])
+def test_a_ring_keeps_the_own_position_and_the_window_before_it(window: int) -> None:
+    q, k, v = (draw(2, 3, 20, 8, seed=seed) for seed in range(3))
+    keys_BL = torch.ones(2, 20, dtype=torch.bool)
+    expected = window_softmax(q, k, v, keys_BL=keys_BL, window=Window.of(window, causal=True))
+    cache = WindowCache.empty(k[:, :, 0], v[:, :, 0], window)
+    for position in range(20):
+        cache = cache.append(k[:, :, position], v[:, :, position])
+        assert cache.k_BHMK.shape == (2, 3, window + 1, 8)
+        torch.testing.assert_close(cache.attend(q[:, :, position]), expected[:, :, position])
+
+
+@pytest.mark.parametrize("window", [-1, 0, 1, 7])
+def test_a_window_without_a_middle_is_rejected(window: int) -> None:
+    with pytest.raises(UserError, match=rf"attention\.window={window} must be even and at least 2"):
+        check_window(window)

@@ -1,0 +1,48 @@
+"""The table of mechanisms in the documents is what the code says."""
+
+from pathlib import Path
+
+import pytest
+
+from protlm.attention import docs_table, names
+from protlm.errors import UserError
+
+PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    """The lines of the table."""
+    return docs_table.table().splitlines()
+
+
+def cells(name: str, lines: list[str]) -> list[str]:
+    """The cells of a mechanism's row."""
+    (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert docs_table.with_table(page) == page, "type: make docs"
+
+
+def test_every_mechanism_has_a_row_and_every_cell_words(lines: list[str]) -> None:
+    header, rule, *rows = lines
+    assert len(rows) == len(names())
+    assert {row.count("|") for row in (header, rule, *rows)} == {header.count("|")}
+    assert all(all(cells(name, lines)) for name in names())
+
+
+def test_what_is_measured_is_right(lines: list[str]) -> None:
+    _, idea, modes, cost, longest, state, parameters, *_ = cells("performer_softmax", lines)
+    # The sums of [v | 1] by feature, and a reference for each.
+    assert (modes, cost, state, parameters) == ("both", "L R K", f"{66 * 256:,}", "0")
+    assert idea and not idea.endswith(".")
+    assert (longest, cells("linformer", lines)[4]) == ("any", "`model.max_length`")
+    assert (cells("softmax", lines)[5], cells("bigbird", lines)[5]) == ("grows with L", "none")
+
+
+def test_a_page_without_a_place_is_refused_and_left_alone() -> None:
+    with pytest.raises(UserError, match="no place for the table"):
+        docs_table.with_table(f"# Page\n{docs_table.END}\n")

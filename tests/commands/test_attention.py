@@ -1,0 +1,79 @@
+"""`protlm attention`: exact maps in blocks of rows, for every mechanism."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import protlm
+import protlm.commands.attention as command
+from protlm.attention import names
+from protlm.commands.attention import MapOptions, attention_maps
+from protlm.errors import UserError
+
+ROWS_DO_NOT_SUM_TO_ONE = {"linformer", "nystromformer"}
+SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
+
+
+@pytest.fixture
+def fasta(tmp_path: Path) -> Path:
+    path = tmp_path / "x.fasta"
+    path.write_text(f">P1 one\n{SEQUENCE}\n>P2 two\n{SEQUENCE[:7]}\n")
+    return path
+
+
+@pytest.mark.parametrize("attention", names())
+def test_maps_equal_those_of_the_model(
+    attention: str,
+    fasta: Path,
+    train_tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = (f"attention={attention}", "model.qk_norm=true", "trainer.max_steps=2")
+    run = train_tiny(tmp_path / "run", *settings)
+    # So few entries at a time that every map is written in several blocks.
+    monkeypatch.setattr(command, "_BLOCK_ENTRIES", 500)
+    attention_maps(fasta, run, tmp_path / "maps.h5", MapOptions())
+    model = protlm.load(run)
+    with h5py.File(tmp_path / "maps.h5") as file:
+        for name, sequence in (("P1", SEQUENCE), ("P2", SEQUENCE[:7])):
+            expected = model.attention_maps(model.tokenize([sequence]))
+            assert set(file[name]) == {"layer_1", "layer_2"}
+            for layer in (1, 2):
+                written = file[f"{name}/layer_{layer}"][:]
+                np.testing.assert_allclose(written, expected[layer][0].numpy(), atol=1e-6)
+                if attention not in ROWS_DO_NOT_SUM_TO_ONE:
+                    np.testing.assert_allclose(written.sum(-1), 1, atol=1e-5)
+
+
+def test_layers_and_heads_are_chosen(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
+    attention_maps(fasta, tiny_run, tmp_path / "all.h5", MapOptions())
+    chosen = MapOptions(layers=(-1,), heads=(2,), dtype="float16")
+    attention_maps(fasta, tiny_run, tmp_path / "one.h5", chosen)
+    with h5py.File(tmp_path / "all.h5") as whole, h5py.File(tmp_path / "one.h5") as part:
+        assert set(part["P1"]) == {"layer_2"}
+        assert part["P1/layer_2"].attrs["heads"].tolist() == [2]
+        np.testing.assert_allclose(
+            part["P1/layer_2"][0], whole["P1/layer_2"][1], rtol=2e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("options", [MapOptions(layers=(3,)), MapOptions(heads=(3,))])
+def test_a_missing_layer_or_head_is_refused_and_no_file_is_left(
+    options: MapOptions, fasta: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="3 does not exist"):
+        attention_maps(fasta, tiny_run, tmp_path / "maps.h5", options)
+    assert {path.name for path in tmp_path.iterdir()} == {"x.fasta"}
+
+
+def test_a_figure_shows_one_protein(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--figure draws one protein"):
+        options = MapOptions(figure=tmp_path / "maps.png")
+        attention_maps(fasta, tiny_run, tmp_path / "maps.h5", options)
+    fasta.write_text(f">P1\n{SEQUENCE}\n")
+    attention_maps(fasta, tiny_run, tmp_path / "maps.h5", MapOptions(figure=tmp_path / "maps.png"))
+    assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")

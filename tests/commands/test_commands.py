@@ -1,0 +1,232 @@
+"""The command line as a user meets it: what commands write and print, and how they end."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protlm import cli
+from protlm.cli import _spread
+from protlm.paths import conf_dir, sample_dir
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_debug_shows_the_traceback(workplace: Path, protlm_in_process: Command) -> None:
+    for arguments in (["data", "verify", "none"], ["train", "data.dir=none", "run_dir=o"]):
+        done = protlm_in_process(*arguments, "--debug", cwd=workplace)
+        assert done.returncode == 3
+        assert "Traceback" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
+def test_an_unwritable_output_is_4(workplace: Path) -> None:
+    """As another user than root, for whom nothing is unwritable."""
+    locked = workplace / "locked"
+    locked.mkdir(mode=0o555)
+    command = [sys.executable, "-m", "protlm", "prepare", "x.fasta", "--out", "locked/data"]
+    drop = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    for folder in [workplace, *workplace.parents]:
+        if folder != Path("/") and folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    done = subprocess.run(
+        [*drop, *command],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Permission denied" in done.stderr and "protlm:" not in done.stderr:
+        pytest.skip("the interpreter cannot be run by another user")
+    assert done.returncode == 4, done.stderr
+    assert "locked/data cannot be written" in done.stderr
+    assert list(locked.iterdir()) == []
+
+
+def test_the_sample_comes_back_whole(
+    protlm_command: Command, protlm_in_process: Command, tmp_path: Path
+) -> None:
+    sample = sample_dir()
+    arguments = ["--split-table", sample / "uniprot_sample.splits.tsv.gz", "--out", "D"]
+    made = protlm_command("prepare", sample / "uniprot_sample.fasta.gz", *arguments, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert protlm_in_process("data", "verify", "D", cwd=tmp_path).returncode == 0
+    assert protlm_in_process("data", "info", "D", cwd=tmp_path).returncode == 0
+    exported = protlm_in_process("data", "export", "D", cwd=tmp_path)
+    (tmp_path / "back.fasta").write_text(exported.stdout)
+
+    from protlm.data.records import Tally, read_records
+
+    def sequences(path: Path) -> dict[str, str]:
+        return {r.identifier: r.sequence for r in read_records(path, Tally())}
+
+    whole = sequences(sample / "uniprot_sample.fasta.gz")
+    assert len(whole) == 12_373
+    assert sequences(tmp_path / "back.fasta") == whole
+
+
+def test_evaluate_writes_what_it_prints(workplace: Path, protlm_in_process: Command) -> None:
+    done = protlm_in_process(
+        "evaluate",
+        "checkpoint=run",
+        "evaluation=[masked,causal]",
+        "data.dir=data",
+        "split=[test,valid]",
+        "output=metrics.json",
+        cwd=workplace,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((workplace / "metrics.json").read_text())
+    assert set(report["results"]) == {"test", "valid"}
+    perplexity = report["results"]["test"]["masked"]["model"]["perplexity"]
+    assert f"{perplexity:.2f}" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_ctrl_c_while_starting_is_silent(command: str, tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "protlm", command, "run_dir=o"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Until the command has replaced the process that was started.
+    while f".{command}" not in Path(f"/proc/{started.pid}/cmdline").read_text():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    started.send_signal(signal.SIGINT)
+    told = started.communicate(timeout=60)[1]
+    assert started.returncode == 130, told
+    assert "Traceback" not in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_and_use_of_an_exported_folder(
+    workplace: Path, protlm_command: Command, protlm_in_process: Command
+) -> None:
+    assert (
+        protlm_in_process("checkpoint", "export", "run", "-o", "model", cwd=workplace).returncode
+        == 0
+    )
+    assert protlm_in_process("checkpoint", "verify", "model", cwd=workplace).returncode == 0
+    done = protlm_command("embed", "x.fasta", "-m", "model", "-o", "o.h5", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    told = protlm_in_process("checkpoint", "info", "model", cwd=workplace).stdout
+    assert "performer_relu" in told and "86,497" in told
+
+
+def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> None:
+    import h5py
+
+    structure = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
+    arguments = ["-m", "run", "-o", "c.h5", "--figure", "c.png"]
+    done = protlm_command("contacts", structure, *arguments, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(workplace / "c.h5") as file:
+        (entry,) = file.values()
+        assert entry["probabilities"].shape == entry["contacts"].shape == (119, 119)
+        assert set(entry["contacts"][:].ravel()) <= {-1, 0, 1}
+    assert (workplace / "c.png").is_file()
+
+
+def test_contacts_account_for_every_record(workplace: Path, protlm_in_process: Command) -> None:
+    (workplace / "x.fasta").write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n>P2\nMK1V\n>P3\n\n")
+    done = protlm_in_process("contacts", "x.fasta", "-m", "run", "-o", "c.h5", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "3 records: 1 predicted, 2 skipped" in done.stderr
+    assert "1 blank sequence" in done.stderr and "1 digit" in done.stderr
+
+
+def test_one_flag_takes_several_values() -> None:
+    together = "--repr-layers 0 -1 --include mean bos x.fasta"
+    apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
+    assert _spread(together.split()) == apart.split()
+
+
+def copy_with_examples(folder: Path) -> None:
+    """A copy of the program with the files that CONTRIBUTING.md shows, under the names it says."""
+    for package in ("protlm", "data_prep"):
+        ignore = shutil.ignore_patterns("__pycache__", "*.gz", "conf")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignore)
+    shutil.copytree(conf_dir(), folder / "conf")
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    shown = re.findall(
+        r"^`(\S+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    )
+    assert len(shown) == 4
+    for path, content in shown:
+        assert not (folder / path).exists()
+        (folder / path).write_text(content)
+
+
+def test_an_evaluation_is_one_py_and_one_yaml(
+    tmp_path: Path, tiny_data: Path, workplace: Path
+) -> None:
+    """The example of CONTRIBUTING.md, added to a copy of the program, evaluates."""
+    copy_with_examples(tmp_path)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "protlm", "evaluate", f"checkpoint={workplace / 'run'}"),
+            *("evaluation=[masked,confidence]", "evaluation.confidence.max_sequences=3"),
+            *(f"data.dir={tiny_data}", "split=train", "output=out.json"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "entropy" in done.stdout and "perplexity" in done.stdout
+    values = json.loads((tmp_path / "out.json").read_text())["results"]["train"]["confidence"]
+    assert 0 < values["entropy"] < math.log(33)
+
+
+def test_a_mechanism_is_one_py_and_one_yaml(tmp_path: Path, tiny_data: Path) -> None:
+    """The example of CONTRIBUTING.md, added to a copy of the program, trains."""
+    copy_with_examples(tmp_path)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "protlm", "train", "model=tiny", "attention=mean_pooling"),
+            *("attention.scale=0.5", f"data.dir={tiny_data}", "run_dir=run", "data.max_length=64"),
+            *("trainer.max_steps=2", "schedule.warmup_steps=0", "trainer.accelerator=cpu"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean_pooling" in done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002.ckpt").is_file()
+
+
+def test_a_command_that_a_cluster_ends_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it writes is tidied up, as at Ctrl-C."""
+
+    def work(arguments: list[str]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(cli, "_run", work)
+    monkeypatch.setattr(sys, "argv", ["protlm", "data", "export", "data"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "protlm: interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

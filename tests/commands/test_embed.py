@@ -1,0 +1,215 @@
+"""`protlm embed`: every record is embedded or reported; vectors do not depend on the batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import protlm
+from protlm.build import pick_device
+from protlm.commands.embed import EmbedOptions, Include, batches, embed
+from protlm.commands.inputs import Duplicates
+from protlm.commands.outputs import entry_name
+from protlm.data.records import Record, Tally, read_records
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, OutputError, UserError
+
+FIXTURES = Path(__file__).parent.parent / "data" / "records" / "fixtures"
+
+
+@pytest.fixture
+def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
+    """Twelve proteins of very different lengths."""
+    records = sorted(read_records(tiny_fasta, Tally()), key=lambda record: len(record.sequence))
+    path = tmp_path / "proteins.fasta"
+    path.write_text("".join(f">{r.header}\n{r.sequence}\n" for r in records[::15]))
+    return path
+
+
+def test_every_protein_has_a_vector(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.h5"
+    embed(proteins, tiny_run, output, EmbedOptions())
+    records = list(read_records(proteins, Tally()))
+    model = protlm.load(tiny_run)
+    with h5py.File(output) as file:
+        assert set(file) == {record.identifier for record in records}
+        for record in records:
+            dataset = file[record.identifier]
+            hidden = model(model.tokenize([record.sequence]), layers=[-1]).hidden[-1][0]
+            expected = hidden[1:-1].mean(0).numpy()
+            np.testing.assert_allclose(dataset[:], expected, atol=1e-5)
+            assert dataset.attrs["header"] == record.header
+            assert dataset.attrs["model_hash"] == model.hash
+            assert dataset.attrs["vocabulary_hash"] == VOCABULARY.hash
+
+
+def test_all_formats_have_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
+    vectors = {}
+    for suffix in ("fasta", "dat", "xml"):
+        output = tmp_path / f"{suffix}.h5"
+        embed(FIXTURES / f"multi_ex.{suffix}.gz", tiny_run, output, EmbedOptions())
+        with h5py.File(output) as file:
+            vectors[suffix] = {name: file[name][:].tolist() for name in file}
+    assert len(vectors["fasta"]) > 1
+    assert vectors["fasta"] == vectors["dat"] == vectors["xml"]
+
+
+def test_kinds_and_layers(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.h5"
+    options = EmbedOptions(include=tuple(Include), layers=(0, -1), tokens_per_batch=300)
+    embed(proteins, tiny_run, output, options)
+    with h5py.File(output) as file:
+        for record in read_records(proteins, Tally()):
+            entry = file[record.identifier]
+            length = len(record.sequence)
+            assert {kind: set(entry[kind]) for kind in entry} == {
+                kind.value: {"0", "2"} for kind in Include
+            }
+            assert entry["per_tok/2"].shape == (length, 64)
+            assert entry["bos/2"].shape == (64,)
+            np.testing.assert_allclose(entry["mean/2"][:], entry["per_tok/2"][:].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 500, 100_000])
+def test_vectors_do_not_depend_on_the_batch(
+    tokens_per_batch: int, proteins: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    vectors = {}
+    for name, budget in (("a", 4096), ("b", tokens_per_batch)):
+        output = tmp_path / f"{name}.h5"
+        embed(proteins, tiny_run, output, EmbedOptions(tokens_per_batch=budget))
+        with h5py.File(output) as file:
+            vectors[name] = {key: file[key][:] for key in file}
+    assert vectors["a"].keys() == vectors["b"].keys()
+    for key, vector in vectors["a"].items():
+        np.testing.assert_allclose(vector, vectors["b"][key], atol=1e-5)
+
+
+def test_batches_respect_the_budget_and_contain_every_record() -> None:
+    rng = np.random.default_rng(0)
+    records = [Record(str(i), "", "A" * int(n), i) for i, n in enumerate(rng.integers(1, 900, 500))]
+    made = list(batches(iter(records), 1_000))
+    assert sorted(r.identifier for batch in made for r in batch) == sorted(
+        r.identifier for r in records
+    )
+    for batch in made:
+        padded = len(batch) * (max(len(r.sequence) for r in batch) + 2)
+        assert padded <= 1_000 or len(batch) == 1
+
+
+def test_repeated_options_are_written_once(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
+    options = EmbedOptions(include=(Include.mean, Include.mean), layers=(2, -1))
+    embed(proteins, tiny_run, tmp_path / "out.h5", options)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert all(dataset.shape == (64,) for dataset in file.values())
+
+
+def test_float16_halves_the_file(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
+    for dtype in ("float32", "float16"):
+        options = EmbedOptions(include=(Include.per_tok,), dtype=dtype)
+        embed(proteins, tiny_run, tmp_path / f"{dtype}.h5", options)
+    with h5py.File(tmp_path / "float32.h5") as wide, h5py.File(tmp_path / "float16.h5") as narrow:
+        for key in wide:
+            assert narrow[key].dtype == np.float16
+            np.testing.assert_allclose(narrow[key][:], wide[key][:], rtol=2e-3, atol=2e-3)
+
+
+def write(path: Path, *identifiers: str) -> Path:
+    path.write_text("".join(f">{name} text\nMKTAYIAKQR\n" for name in identifiers))
+    return path
+
+
+def test_attributes_contain_identifiers_that_hdf5_cannot_use_as_names(
+    tiny_run: Path, tmp_path: Path
+) -> None:
+    names = ["a/b", "a", "..", ".", "../../x", "<script>", "100%", "%2F"]
+    embed(write(tmp_path / "x.fasta", *names), tiny_run, tmp_path / "out.h5", EmbedOptions())
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert len(file) == len(names)
+        assert {file[key].attrs["identifier"] for key in file} == set(names)
+        assert all(isinstance(file[key], h5py.Dataset) for key in file)
+    assert len({entry_name(name) for name in names}) == len(names)
+
+
+def test_repeated_identifiers(tiny_run: Path, tmp_path: Path) -> None:
+    fasta = write(tmp_path / "x.fasta", "P1", "P2", "P1")
+    with pytest.raises(InputDataError, match=r"line 5: the identifier P1 is repeated"):
+        embed(fasta, tiny_run, tmp_path / "error.h5", EmbedOptions())
+    assert not (tmp_path / "error.h5").exists()
+    fasta = write(tmp_path / "x.fasta", "P1", "P2", "P1", "P1_2")
+    three, four = {"P1", "P2", "P1_2"}, {"P1", "P2", "P1_2", "P1_2_2"}
+    for how, expected in (("first", three), ("suffix", four)):
+        output = tmp_path / f"{how}.h5"
+        embed(fasta, tiny_run, output, EmbedOptions(duplicates=Duplicates(how)))
+        with h5py.File(output) as file:
+            assert set(file) == expected
+
+
+def test_long_records_are_reported_and_the_counts_add_up(
+    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
+    run = train_tiny(tmp_path / "run", *settings)
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(f">long\n{'W' * 127}\n>fits\n{'W' * 126}\n>blank\n\n")
+    capsys.readouterr()
+    embed(fasta, run, tmp_path / "out.h5", EmbedOptions())
+    printed = capsys.readouterr().err
+    assert "3 records: 1 embedded, 2 skipped" in printed
+    assert "skipped long: 127 residues; this model takes 126" in printed
+    assert "skipped blank: blank sequence, line 5" in printed
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert set(file) == {"fits"}
+
+
+def test_failures_leave_no_files(tiny_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    fasta = write(tmp_path / "x.fasta", "P1")
+    with pytest.raises(UserError, match="layer 7 does not exist"):
+        embed(fasta, tiny_run, folder / "out.h5", EmbedOptions(layers=(7,)))
+    with pytest.raises(InputDataError, match="no such file"):
+        embed(tmp_path / "none.fasta", tiny_run, folder / "out.h5", EmbedOptions())
+    assert list(folder.iterdir()) == []
+    (folder / "out.h5").write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        embed(fasta, tiny_run, folder / "out.h5", EmbedOptions())
+    assert (folder / "out.h5").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.csv"])
+def test_an_output_of_another_format_is_refused(name: str, tiny_run: Path, tmp_path: Path) -> None:
+    fasta = write(tmp_path / "x.fasta", "P1")
+    with pytest.raises(UserError, match=r"the output is an HDF5 file, not .*type: -o .*x\.h5"):
+        embed(fasta, tiny_run, tmp_path / name, EmbedOptions())
+    assert not (tmp_path / name).exists()
+
+
+def test_standard_input_is_read(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fasta = write(tmp_path / "x.fasta", "P1", "P2")
+    with fasta.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        embed(Path("-"), tiny_run, tmp_path / "out.h5", EmbedOptions())
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert set(file) == {"P1", "P2"}
+
+
+def test_gpu_is_another_name_of_cuda(tiny_run: Path) -> None:
+    if torch.cuda.is_available():
+        assert pick_device("gpu").type == "cuda"
+    else:
+        with pytest.raises(UserError, match=r"--device gpu cannot be used .*use auto, cpu or cuda"):
+            pick_device("gpu")
+        with pytest.raises(UserError, match=r"cannot be used"):
+            pick_device("gpu:1")
+
+
+def test_pairs_and_lower_case_are_tokenized(tiny_run: Path) -> None:
+    model = protlm.load(tiny_run)
+    batch = model.tokenize([("P1", "mktay"), ("P2", "MKV")])
+    assert batch.tokens_BL.equal(model.tokenize(["MKTAY", "MKV"]).tokens_BL)

@@ -1,0 +1,79 @@
+"""`protlm evaluate`: whole proteins, counted crops, and the default split."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.commands.evaluate import evaluate
+from protlm.composition import compose
+from protlm.config import EvaluateConfig
+from protlm.data.shards.data_set import open_split
+from protlm.data.shards.manifest import MANIFEST
+from protlm.errors import UserError
+
+
+def lengths(data: Path, split: str = "test") -> np.ndarray:
+    reader = open_split(data, split)
+    return reader.lengths_of(np.arange(len(reader)))
+
+
+def run(model: Path, data: Path, *overrides: str) -> dict:
+    settings = [f"checkpoint={model}", f"data.dir={data}", "evaluation=[causal]", *overrides]
+    return evaluate(compose(EvaluateConfig, settings))["results"]
+
+
+def test_whole_proteins_are_evaluated(
+    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model was trained on rows of 128 tokens, and has rotary positions."""
+    found = lengths(tiny_data)
+    assert found.max() > 126
+    values = run(tiny_run, tiny_data)["test"]["causal"]
+    assert values["targets"] == found.sum()
+    assert values["cropped"] == {"sequences": 0, "residues": 0}
+    assert f"test: 0 of {len(found)} sequences cropped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reason", ["a table of positions", "the setting max_length"])
+def test_crops_are_counted(
+    reason: str,
+    train_tiny: Callable[..., Path],
+    tiny_run: Path,
+    tiny_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, settings = tiny_run, ["evaluation.causal.max_length=128"]
+    if reason == "a table of positions":
+        table = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
+        model, settings = train_tiny(tmp_path / "run", *table), []
+    found = lengths(tiny_data)
+    lost = np.maximum(found - 126, 0)
+    values = run(model, tiny_data, *settings)["test"]["causal"]
+    assert values["targets"] == found.sum() - lost.sum()
+    assert values["cropped"] == {"sequences": (lost > 0).sum(), "residues": lost.sum()}
+    printed = f"{(lost > 0).sum()} of {len(found)} sequences cropped, by {lost.sum():,} residues"
+    assert printed in capsys.readouterr().out
+
+
+def renamed(data: Path, folder: Path, write: Callable[[Path, str], None], new: str) -> Path:
+    """A copy of a data set whose split `test` has another name."""
+    shutil.copytree(data, folder)
+    (folder / "test").rename(folder / new)
+    manifest = (folder / MANIFEST).read_text()
+    write(folder, manifest.replace('"test":', f'"{new}":').replace('"test/', f'"{new}/'))
+    return folder
+
+
+def test_the_default_split_is_the_test_split(
+    tiny_run: Path, tiny_data: Path, tmp_path: Path, write_manifest: Callable[[Path, str], None]
+) -> None:
+    assert set(run(tiny_run, tiny_data)) == {"test"}
+    iid = renamed(tiny_data, tmp_path / "iid", write_manifest, "test_iid")
+    assert set(run(tiny_run, iid)) == {"test_iid"}
+    other = renamed(tiny_data, tmp_path / "other", write_manifest, "held_out")
+    with pytest.raises(UserError, match=r"neither test nor test_iid.*split=held_out; it has: held"):
+        run(tiny_run, other)

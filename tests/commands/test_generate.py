@@ -1,0 +1,252 @@
+"""`protlm generate`: the file, its headers, reproducibility by seed, and the refusals."""
+
+import gzip
+import math
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import protlm
+from protlm.attention import Attention
+from protlm.build import build_network
+from protlm.commands.generate import GenerateOptions, generate
+from protlm.commands.train import cannot_generate
+from protlm.composition import compose
+from protlm.config import ModelConfig, TrainConfig
+from protlm.data.records import Record, Tally, read_records
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import InputDataError, OutputError, UserError
+from protlm.model.decoding import Sampling
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+
+HEADER = re.compile(
+    r"generated_(?P<number>\d+) length=(?P<length>\d+) sampled=(?P<sampled>\d+) "
+    r"ended=(?P<ended>eos|length)"
+    r"( log_probability=(?P<log_probability>-[\d.]+) perplexity=(?P<perplexity>[\d.]+))?"
+)
+OPTIONS = GenerateOptions(number=7, prefix="MKT", max_length=70)
+
+
+@pytest.fixture(scope="module")
+def causal_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal run of the `tiny` model."""
+    return train_tiny(tmp_path_factory.mktemp("runs") / "causal", "objective=causal")
+
+
+@pytest.fixture(scope="module")
+def model(causal_run: Path) -> PretrainedModel:
+    return protlm.load(causal_run)
+
+
+def records(path: Path) -> list[Record]:
+    """Reads a FASTA file, of which every record must be valid."""
+    tally = Tally()
+    found = list(read_records(path, tally))
+    assert tally.records == len(found)
+    return found
+
+
+def test_the_file_contains_the_requested_sequences(
+    causal_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "new" / "g.fasta"
+    generate(causal_run, output, OPTIONS)
+    assert capsys.readouterr().out == f"{output}\n"
+    assert [path.name for path in output.parent.iterdir()] == ["g.fasta"]
+    assert all(len(line) <= 60 for line in output.read_text().splitlines() if line[0] != ">")
+    found = records(output)
+    assert [record.identifier for record in found] == [f"generated_{n}" for n in range(1, 8)]
+    for record in found:
+        header = HEADER.fullmatch(record.header)
+        assert header is not None, record.header
+        assert set(record.sequence) <= set(STANDARD)
+        assert record.sequence.startswith("MKT")
+        assert int(header["length"]) == len(record.sequence) == int(header["sampled"]) + 3
+        assert (header["ended"] == "length") == (len(record.sequence) == 70)
+
+
+def test_printed_and_compressed_output_equal_the_file(
+    causal_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = {}
+    for name in ("g.fasta", "g.fasta.gz", "-"):
+        generate(causal_run, Path(name), OPTIONS)
+        printed[name] = capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.fasta", "g.fasta.gz"]
+    assert printed["-"] == Path("g.fasta").read_text()
+    assert gzip.decompress(Path("g.fasta.gz").read_bytes()) == Path("g.fasta").read_bytes()
+    assert printed["g.fasta.gz"] == "g.fasta.gz\n"
+
+
+def test_the_header_has_the_perplexity_of_the_forward_pass(
+    causal_run: Path, model: PretrainedModel, tmp_path: Path
+) -> None:
+    generate(causal_run, tmp_path / "g.fasta", replace(OPTIONS, sampling=Sampling(0.7, top_k=9)))
+    for record in records(tmp_path / "g.fasta"):
+        header = HEADER.fullmatch(record.header)
+        assert header is not None
+        logits_LV = model(model.tokenize([record.sequence])).logits_BLV[0]
+        targets = torch.tensor(VOCABULARY.encode(record.sequence).tolist())
+        nats = torch.nn.functional.cross_entropy(logits_LV[3:-2], targets[3:]).item()
+        assert float(header["log_probability"]) == pytest.approx(-nats, abs=2e-4)
+        assert float(header["perplexity"]) == pytest.approx(math.exp(nats), abs=0.02)
+
+
+def test_the_same_seed_makes_the_same_file(causal_run: Path, tmp_path: Path) -> None:
+    texts = {}
+    for name, options in {
+        "whole": OPTIONS,
+        "one": replace(OPTIONS, batch_size=1),
+        "three": replace(OPTIONS, batch_size=3),
+        "seed": replace(OPTIONS, seed=1),
+        "fewer": replace(OPTIONS, number=4),
+    }.items():
+        generate(causal_run, tmp_path / name, options)
+        texts[name] = (tmp_path / name).read_bytes()
+    assert texts["whole"] == texts["one"] == texts["three"] != texts["seed"]
+    assert texts["whole"].startswith(texts["fewer"])
+
+
+def test_the_prefix_is_read_like_a_fasta_file(causal_run: Path, tmp_path: Path) -> None:
+    for name, prefix in (("a", "MKTXU"), ("b", " mkt Xu\n")):
+        generate(causal_run, tmp_path / name, replace(OPTIONS, prefix=prefix))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with pytest.raises(UserError, match="--prefix: '1' at residue 3 is not one of"):
+        generate(causal_run, tmp_path / "c", replace(OPTIONS, prefix="mk1"))
+
+
+def never_ending(path: Path) -> PretrainedModel:
+    """A model that does not draw `<eos>`."""
+    model = protlm.load(path)
+    with torch.no_grad():
+        model.network.head.bias[VOCABULARY.eos] = -1e3
+    return model
+
+
+def test_the_default_length_is_that_of_the_training(causal_run: Path) -> None:
+    model = never_ending(causal_run)
+    lengths = {len(protein.sequence) for protein in model.generate(3)}
+    assert lengths == {126}, "data.max_length is 128, specials included"
+    (longer,) = model.generate(1, max_residues=200)
+    assert len(longer.sequence) == 200
+
+
+def test_learned_positions_bound_the_length(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("objective=causal", "model.positions=learned", "model.max_length=128")
+    bounded = never_ending(train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2"))
+    (longest,) = bounded.generate(1, max_residues=126)
+    bounded(bounded.tokenize([longest.sequence]))
+    with pytest.raises(UserError, match="127 exceeds the 126 residues that this model accepts"):
+        bounded.generate(1, max_residues=127)
+
+
+def test_a_masked_model_is_refused(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="protlm train objective=causal"):
+        generate(tiny_run, tmp_path / "g.fasta", GenerateOptions())
+    assert list(tmp_path.iterdir()) == []
+
+
+class MeanPooling(Attention):
+    """A causal mechanism without a recurrent form."""
+
+    supports_bidirectional, supports_causal = True, True
+
+    def forward(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+    ) -> Tensor:
+        return v_BHLC.cumsum(2)
+
+
+def test_a_mechanism_that_cannot_decode_step_by_step_is_refused(model: PretrainedModel) -> None:
+    def build(seed: int = 0) -> ProteinLM:
+        config = ModelConfig(num_layers=1, num_heads=1, model_dim=8, feedforward_dim=8)
+        return ProteinLM(config, vocab_size=33, pad=1, mechanism=lambda layer: MeanPooling())
+
+    description = replace(model.description, attention="mean_pooling")
+    other = PretrainedModel(build(), description, rebuild=build)
+    with pytest.raises(UserError, match=r"attention=mean_pooling cannot generate .*softmax"):
+        other.generate(1)
+
+
+WRONG = {
+    "none": ({"number": 0}, "number of sequences 0 must be"),
+    "no batch": ({"number": 1, "batch_size": 0}, "batch size 0 must be"),
+    "no seed": ({"number": 1, "seed": -1}, "seed -1 must be"),
+    "no room": ({"number": 1, "prefix": "MKT", "max_residues": 3}, "3 residues leaves nothing"),
+    "no length": ({"number": 1, "max_residues": 0}, "0 residues leaves nothing"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_impossible_settings_are_user_errors(case: str, model: PretrainedModel) -> None:
+    settings, words = WRONG[case]
+    with pytest.raises(UserError, match=words):
+        model.generate(**settings)
+
+
+def test_in_python_a_prefix_is_in_upper_case(model: PretrainedModel) -> None:
+    with pytest.raises(InputDataError, match="'m' at residue 1"):
+        model.generate(1, prefix="mkt")
+
+
+def test_an_output_is_never_overwritten(causal_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "g.fasta").write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        generate(causal_run, tmp_path / "g.fasta", OPTIONS)
+    assert (tmp_path / "g.fasta").read_text() == "mine"
+
+
+def test_the_command_accepts_every_flag(
+    causal_run: Path,
+    tmp_path: Path,
+    protlm_command: Callable[..., subprocess.CompletedProcess[str]],
+    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    flags = "--prefix mkt --number 5 --max-length 30 --temperature 0.8 --top-k 10 --top-p 0.9"
+    more = "--seed 3 --batch-size 2 --device cpu"
+    arguments = ["-m", causal_run, "-o", "g.fasta", *flags.split(), *more.split()]
+    done = protlm_command("generate", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "g.fasta\n"
+    assert "generating 5/5" in done.stderr
+    sampling = Sampling(0.8, top_k=10, top_p=0.9)
+    options = GenerateOptions("MKT", 5, 30, sampling, seed=3)
+    generate(causal_run, tmp_path / "again.fasta", options)
+    assert (tmp_path / "again.fasta").read_bytes() == (tmp_path / "g.fasta").read_bytes()
+    arguments = ["-m", causal_run, "-o", "-", *flags.split(), *more.split()]
+    done = protlm_in_process("generate", *arguments, cwd=tmp_path)
+    assert done.stdout == (tmp_path / "g.fasta").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["attention=reformer", "objective=causal"], "reformer cannot generate"),
+        (["attention=reformer"], ""),
+        (["attention=performer_relu", "objective=causal"], ""),
+    ],
+)
+def test_training_reports_that_a_model_cannot_generate(settings: list[str], message: str) -> None:
+    config = compose(TrainConfig, ["model=tiny", *settings])
+    network = build_network(config.model, config.attention, seed=0)
+    assert cannot_generate(network, config).partition(";")[0] == message

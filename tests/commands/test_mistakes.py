@@ -1,0 +1,235 @@
+"""Mistakes at the command line: an exit code, one sentence, and nothing left behind."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# Arguments, the exit code, and what the sentence says.
+WRONG: dict[str, tuple[list[str], int, list[str]]] = {
+    "unknown command": (["embedd"], 2, ["embedd", "--help"]),
+    "missing option": (["embed", "x.fasta"], 2, ["--model"]),
+    "wrong choice": (
+        ["embed", "x.fasta", "-m", "run", "-o", "o.h5", "--include", "max"],
+        2,
+        ["max", "mean"],
+    ),
+    "no such fasta": (["embed", "none.fasta", "-m", "run", "-o", "o.h5"], 3, ["none.fasta"]),
+    "no such model": (["embed", "x.fasta", "-m", "none", "-o", "o.h5"], 3, ["none"]),
+    "broken model": (["embed", "x.fasta", "-m", "broken", "-o", "o.h5"], 3, ["step-00000004.ckpt"]),
+    "output is there": (["embed", "x.fasta", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
+    "output under a file": (
+        ["embed", "x.fasta", "-m", "run", "-o", "x.fasta/o.h5"],
+        4,
+        ["x.fasta"],
+    ),
+    "maps of no layer": (
+        ["attention", "x.fasta", "-m", "run", "-o", "o.h5", "--layers", "9"],
+        2,
+        ["9"],
+    ),
+    "contacts of nothing": (["contacts", "none.pdb", "-m", "run", "-o", "o.h5"], 3, ["none.pdb"]),
+    "generate by a masked model": (
+        ["generate", "-m", "run", "-o", "o.fasta"],
+        2,
+        ["objective=causal"],
+    ),
+    "generate onto something": (["generate", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
+    "generate by no model": (["generate", "-m", "none", "-o", "o.fasta"], 3, ["none"]),
+    "generate at no temperature": (
+        ["generate", "-m", "run", "-o", "o.fasta", "--temperature", "-1"],
+        2,
+        ["-1"],
+    ),
+    "generate from no mass": (
+        ["generate", "-m", "run", "-o", "o.fasta", "--top-p", "0"],
+        2,
+        ["top-p 0"],
+    ),
+    "generate after no residues": (
+        ["generate", "-m", "run", "-o", "o.fasta", "--prefix", "MK1"],
+        2,
+        ["--prefix", "'1' at residue 3"],
+    ),
+    "no shards": (["data", "verify", "none"], 3, ["none"]),
+    "no such split": (["data", "export", "data", "--split", "tset"], 2, ["tset", "test"]),
+    "prepare nothing": (["prepare", "none.fasta", "--out", "o"], 3, ["none.fasta"]),
+    "prepare onto something": (["prepare", "x.fasta", "--out", "broken"], 4, ["broken"]),
+    "fractions above one": (
+        ["prepare", "x.fasta", "--out", "o", "--test-fraction", "1.5"],
+        2,
+        ["1.5"],
+    ),
+    "two split rules": (
+        ["prepare", "x.fasta", "--out", "o", "--split-table", "t.tsv", "--family-table", "f.tsv"],
+        2,
+        ["--split-table", "--family-table"],
+    ),
+    "families of no table": (
+        ["prepare", "x.fasta", "--out", "o", "--ood-families", "PF00069", "PF00001"],
+        2,
+        ["--family-table", "uniprot.org"],
+    ),
+    "no such cluster table": (
+        ["prepare", "x.fasta", "--out", "o", "--cluster-table", "none.tsv"],
+        3,
+        ["none.tsv"],
+    ),
+    "leakage of nothing": (["data", "leakage", "none"], 3, ["none", "protlm prepare"]),
+    "leakage at no share": (["data", "leakage", "data", "--min-shared", "50"], 2, ["50", "1"]),
+    "prepare by no worker": (
+        ["prepare", "x.fasta", "--out", "o", "--workers", "0"],
+        2,
+        ["--workers 0"],
+    ),
+    "prepare what cannot be": (
+        ["prepare", "x.fasta", "--out", "o", "--min-length", "9", "--max-length", "3"],
+        2,
+        ["--min-length 9", "--max-length 3"],
+    ),
+    "an organism that nobody is": (
+        ["prepare", "x.fasta", "--out", "o", "--organism", "9606"],
+        3,
+        ["none of the 1 records is left", "organism"],
+    ),
+    "an executor that is none": (
+        ["prepare", "x.fasta", "--out", "o", "--executor", "pbs"],
+        2,
+        ["pbs", "slurm", "local"],
+    ),
+    "settings of no executor": (
+        ["prepare", "x.fasta", "--out", "o", "--slurm", "time=1"],
+        2,
+        ["--slurm time=1", "--executor slurm"],
+    ),
+    "a source that is no sequences": (["prepare", "run", "--out", "o"], 3, ["run"]),
+    "merge with itself": (["data", "merge", "data", "data", "--out", "o"], 2, ["once"]),
+    "merge nothing": (["data", "merge", "none", "--out", "o"], 3, ["none", "protlm prepare"]),
+    "broken checkpoint": (["checkpoint", "verify", "broken"], 3, ["step-00000004.ckpt"]),
+    "no such checkpoint": (["checkpoint", "info", "none"], 3, ["none"]),
+    "wrong key": (["train", "data.dirr=data"], 2, ["data.dirr", "data.dir"]),
+    "wrong choice of a group": (["train", "model=huge"], 2, ["huge", "small"]),
+    "train on nothing": (["train", "data.dir=none", "run_dir=o"], 3, ["none", "protlm prepare"]),
+    "train on no split": (
+        ["train", "data.dir=data", "data.train_split=tran", "run_dir=o"],
+        2,
+        ["tran", "train"],
+    ),
+    "another recipe": (
+        ["train", "trainer.accumulate_grad_batches=3", "data.dir=data", "run_dir=run"],
+        2,
+        ["run_dir"],
+    ),
+    "a flag hydra does not know": (["train", "--max-steps", "5"], 2, ["--max-steps", "key=value"]),
+    "a path for a setting": (["evaluate", "./run"], 2, ["checkpoint=./run"]),
+    "no model by its name": (["checkpoint", "info", "x.fasta"], 3, ["x.fasta", ".ckpt"]),
+    "no structures to fit on": (
+        ["contacts", "x.fasta", "-m", "run", "-o", "o.h5", "--fit", "none"],
+        3,
+        ["none"],
+    ),
+    "more processes than they are of use": (
+        ["train", "trainer.accelerator=cpu", "trainer.devices=9999", "run_dir=o"],
+        2,
+        ["trainer.devices=9999", "processors"],
+    ),
+    "no gpu": (["train", "trainer.accelerator=gpu", "trainer.devices=99"], 2, ["GPUs"]),
+    "no layers": (["train", "model.num_layers=0", "run_dir=o"], 2, ["model.num_layers=0"]),
+    "no split at all": (["evaluate", "checkpoint=run", "data.dir=data", "split=[]"], 2, ["split"]),
+    "train onto something": (["train", "data.dir=data", "run_dir=x.fasta"], 4, ["x.fasta"]),
+    "train something else there": (
+        ["train", "model=small", "data.dir=data", "run_dir=run"],
+        2,
+        ["run_dir"],
+    ),
+    "train in float16": (["train", "trainer.precision=16-mixed", "run_dir=o"], 2, ["16-mixed"]),
+    "more positions than there are": (
+        ["train", "model.positions=learned", "data.max_length=4096", "run_dir=o"],
+        2,
+        ["data.max_length"],
+    ),
+    "look ahead with a causal model": (
+        ["train", "attention=linformer", "objective=causal", "run_dir=o"],
+        2,
+        ["attention=linformer", "objective=masked", "performer_relu", "hybrid"],
+    ),
+    "a misspelt setting of attention": (
+        ["train", "attention=performer_softmax", "attention.estimatr=positive", "run_dir=o"],
+        2,
+        ["attention.estimatr", "did you mean attention.estimator?", "num_features"],
+    ),
+    "an inner setting without its plus": (
+        ["train", "attention=hybrid", "attention.options.num_features=64", "run_dir=o"],
+        2,
+        ["+attention.options.num_features=VALUE"],
+    ),
+    "a table too short": (
+        ["train", "attention=aft_full", "data.max_length=4096", "run_dir=o"],
+        2,
+        ["data.max_length=4096", "model.max_length"],
+    ),
+    "keep what is not there": (
+        ["train", "model.reversible=true", "trainer.activation_checkpointing=true", "run_dir=o"],
+        2,
+        ["trainer.activation_checkpointing"],
+    ),
+    "sweep on two devices": (
+        ["train", "--multirun", "trainer.devices=2", "seed=0,1", "run_dir=o", "data.dir=data"],
+        2,
+        ["--multirun"],
+    ),
+    "evaluate nothing": (["evaluate", "evaluation=[masked]"], 2, ["checkpoint"]),
+    "evaluate what is not": (["evaluate", "checkpoint=run", "evaluation=[maskd]"], 2, ["maskd"]),
+    "evaluate on no split": (
+        ["evaluate", "checkpoint=run", "data.dir=data", "split=none", "output=o.json"],
+        2,
+        ["none", "valid"],
+    ),
+    "evaluate without data": (["evaluate", "checkpoint=run"], 2, ["data.dir=DIR"]),
+    "evaluate a broken run": (
+        ["evaluate", "checkpoint=broken", "data.dir=data", "split=test", "output=o.json"],
+        3,
+        ["step-00000004.ckpt"],
+    ),
+}
+
+
+# An interpreter takes seconds to start: one mistake for each way in which a command is begun.
+IN_A_PROCESS_OF_ITS_OWN = (
+    "unknown command",
+    "broken model",
+    "prepare onto something",
+    "wrong key",
+    "evaluate a broken run",
+)
+
+
+def assert_one_sentence(run: Command, case: str, workplace: Path) -> None:
+    """Makes a mistake, and looks at what is said, at the exit code and at the folder."""
+    arguments, code, words = WRONG[case]
+    before = {path: path.stat().st_mtime_ns for path in workplace.rglob("*")}
+    done = run(*arguments, cwd=workplace)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    told = [line for line in done.stderr.splitlines() if line.startswith("protlm: ")]
+    assert len(told) == 1, done.stderr
+    for word in words:
+        assert word in told[0]
+    assert {path: path.stat().st_mtime_ns for path in workplace.rglob("*")} == before
+
+
+@pytest.mark.parametrize("case", [case for case in WRONG if case not in IN_A_PROCESS_OF_ITS_OWN])
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    case: str, workplace: Path, protlm_in_process: Command
+) -> None:
+    assert_one_sentence(protlm_in_process, case, workplace)
+
+
+@pytest.mark.parametrize("case", IN_A_PROCESS_OF_ITS_OWN)
+def test_a_mistake_ends_a_process_with_one_sentence(
+    case: str, workplace: Path, protlm_command: Command
+) -> None:
+    assert_one_sentence(protlm_command, case, workplace)

@@ -1,0 +1,208 @@
+"""Batches: complete, identical for any number of ranks, resumable at any position."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.curriculum import Curriculum
+from protlm.data.batching.mixture import SampleOrder
+from protlm.data.batching.packing import Packing
+from protlm.data.batching.plan import BatchStream, Progress, RankSlice
+from protlm.errors import UserError
+
+NUM_SAMPLES = 150
+# Clusters have twice as many sequences, and an epoch as many samples.
+LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
+STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
+RULES = {
+    "sequences": LengthBuckets(1_000, 128, window=32),
+    "concatenated": Packing(300, 128, window=32),
+    "one row to a batch": Packing(50, 128, window=10),
+    "sequences, growing": LengthBuckets(1_000, 128, window=32, curriculum=STAGES),
+    "concatenated, growing": Packing(300, 128, window=32, curriculum=STAGES),
+}
+
+
+class Pairs:
+    """Clusters of two sequences, the one beside the other."""
+
+    def __init__(self, num_clusters):
+        self._size = num_clusters
+
+    def __len__(self):
+        return self._size
+
+    def members(self, clusters, starts, turn):
+        return 2 * clusters + (starts.astype(np.int64) + turn) % 2
+
+
+ORDERS = {
+    "one": SampleOrder([NUM_SAMPLES], seed=3),
+    "mixture": SampleOrder([100, 45, 5], shares=[5, 4, 2], seed=3),
+    "clusters": SampleOrder([300], seed=3, clusters=[Pairs(150)]),
+    "mixture of clusters": SampleOrder(
+        [220, 80], shares=[5, 4], seed=3, clusters=[Pairs(110), Pairs(40)]
+    ),
+}
+
+
+@pytest.fixture(params=RULES)
+def rule(request):
+    return RULES[request.param]
+
+
+@pytest.fixture(params=ORDERS)
+def order(request):
+    return ORDERS[request.param]
+
+
+def stream(order, rule, **options):
+    return BatchStream(LENGTHS.take, order, rule, **options)
+
+
+@pytest.mark.parametrize("world_size", [2, 7])
+def test_global_batches_are_the_same_for_any_number_of_ranks(order, rule, world_size):
+    whole = list(stream(order, rule, num_batches=40))
+    ranks = [
+        list(stream(order, rule, num_batches=40, share=RankSlice(rank, world_size)))
+        for rank in range(world_size)
+    ]
+    for step, plan in enumerate(whole):
+        parts = [rank[step] for rank in ranks]
+        assert {(part.length, part.after, len(part.rows)) for part in parts} == {
+            (plan.length, plan.after, -(-len(plan.rows) // world_size))
+        }
+        rows = [row for rows in zip(*(part.rows for part in parts), strict=True) for row in rows]
+        assert tuple(rows[: len(plan.rows)]) == plan.rows
+        assert set(rows[len(plan.rows) :]) <= {None}
+
+
+def test_resuming_from_every_progress_gives_the_tail(order, rule):
+    total = len(stream(order, rule)) + 10
+    plans = list(stream(order, rule, num_batches=total))
+    assert plans[-1].after.epoch >= 1
+    for done, plan in enumerate(plans, start=1):
+        rest = stream(order, rule, start=plan.after, num_batches=total, done=done)
+        assert len(rest) == total
+        assert list(islice(rest, 3)) == plans[done : done + 3]
+
+
+@pytest.mark.parametrize("share", [RankSlice(), RankSlice(1, 3), RankSlice(0, 2, parts=3)], ids=str)
+@pytest.mark.parametrize("batches_per_step", [1, 3])
+def test_batches_have_the_number_of_their_step(order, rule, share, batches_per_step):
+    """The same on all ranks and for all parts of a batch, wherever the run was resumed."""
+    share = replace(share, batches_per_step=batches_per_step)
+    plans = list(stream(order, rule, num_batches=12, share=share))
+    expected = [batch // batches_per_step for batch in range(12) for _ in range(share.parts)]
+    assert [plan.step for plan in plans] == expected
+    for done in range(0, 12, batches_per_step):
+        start = plans[done * share.parts - 1].after if done else Progress()
+        rest = stream(order, rule, start=start, num_batches=12, done=done, share=share)
+        assert list(rest) == plans[done * share.parts :]
+
+
+def test_progress_grows_and_ends_with_the_epoch(order, rule):
+    plans = list(stream(order, rule))
+    places = [plan.after for plan in plans]
+    assert places == sorted(set(places))
+    assert places[-1] == Progress(1, 0)
+    assert all(place < Progress(1, 0) for place in places[:-1])
+    assert len(stream(order, rule)) == len(plans)
+
+
+def test_one_epoch_can_be_resumed_and_its_end_is_empty(order, rule):
+    plans = list(stream(order, rule))
+    half = stream(order, rule, start=plans[7].after)
+    assert list(half) == plans[8:] != []
+    assert len(half) == len(plans)
+    assert list(stream(order, rule, start=Progress(0, len(order)))) == []
+
+
+def test_a_stream_can_be_iterated_again(order, rule):
+    batches = stream(order, rule)
+    assert list(batches) == list(batches)
+
+
+def test_epochs_and_seeds_differ_and_repeat(rule):
+    def rows(seed, epoch):
+        order = SampleOrder([NUM_SAMPLES], seed=seed)
+        return [plan.rows for plan in stream(order, rule, start=Progress(epoch))]
+
+    assert rows(3, 0) == rows(3, 0)
+    assert rows(3, 0) != rows(3, 1)
+    assert rows(3, 0) != rows(4, 0)
+
+
+def test_a_position_inside_a_batch_is_rejected(order):
+    first = next(p.after for p in stream(order, RULES["sequences"]) if len(p.rows) > 1)
+    second = list(stream(order, RULES["concatenated"]))[1].after
+    assert second.tokens
+    for rule, inside in (
+        ("sequences", Progress(0, first.samples - 1)),
+        ("concatenated", Progress(0, second.samples, second.tokens - 1)),
+    ):
+        with pytest.raises(UserError, match=r"another version of protlm.*run_dir="):
+            list(stream(order, RULES[rule], start=inside))
+
+
+def test_only_the_current_window_is_read(order, rule):
+    asked = []
+
+    def lengths_of(samples):
+        asked.append(len(samples))
+        return LENGTHS.take(samples)
+
+    place = Progress(10**6, 3 * rule.window)
+    batches = BatchStream(lengths_of, order, rule, num_batches=10**9, start=place)
+    assert len(batches) == 10**9
+    assert asked == []
+    assert next(iter(batches)).after.epoch >= 10**6
+    assert asked == [rule.window]
+
+
+def test_a_long_run_needs_no_list(order, rule):
+    batches = stream(order, rule, num_batches=10**9, start=Progress(10**6))
+    assert len(list(islice(batches, 400))) == 400
+
+
+@pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
+def test_a_window_has_as_many_batches_whatever_their_size(rule_of):
+    sizes = [rule_of(tokens, 1_024).window_size for tokens in (1, 131_072, 131_073, 2**21)]
+    assert sizes == [16_384, 16_384, 32_768, 2**18]
+    assert rule_of(2**21, 1_024, window=7).window_size == 7
+
+
+def test_a_curriculum_applies_from_the_start_of_a_window():
+    order = ORDERS["one"]
+    for mode in ("sequences", "concatenated"):
+        grown, growing = RULES[mode], RULES[f"{mode}, growing"]
+        seen = {}
+        plans = list(stream(order, growing, num_batches=3 * len(stream(order, growing))))
+        for plan, before in zip(plans, [Progress(), *(p.after for p in plans)], strict=False):
+            samples = before.epoch * len(order) + before.samples // growing.window * growing.window
+            seen[samples] = max(seen.get(samples, 0), plan.length)
+        expected = {s: STAGES.max_length(s) for s in seen}
+        assert seen == expected
+        assert set(expected.values()) == {32, 64, 128}
+        # After the last stage, batches equal those without a curriculum.
+        late = Progress(2)
+        one, other = (stream(order, r, start=late, num_batches=100) for r in (grown, growing))
+        assert list(one) == list(other)
+
+
+@pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens_per_batch": 0},
+        {"max_length": 2},
+        {"window": 0},
+        {"curriculum": Curriculum([[0, 64], [10, 129]])},
+    ],
+)
+def test_invalid_rules_are_rejected(rule_of, wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        rule_of(**({"tokens_per_batch": 1_000, "max_length": 128} | wrong))

@@ -1,0 +1,154 @@
+"""The empirical baseline on real sequences, compared with its definition."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
+from protlm.data.unigram import Unigram, count_residues
+from protlm.data.vocabulary import RESIDUES, VOCABULARY
+
+PROTEINS = [
+    "MKMSRLCLSVALLVLLGTLAASTPGCDTSNQAKAQRPDFCLEPPYTGPCKARIIRYFYNAKAGLCQTFVYGGCRAKRNNFKSAEDCMRTCGGAIGPWENL",
+    "MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG",
+]
+
+
+@pytest.fixture
+def tokens() -> list[np.ndarray]:
+    return [VOCABULARY.encode(sequence) for sequence in PROTEINS]
+
+
+def test_residues_are_counted(tokens: list[np.ndarray]) -> None:
+    counts_V = count_residues(iter(tokens))
+    together = "".join(PROTEINS)
+    assert counts_V.shape == (len(VOCABULARY),)
+    for letter in RESIDUES:
+        assert counts_V[VOCABULARY[letter]] == together.count(letter)
+    assert counts_V.sum() == len(together)
+    assert count_residues([]).sum() == 0
+
+
+def test_frequencies_are_smoothed_and_sum_to_one(tokens: list[np.ndarray]) -> None:
+    counts_V = count_residues(tokens)
+    # Special tokens have no frequency, even where somebody counted them.
+    counts_V[[VOCABULARY.pad, VOCABULARY.mask]] = 1000
+    frequency_V = Unigram.from_counts(counts_V).frequency_V
+    assert frequency_V.sum() == pytest.approx(1.0)
+    assert (frequency_V[~VOCABULARY.is_residue] == 0).all()
+    total = sum(map(len, PROTEINS)) + 25
+    assert frequency_V[VOCABULARY["O"]] == pytest.approx(1 / total)
+    leucines = "".join(PROTEINS).count("L")
+    assert frequency_V[VOCABULARY["L"]] == pytest.approx((leucines + 1) / total)
+
+
+def test_loss_on_its_own_counts_is_their_entropy() -> None:
+    # Each count is smoothed by one, so targets that hold one residue of each kind more are
+    # distributed as the baseline is.
+    counts_V = count_residues([VOCABULARY.encode(sequence) for sequence in PROTEINS])
+    unigram = Unigram.from_counts(counts_V)
+    targets = np.concatenate([VOCABULARY.encode("".join(PROTEINS)), VOCABULARY.residues])
+    nats, _, count = unigram.score(targets)
+    p = unigram.frequency_V[VOCABULARY.residues]
+    assert nats / count == pytest.approx(-(p * np.log(p)).sum())
+    # No other distribution does better on these targets.
+    other, _, _ = Unigram.from_counts(counts_V[::-1].copy()).score(targets)
+    assert other > nats
+
+
+def test_the_commonest_residue_is_always_predicted() -> None:
+    sequence = "LLLLLAAAGGKR"
+    targets = VOCABULARY.encode(sequence)
+    unigram = Unigram.from_counts(count_residues([targets]))
+    nats, correct, count = unigram.score(targets)
+    assert (correct, count) == (sequence.count("L"), len(sequence))
+    assert isinstance(nats, float) and isinstance(correct, int) and isinstance(count, int)
+    assert unigram.score(VOCABULARY.encode("AAGG"))[1] == 0
+    assert unigram.score(targets[:0]) == (0.0, 0, 0)
+
+
+def test_scores_add_up(tokens: list[np.ndarray]) -> None:
+    unigram = Unigram.from_counts(count_residues(tokens))
+    parts = np.array([unigram.score(part) for part in tokens]).sum(axis=0)
+    np.testing.assert_allclose(parts, unigram.score(np.concatenate(tokens)))
+
+
+def test_the_end_of_a_sequence_is_an_optional_target(tokens: list[np.ndarray]) -> None:
+    counts_V = count_residues(tokens)
+    counts_V[VOCABULARY.eos] = len(tokens)
+    frequency_V = Unigram.from_counts(counts_V, with_eos=True).frequency_V
+    total = sum(map(len, PROTEINS)) + len(PROTEINS) + 26
+    assert frequency_V[VOCABULARY.eos] == pytest.approx((len(PROTEINS) + 1) / total)
+    assert frequency_V.sum() == pytest.approx(1.0)
+    without = Unigram.from_counts(counts_V)
+    assert without.frequency_V[VOCABULARY.eos] == 0
+
+
+RULES = [
+    MaskingRule(),
+    MaskingRule(mask_prob=1, random_prob=0),
+    MaskingRule(mask_prob=0.5, random_prob=0.5),
+    MaskingRule(mask_prob=0.2, random_prob=0),
+    MaskingRule(mask_prob=0, random_prob=0.7),
+]
+
+
+def by_counting_cases(frequency_V: np.ndarray, rule: MaskingRule) -> np.ndarray:
+    """P(target | input), from the probability of every way a target can come to its input."""
+    joint_VV = np.zeros((len(VOCABULARY), len(VOCABULARY)))
+    mask, random = (Fraction(str(share)) for share in (rule.mask_prob, rule.random_prob))
+    for target in VOCABULARY.residues.tolist():
+        p = frequency_V[target]
+        joint_VV[VOCABULARY.mask, target] += p * float(mask)
+        joint_VV[target, target] += p * float(1 - mask - random)
+        for drawn in VOCABULARY.residues.tolist():
+            joint_VV[drawn, target] += p * float(random) / 25
+    return joint_VV
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_the_posterior_is_bayes(rule: MaskingRule, tokens: list[np.ndarray]) -> None:
+    unigram = Unigram.from_counts(count_residues(tokens))
+    joint_VV = by_counting_cases(unigram.frequency_V, rule)
+    seen = np.flatnonzero(joint_VV.sum(1))
+    expected = joint_VV[seen] / joint_VV[seen].sum(1, keepdims=True)
+    found_VV = unigram.posterior(rule)
+    np.testing.assert_allclose(found_VV[seen], expected, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(found_VV.sum(1), 1)
+
+
+def test_the_posterior_of_a_mask_alone_is_the_frequencies(tokens: list[np.ndarray]) -> None:
+    unigram = Unigram.from_counts(count_residues(tokens))
+    for rule in (None, MaskingRule(mask_prob=1, random_prob=0)):
+        assert (unigram.posterior(rule) == unigram.frequency_V).all()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_the_loss_on_a_corrupted_sample_is_the_expected_one(
+    rule: MaskingRule, tokens: list[np.ndarray]
+) -> None:
+    """Residues drawn from f and corrupted as in training: the mean loss is H(target | input)."""
+    unigram, rng = Unigram.from_counts(count_residues(tokens)), row_rng(0, 0, 0)
+    drawn = rng.choice(len(VOCABULARY), size=400_000, p=unigram.frequency_V)
+    inputs, targets = corrupt(drawn, np.ones(len(drawn), bool), rule, rng)
+    chosen = targets != IGNORE
+    losses = -np.log(unigram.posterior(rule)[inputs[chosen], targets[chosen]])
+    joint_VV = by_counting_cases(unigram.frequency_V, rule)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        surprise_VV = -np.log(joint_VV / joint_VV.sum(1, keepdims=True))
+    is_possible_VV = joint_VV > 0
+    expected = (joint_VV[is_possible_VV] * surprise_VV[is_possible_VV]).sum()
+    z = (losses.mean() - expected) / max(losses.std() / np.sqrt(len(losses)), 1e-12)
+    assert abs(z) < 4
+
+
+def test_visible_targets_lower_the_loss(tokens: list[np.ndarray]) -> None:
+    """Of 80/10/10 by 2 to 3 units of perplexity: losses of two rules are not to be compared."""
+    unigram = Unigram.from_counts(count_residues(tokens))
+    perplexities = []
+    for rule in (MaskingRule(mask_prob=1, random_prob=0), MaskingRule()):
+        joint_VV = by_counting_cases(unigram.frequency_V, rule)
+        joint, found = joint_VV[joint_VV > 0], unigram.posterior(rule)[joint_VV > 0]
+        perplexities.append(np.exp(-(joint * np.log(found)).sum()))
+    assert 2 < perplexities[0] - perplexities[1] < 4

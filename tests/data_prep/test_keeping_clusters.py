@@ -1,0 +1,269 @@
+"""Clusters on their way from a table to the index: by one process, by many, by jobs, merged."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.data.shards.data_set import open_clusters, open_split, verify
+from protlm.data.shards.manifest import read_manifest
+from protlm.data_prep import submission
+from protlm.data_prep.cluster_table import ClusterTable, member_name, name_hash
+from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.encode import UNLISTED
+from protlm.data_prep.merge import merge
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit, TableSplit
+from protlm.data_prep.submission import Executor, Submission, prepare_by_jobs
+from protlm.errors import InputDataError, UserError
+
+RULE = HashSplit(0.2, 0.1)
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@pytest.fixture
+def release(tmp_path):
+    """Two files of proteins, some with names as UniProt writes them, some sequences twice."""
+    folder = tmp_path / "release"
+    folder.mkdir()
+    for name, count in (("one", 150), ("two", 80)):
+        proteins = [
+            f">{f'sp|{name.upper()}{i}|X_Y' if i % 3 else f'{name}{i}'}\nMKV{'LAW' * (i % 60)}\n"
+            for i in range(count)
+        ]
+        (folder / f"{name}.fasta").write_text("".join(proteins))
+    return folder
+
+
+@pytest.fixture
+def table(release, tmp_path):
+    """Clusters of up to five, of both files; every tenth record is not listed."""
+    names = []
+    for path in sorted(release.iterdir()):
+        words = [line[1:].split()[0] for line in path.read_text().split("\n") if line[:1] == ">"]
+        names += [member_name(word.split("|")[1] if "|" in word else word) for word in words]
+    rows = [(names[i % 46], name) for i, name in enumerate(names) if i % 10 != 7]
+    path = tmp_path / "cluster.tsv"
+    path.write_text("".join(f"{one}\t{other}\n" for one, other in rows))
+    return path
+
+
+def cluster_of(table):
+    rows = [line.split("\t") for line in table.read_text().splitlines()]
+    return {member: representative for representative, member in rows}
+
+
+def assert_indexed(directory, table):
+    """Each cluster of each split has those sequences that the table says, and no other."""
+    representative_of = cluster_of(table)
+    assert verify(directory) == []
+    manifest = read_manifest(directory)
+    for split in manifest.splits:
+        reader, index = open_split(directory, split), open_clusters(directory, split)
+        expected: dict[int, list[int]] = {}
+        for number in range(len(reader)):
+            name = reader.identifier(number)
+            expected.setdefault(name_hash(representative_of.get(name, name)), []).append(number)
+        assert len(index) == len(expected)
+        assert manifest.clusters.indexes[split].clusters == len(expected)
+        for cluster, hashed in enumerate(sorted(expected)):
+            members = expected[hashed]
+            some = np.full(len(members), cluster)
+            found = index.members(some, np.arange(len(members), dtype=np.uint64), 0)
+            assert found.tolist() == members
+    return manifest
+
+
+def made(sources, out, table, rule=RULE, **options):
+    clusters = None if table is None else ClusterTable(table, near=out.parent)
+    settings = PrepareOptions(**options)
+    return prepare(list(sources), out, split_rule=rule, clusters=clusters, options=settings)
+
+
+def files_of(release):
+    return sorted(release.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_the_index_agrees_with_the_table(release, table, tmp_path, deduplicate):
+    options = {"deduplicate": deduplicate, "shard_residues": 2_000}
+    report = made(files_of(release), tmp_path / "data", table, **options)
+    manifest = assert_indexed(tmp_path / "data", table)
+    assert len(manifest.splits["train"]) > 1
+    assert report.clusters == {s: i.clusters for s, i in manifest.clusters.indexes.items()}
+    assert json.loads((tmp_path / "data/report.json").read_text())["clusters"] == report.clusters
+    assert manifest.clusters.table == "cluster.tsv"
+    # Counted of all records, those that are left out as duplicates among them.
+    assert report.counts.noted[UNLISTED] == 23
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_any_number_of_workers_gives_the_same_bytes(release, table, tmp_path, contents):
+    for workers in (1, 2, 3):
+        out = tmp_path / str(workers)
+        made(files_of(release), out, table, workers=workers, shard_residues=2_000)
+    one = contents(tmp_path / "1")
+    assert "train/clusters.h5" in one
+    assert contents(tmp_path / "2") == one
+    assert contents(tmp_path / "3") == one
+
+
+def test_without_a_table_no_clusters_are_stored(release, tmp_path):
+    report = made(files_of(release), tmp_path / "data", None)
+    assert report.clusters == {}
+    for name in ("manifest.json", "report.json"):
+        assert "clusters" not in json.loads((tmp_path / "data" / name).read_text())
+    assert not list((tmp_path / "data").rglob("clusters.h5"))
+
+
+def test_clusters_do_not_change_the_splits(release, table, tmp_path):
+    made(files_of(release), tmp_path / "with", table)
+    made(files_of(release), tmp_path / "without", None)
+    found = [
+        {
+            split: [
+                open_split(out, split).identifier(i) for i in range(len(open_split(out, split)))
+            ]
+            for split in read_manifest(out).splits
+        }
+        for out in (tmp_path / "with", tmp_path / "without")
+    ]
+    assert found[0] == found[1]
+
+
+def test_clusters_go_with_every_split_rule(release, table, tmp_path):
+    rows = "".join(f"{name}\t{'valid' if '3' in name else 'train'}\n" for name in cluster_of(table))
+    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
+    report = made(files_of(release), tmp_path / "table", table, TableSplit(tmp_path / "splits.tsv"))
+    assert_indexed(tmp_path / "table", table)
+    assert set(report.splits) == {"train", "valid"}
+    assert UNLISTED not in report.counts.noted
+    rule = ClusterSplit(ClusterTable(table), HashSplit(0.3, 0.2))
+    made(files_of(release), tmp_path / "cluster", table, rule)
+    manifest = assert_indexed(tmp_path / "cluster", table)
+    # No cluster is in two splits, so there are as many as there are names. Of the 23 records that
+    # are not listed 4 are representatives, and so in their clusters.
+    total = sum(index.clusters for index in manifest.clusters.indexes.values())
+    assert total == len(set(cluster_of(table).values())) + 23 - 4
+
+
+def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_process):
+    rows = "".join(f"{name}\ttrain\n" for name in cluster_of(table))
+    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
+    arguments = ["prepare", "release", "--out", "data", "--cluster-table", "cluster.tsv"]
+    done = protlm_in_process(*arguments, "--split-table", "splits.tsv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    index = assert_indexed(tmp_path / "data", table).clusters.indexes["train"]
+    assert f"clusters of train {index.clusters}" in " ".join(done.stderr.split())
+    done = protlm_in_process("data", "verify", "data", cwd=tmp_path)
+    assert f"sequences of {index.clusters} clusters" in done.stdout
+    done = protlm_in_process("data", "info", "data", cwd=tmp_path)
+    assert "clusters of cluster.tsv" in done.stdout
+    assert f" {index.clusters} " in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cluster.tsv", "data", "release", "splits.tsv"
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_build_does_not_resume_with_another_table(release, table, tmp_path, monkeypatch):
+    out, options = tmp_path / "data", {"shard_residues": 2_000}
+
+    def fail(*_):
+        raise InputDataError("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(InputDataError, match="stopped"):
+        patch.setattr("protlm.data_prep.prepare.write_cluster_index", fail)
+        made(files_of(release), out, table, **options)
+    assert (tmp_path / "data.partial").is_dir()
+    for other in (None, tmp_path / "other.tsv"):
+        (tmp_path / "other.tsv").write_text("A\tA\n")
+        with pytest.raises(UserError, match=r"was begun with another cluster table.*--restart"):
+            made(files_of(release), out, other, **options)
+    made(files_of(release), out, table, **options)
+    assert_indexed(out, table)
+
+
+# --- merged
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_parts_with_the_same_table_keep_their_clusters(release, table, tmp_path, contents, capsys):
+    parts = []
+    for source in files_of(release):
+        parts.append(tmp_path / source.stem)
+        made([source], parts[-1], table, shard_residues=2_000)
+    report = merge(parts, tmp_path / "merged")
+    manifest = assert_indexed(tmp_path / "merged", table)
+    assert report.clusters["train"] == manifest.clusters.indexes["train"].clusters
+    made(files_of(release), tmp_path / "whole", table, shard_residues=2_000)
+    whole, merged = contents(tmp_path / "whole"), contents(tmp_path / "merged")
+    for split in manifest.splits:
+        assert whole[f"{split}/clusters.h5"] == merged[f"{split}/clusters.h5"]
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_parts_with_different_tables_lose_their_clusters(release, table, tmp_path, capsys):
+    (tmp_path / "other.tsv").write_text("A\tA\n")
+    one, two = files_of(release)
+    made([one], tmp_path / "one", table)
+    made([two], tmp_path / "two", None)
+    made([two], tmp_path / "three", tmp_path / "other.tsv")
+    for number, (other, words) in enumerate([("two", "no clusters"), ("three", "of other.tsv")]):
+        out = tmp_path / f"merged-{number}"
+        merge([tmp_path / "one", tmp_path / other], out)
+        said = capsys.readouterr().err
+        assert f"{tmp_path / 'one'} has clusters of cluster.tsv" in said
+        assert f"{tmp_path / other} has" in said
+        assert words in said
+        assert verify(out) == []
+        with pytest.raises(UserError, match=rf"{out} was prepared without clusters"):
+            open_clusters(out, "train")
+
+
+def test_jobs_give_the_same_result_as_one_process(release, table, tmp_path, contents, monkeypatch):
+    def submitter(*_):
+        def run(records, tasks):
+            # As they come to another machine.
+            for task in tasks:
+                assert submission._prepare_part(sent(task)) is None
+
+        return run
+
+    def sent(task):
+        return pickle.loads(pickle.dumps(task))
+
+    monkeypatch.setattr(submission, "_submitter", submitter)
+    prepare_by_jobs(
+        files_of(release),
+        tmp_path / "data",
+        split_rule=RULE,
+        clusters=ClusterTable(table),
+        options=PrepareOptions(),
+        submission=Submission(Executor.LOCAL),
+    )
+    assert_indexed(tmp_path / "data", table)
+    parts = []
+    for source in files_of(release):
+        parts.append(tmp_path / source.stem)
+        made([source], parts[-1], table)
+    merge(parts, tmp_path / "merged")
+    assert contents(tmp_path / "data") == contents(tmp_path / "merged")
+    assert not (tmp_path / "data.partial").exists()
+
+
+@pytest.mark.slow
+def test_local_jobs_have_the_table(release, table, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    prepare_by_jobs(
+        files_of(release),
+        tmp_path / "data",
+        split_rule=RULE,
+        clusters=ClusterTable(table),
+        options=PrepareOptions(),
+        submission=Submission(Executor.LOCAL),
+    )
+    assert_indexed(tmp_path / "data", table)

@@ -1,0 +1,177 @@
+"""Secondary structure, retrieval and classes of sequences, on a tiny model and planted families."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protlm.build import load_model
+from protlm.data.shards.data_set import open_split
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation import create
+from protlm.evaluation.base import NO_SPLIT, EvaluationData
+from protlm.evaluation.sequence_features import compositions, mean_embeddings, three_mers
+from protlm.model.pretrained import PretrainedModel
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> PretrainedModel:
+    return load_model(tiny_run)
+
+
+def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]:
+    """(accession, family, sequence): members differ from their founder in a tenth of the places."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for family in range(number):
+        founder = generator.choice(list(STANDARD), size=60)
+        for member in range(members):
+            changed = generator.random(60) < 0.1
+            letters = np.where(changed, generator.choice(list(STANDARD), size=60), founder)
+            rows.append((f"F{family}M{member}", f"f{family}", "".join(letters)))
+    return rows
+
+
+def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None:
+    sequences = [row[2] for row in families(0, 4, 2)] + ["M", "MKVW" * 9]
+    encoded = [VOCABULARY.encode(sequence) for sequence in sequences]
+    found = mean_embeddings(model, encoded, layers=[0, 2], tokens_per_batch=150)
+    for row, sequence in enumerate(sequences):
+        out = model(model.tokenize([sequence]), layers=[0, 2])
+        for means, layer in zip(found, (0, 2), strict=True):
+            expected = out.hidden[layer][0, 1:-1].mean(dim=0).numpy()
+            np.testing.assert_allclose(means[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compositions_and_three_mers_by_hand() -> None:
+    encoded = [VOCABULARY.encode(s) for s in ("LLLA", "LLL", "LA", "XXX")]
+    (first, *_), lengths = compositions(encoded)[:, :-1], compositions(encoded)[:, -1]
+    assert first[:2].tolist() == [0.75, 0.25]
+    np.testing.assert_allclose(np.exp(lengths), [4, 3, 2, 3], rtol=1e-6)
+    known, asked = three_mers(encoded[:2], encoded)
+    assert known.shape == (2, 2)
+    assert (asked[2:].toarray() == 0).all()
+    np.testing.assert_allclose(np.linalg.norm(asked[:2].toarray(), axis=1), 1, rtol=1e-6)
+
+
+@pytest.fixture
+def planted(tmp_path: Path, make_data_set: Any) -> tuple[EvaluationData, Path]:
+    rows = families(1, 12, 6)
+    queries = [row for row in rows if row[0].endswith("M0")]
+    gallery = [row for row in rows if not row[0].endswith("M0")]
+    splits = [
+        open_split(make_data_set([(a, s) for a, _, s in some], name), "train")
+        for some, name in ((queries, "queries"), (gallery, "gallery"))
+    ]
+    table = tmp_path / "labels.tsv.gz"
+    lines = ["accession\tcluster30", *(f"{a}\t{f}" for a, f, _ in rows[:-6])]
+    table.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return EvaluationData(splits[0], splits[1], 4096), table
+
+
+def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: PretrainedModel) -> None:
+    data, table = planted
+    made = create("mine", {"name": "retrieval", "labels": str(table)})
+    values = made.run(model, data)
+    # The last family has no labels.
+    assert (values["queries"], values["gallery"], values["without_relative"]) == (11, 55, 0)
+    assert values["three_mers"]["top1"]["value"] == values["three_mers"]["map"]["value"] == 1
+    assert values["model"]["top1"]["value"] > values["chance"]["top1"]["value"]
+    assert values["chance"]["map"]["value"] < 0.4
+    assert len(made.table({"test": values}).rows) == 5
+
+
+def test_average_precision_by_hand() -> None:
+    from protlm.evaluation.retrieval import _scores
+
+    similarity = np.array([[0.9, 0.8, 0.7, 0.1], [0.9, 0.8, 0.7, 0.1]])
+    truth = np.array([[True, False, True, False], [False, True, False, False]])
+    scores = _scores(similarity, truth, 0)
+    assert scores["top1"]["value"] == 0.5
+    assert scores["map"]["value"] == pytest.approx(((1 + 2 / 3) / 2 + 1 / 2) / 2)
+
+
+def test_a_table_without_relatives_is_refused(
+    planted: tuple[EvaluationData, Path], model: PretrainedModel, tmp_path: Path
+) -> None:
+    (tmp_path / "t.tsv").write_text("accession\tcluster30\nF0M0\tf0\n")
+    made = create("mine", {"name": "retrieval", "labels": str(tmp_path / "t.tsv")})
+    with pytest.raises(InputDataError, match="no sequence of the split shares its cluster30"):
+        made.run(model, planted[0])
+
+
+def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    rows = []
+    for number in range(60):
+        kind = "water" if number % 2 else "membrane"
+        letters = list("LIVFA" if number % 2 else "DEKRN")
+        sequence = "".join(generator.choice(letters, size=40))
+        rows.append((f"P{number}", kind, "test" if number % 3 == 0 else "train", sequence))
+    (tmp_path / "x.fasta").write_text("".join(f">{a}\n{s}\n" for a, _, _, s in rows))
+    lines = ["accession\tlabel\tsplit", *("\t".join(row[:3]) for row in rows)]
+    (tmp_path / "t.tsv").write_text("\n".join(lines))
+    files = {"labels": str(tmp_path / "t.tsv"), "sequences": str(tmp_path / "x.fasta")}
+    made = create("mine", {"name": "sequence_labels", **files})
+    values = made.run(model, None)
+    assert (values["num_fit"], values["num_test"]) == (40, 20)
+    assert values["composition"]["accuracy"]["value"] == 1
+    assert values["model"]["accuracy"]["value"] == 1
+    assert values["commonest"]["accuracy"]["value"] == 0.5
+    assert len(made.table({NO_SPLIT: values}).rows) == 5
+    (tmp_path / "x.fasta").write_text(">P1\nMK\n")
+    with pytest.raises(InputDataError, match="lacks 59 of the 60 sequences"):
+        made.run(model, None)
+
+
+def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
+    made = create("mine", {"name": "secondary_structure"})
+    values = made.run(model, None)
+    assert values["num_test"] == values["num_fit"] == 20
+    # The residues around know more than the commonest state, by far more than chance allows.
+    around, commonest = values["residues_around"]["accuracy"], values["commonest"]["accuracy"]
+    assert around["low"] > commonest["value"]
+    assert 0.3 < values["model"]["accuracy"]["value"] < 0.8
+    assert len(made.table({NO_SPLIT: values}).rows) == 4
+
+
+def test_the_same_proteins_on_both_sides_are_refused(model: PretrainedModel) -> None:
+    from protlm.paths import sample_dir
+
+    folder = str(sample_dir() / "structures" / "fit")
+    made = create("mine", {"name": "secondary_structure", "structures": folder})
+    with pytest.raises(InputDataError, match="fit to other proteins"):
+        made.run(model, None)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"name": "retrieval"}, "retrieval.labels=TABLE"),
+        ({"name": "retrieval", "labels": "x", "max_gallery": 0}, "max_gallery=0"),
+        ({"name": "sequence_labels", "labels": "x"}, "sequence_labels.sequences"),
+    ],
+)
+def test_missing_settings_are_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        create("mine", settings)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("accession\tfamily\nA\tB\n", "not cluster30"),
+        ("accession\tcluster30\nA\n", "line 2: 1 fields"),
+        ("", "not accession"),
+        ("accession\tcluster30\n\xff\n", "cannot be read"),
+    ],
+)
+def test_a_bad_table_is_named(content: str, words: str, tmp_path: Path) -> None:
+    from protlm.evaluation.labels import read_labels
+
+    (tmp_path / "t.tsv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputDataError, match=words):
+        list(read_labels(tmp_path / "t.tsv", ("accession", "cluster30")))

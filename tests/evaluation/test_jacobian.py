@@ -1,0 +1,147 @@
+"""The categorical Jacobian: a direct one in float64, blocks, symmetry, and planted couplings."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protlm.build import build_network
+from protlm.checkpoints.description import ModelDescription
+from protlm.config import ModelConfig, Norm, Objective, Positions
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import UserError
+from protlm.evaluation import create
+from protlm.evaluation.base import NO_SPLIT
+from protlm.evaluation.jacobian import jacobian_contacts
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+
+SEQUENCE = "MKTAYIAKQRWCF"
+LETTERS = [VOCABULARY[letter] for letter in STANDARD]
+
+
+def model(attention: str, objective: str = "masked") -> PretrainedModel:
+    config = ModelConfig(
+        num_layers=2,
+        num_heads=2,
+        model_dim=16,
+        feedforward_dim=16,
+        max_length=64,
+        positions=Positions.rotary,
+        norm=Norm.rms,
+    )
+
+    def rebuild(seed: int) -> ProteinLM:
+        return build_network(config, {"name": attention}, seed=seed).double()
+
+    description = ModelDescription(
+        VOCABULARY.hash,
+        Objective(objective),
+        config,
+        attention,
+        {},
+        seed=1,
+        max_length=config.max_length,
+    )
+    return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+
+def direct(judged: PretrainedModel, sequence: str) -> np.ndarray:
+    """The definition, one change at a time, all of it in memory, in float64."""
+    tokens = judged.tokenize([sequence]).tokens_BL
+    length = len(sequence)
+    shift = 0 if judged.causal else 1
+
+    def logits(tokens_1L: torch.Tensor) -> np.ndarray:
+        mask_1L = torch.ones_like(tokens_1L, dtype=torch.bool)
+        with torch.inference_mode():
+            out = judged.network(tokens_1L, mask_1L, causal=judged.causal).logits_BLV
+        return out[0, shift : shift + length][:, LETTERS].numpy()
+
+    plain = logits(tokens)
+    jacobian = np.zeros((length, 20, length, 20))
+    for i in range(length):
+        for a, letter in enumerate(LETTERS):
+            changed = tokens.clone()
+            changed[0, i + 1] = letter
+            jacobian[i, a] = logits(changed) - plain
+    for axis in range(4):
+        jacobian -= jacobian.mean(axis=axis, keepdims=True)
+    jacobian = (jacobian + jacobian.transpose(2, 3, 0, 1)) / 2
+    norms = np.sqrt((jacobian**2).sum(axis=(1, 3)))
+    np.fill_diagonal(norms, 0)
+    corrected = norms - norms.sum(0, keepdims=True) * norms.sum(1, keepdims=True) / norms.sum()
+    np.fill_diagonal(corrected, 0)
+    return corrected
+
+
+@pytest.mark.parametrize("attention", ["softmax", "performer_relu", "performer_softmax"])
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_it_is_its_definition(attention: str, objective: str) -> None:
+    judged = model(attention, objective)
+    expected = direct(judged, SEQUENCE)
+    found = jacobian_contacts(judged, SEQUENCE)
+    # Logits are rounded to float32, and differences of them are small beside them.
+    tolerance = 1e-4 * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
+    assert np.array_equal(found, found.T)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_blocks_change_nothing(rows: int) -> None:
+    judged = model("performer_relu")
+    whole = jacobian_contacts(judged, SEQUENCE)
+    small = rows * 8 * 400 * len(SEQUENCE)
+    blocks = jacobian_contacts(judged, SEQUENCE, tokens_per_batch=40, max_bytes=small)
+    np.testing.assert_allclose(blocks, whole, atol=1e-5 * np.abs(whole).max(), rtol=0)
+
+
+def test_two_coupled_positions_stand_out() -> None:
+    """A model that copies the residue at position 3 to position 9 and back."""
+
+    judged = model("softmax")
+    mechanism = judged.network.mechanism(1)
+
+    class Copy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def mechanism(self, number: int) -> Any:
+            return mechanism
+
+        def __call__(self, tokens_BL: torch.Tensor, mask_BL: Any, *, causal: bool) -> Any:
+            logits = torch.nn.functional.one_hot(tokens_BL, 33).double()
+            out = 0.1 * logits
+            out[:, 4] += logits[:, 10]
+            out[:, 10] += logits[:, 4]
+            return type("Out", (), {"logits_BLV": out})
+
+    judged.network = Copy()  # pyright: ignore[reportAttributeAccessIssue]
+    found = jacobian_contacts(judged, SEQUENCE)
+    assert np.unravel_index(found.argmax(), found.shape) in ((3, 9), (9, 3))
+    peak = found.max()
+    found[[3, 9], [9, 3]] = 0
+    # Centering over positions leaves a thirteenth of it in other places.
+    assert found.max() < 0.2 * peak
+
+
+def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
+    import protlm
+    from protlm.paths import sample_dir
+
+    folder = tmp_path / "structures"
+    folder.mkdir()
+    for path in sorted((sample_dir() / "structures" / "test").iterdir())[:2]:
+        (folder / path.name).symlink_to(path)
+    made = create("mine", {"name": "jacobian", "structures": str(folder), "max_residues": 126})
+    values = made.run(protlm.load(tiny_run), None)
+    assert values["num_test"] + len(values["left_out"]) == 2
+    assert len(made.table({NO_SPLIT: values}).rows) == 6
+
+
+def test_no_residues_are_refused() -> None:
+    with pytest.raises(UserError, match="max_residues=0"):
+        create("mine", {"name": "jacobian", "max_residues": 0})

@@ -1,0 +1,130 @@
+"""A full disk ends a build with one sentence, and the build resumes when there is space."""
+
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+BUILD = "exit_with_message(lambda: build(sys.argv[1:2], sys.argv[2]))"
+# A limit on the size of files is to those who write what a full disk is.
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+"""
+
+
+def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> None:
+    """Exit 4 and a sentence: no traceback, and no signal such as a segmentation fault."""
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("protlm: ")]
+    assert f"{out}" in told
+    assert "no space left" in told
+
+
+def test_finished_segments_stay_and_the_build_goes_on(
+    run_builder, proteins, tmp_path, contents, small_disk
+):
+    """On a disk of 600 KiB; where none can be mounted, on one that only takes small files."""
+    run_builder(BUILD, proteins, tmp_path / "whole")
+    with small_disk(tmp_path / "disk", "600k") as is_mounted:
+        out = tmp_path / "disk" / "data"
+        program = BUILD if is_mounted else LIMITED + BUILD
+        done = run_builder(program, proteins, out, 50_000)
+        assert_one_sentence(done, out)
+        assert not out.exists()
+        partial = out.with_name("data.partial")
+        if is_mounted:
+            assert [p for p in partial.rglob("*") if p.name.endswith(".part")] == []
+            assert len(list(partial.glob("journal/segment-*.json"))) > 2
+            assert f"finished parts are kept in {partial}" in done.stderr
+            assert (partial / "data/train/shard-00000.h5").is_file()
+            again = run_builder(BUILD, proteins, out)
+            assert_one_sentence(again, out)
+            assert "resuming" in again.stderr
+            remount = ["mount", "-o", "remount,size=64m", out.parent]
+            subprocess.run(remount, check=True)
+        assert run_builder(BUILD, proteins, out).returncode == 0
+        assert contents(out) == contents(tmp_path / "whole")
+        assert sorted(p.name for p in out.parent.iterdir()) == ["data"]
+
+
+@pytest.mark.parametrize("limit", [0, 2_000])
+def test_nothing_is_left_where_nothing_could_be_finished(run_builder, proteins, tmp_path, limit):
+    out = tmp_path / "new" / "data"
+    assert_one_sentence(run_builder(LIMITED + BUILD, proteins, out, limit), out.parent)
+    assert not out.parent.exists() or list(out.parent.iterdir()) == []
+
+
+# Four splits of sequences so short that their digests are the largest file of the segment.
+SHORT = """
+class Quarters:
+    def split_of(self, record, digest):
+        return f"split_{digest[0] % 4}"
+
+    def notes_of(self, record, split):
+        return ()
+
+    def describe(self):
+        return {}
+
+options = PrepareOptions(deduplicate=True)
+source, out = map(Path, sys.argv[1:3])
+exit_with_message(lambda: prepare([source], out, split_rule=Quarters(), options=options))
+"""
+
+
+def test_a_disk_that_is_full_when_the_digests_are_written(run_builder, tmp_path):
+    source, out = tmp_path / "short.fasta", tmp_path / "new" / "data"
+    letters = "ACDEFGHIKLMNPQRSTVWY"
+    words = product(letters, letters, letters)
+    source.write_text("".join(f">{i}\nMKV{''.join(word)}\n" for i, word in enumerate(words)))
+    done = run_builder(SHORT, source, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*.h5"))
+    assert largest < 120_000 < 8_000 * 16
+    assert_one_sentence(run_builder(LIMITED + SHORT, source, out, 120_000), out.parent)
+    assert list(out.parent.iterdir()) == []
+
+
+TABLE = """
+import numpy as np, resource
+from protlm.data_prep.duplicates import DigestSet
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, resource.RLIM_INFINITY))
+known = DigestSet(Path(sys.argv[1]), memory_slots=1 << 16)
+rng = np.random.default_rng(0)
+try:
+    for _ in range(100):
+        known.add(rng.integers(0, 2**64, (10_000, 2), np.uint64))
+except OSError as error:
+    print(error.errno, len(known))
+"""
+
+
+def test_a_table_of_digests_that_does_not_fit_is_an_error_and_no_crash(run_builder, tmp_path):
+    """The room is taken when the table is made: a map of a hole would end in a bus error."""
+    done = run_builder(TABLE, tmp_path / "table")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] in {"27", "28"}
+
+
+def test_a_large_shard_fills_a_disk_of_16_mib(run_builder, tmp_path, small_disk):
+    source = tmp_path / "large.fasta"
+    with source.open("w") as file:
+        for i in range(400):
+            file.write(f">p{i}\n{'ACDEFGHIKLMNPQRSTVWY' * 2_500}\n")
+    large = "exit_with_message(lambda: build_large(sys.argv[1:2], sys.argv[2]))"
+    program = """
+def build_large(sources, out):
+    prepare([Path(s) for s in sources], Path(out), split_rule=HashSplit(0, 0))
+"""
+    with small_disk(tmp_path / "disk", "16m") as is_mounted:
+        out = tmp_path / "disk" / "data"
+        limited = program if is_mounted else program + LIMITED
+        done = run_builder(limited + large, source, out, 16 << 20)
+        assert_one_sentence(done, out.parent)
+        assert list(out.parent.iterdir()) == []
+    shutil.rmtree(tmp_path / "disk")

@@ -1,0 +1,198 @@
+"""F36: a damaged checkpoint is named and never used; training goes on from the newest whole one."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import protlm
+from protlm.checkpoints.checksums import check_sum, sum_path, write_sums
+from protlm.checkpoints.format import LATEST, all_checkpoints, latest
+from protlm.commands.checkpoint import info, verify
+from protlm.errors import InputDataError
+
+Train = Callable[..., Path]
+Read = Callable[[Path], Any]
+SETTINGS = ("trainer.checkpoint_every=1", "trainer.log_every=1", "trainer.valid_every=2")
+
+
+@pytest.fixture(scope="module")
+def whole(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps that keeps three checkpoints."""
+    return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *SETTINGS)
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def flip_a_bit(path: Path, rng: random.Random) -> None:
+    contents = bytearray(path.read_bytes())
+    contents[rng.randrange(len(contents))] ^= 1 << rng.randrange(8)
+    path.write_bytes(contents)
+
+
+DAMAGE = {
+    "a flipped bit": lambda path: flip_a_bit(path, random.Random(0)),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+    "no sum": lambda path: sum_path(path).unlink(),
+    "an empty sum": lambda path: sum_path(path).write_bytes(b""),
+}
+
+
+def assert_refused(run: Path, good: Path) -> None:
+    """Whoever embeds proteins is told which checkpoint to give, and does not get another one."""
+    with pytest.raises(InputDataError) as refused:
+        protlm.load(run)
+    assert f"the newest undamaged checkpoint is {good}" in str(refused.value)
+    assert protlm.load(good).hash
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_no_other_model_is_used_unasked(damage: Callable[[Path], object], run: Path) -> None:
+    _, third, fourth = all_checkpoints(run)
+    damage(fourth)
+    assert_refused(run, third)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"../../etc/passwd"])
+def test_no_model_is_guessed_where_the_pointer_is_damaged(content: bytes | None, run: Path) -> None:
+    pointer = run / "checkpoints" / LATEST
+    pointer.unlink() if content is None else pointer.write_bytes(content)
+    assert_refused(run, all_checkpoints(run)[-1])
+
+
+def test_a_pointer_to_what_is_not_there_is_no_guess_either(run: Path) -> None:
+    (run / "checkpoints" / LATEST).write_text("step-99999999.ckpt\n")
+    assert_refused(run, all_checkpoints(run)[-1])
+
+
+def test_training_goes_on_from_the_newest_whole_one(
+    run: Path, whole: Path, train_tiny: Train, state_of: Read, log_of: Read
+) -> None:
+    """Steps 3 and 4 come again, are logged once, and replace the damaged checkpoints."""
+    second, third, fourth = all_checkpoints(run)
+    flip_a_bit(fourth, random.Random(0))
+    sum_path(third).unlink()
+    with pytest.warns(UserWarning) as warned:
+        train_tiny(run, *SETTINGS)
+    told = [str(warning.message) for warning in warned]
+    assert len(told) == 2
+    assert fourth.name in told[0] and third.name in told[1]
+    assert all(f"resuming from {second}" in text for text in told)
+    assert log_of(run) == log_of(whole)
+    for path in all_checkpoints(whole):
+        assert state_of(run / "checkpoints" / path.name) == state_of(path)
+    verify(run)
+
+
+def test_what_is_damaged_does_not_count_among_those_that_are_kept(
+    run: Path, train_tiny: Train, killed_after: Callable
+) -> None:
+    """After the third step the second one has to be there still, beside the damaged fourth."""
+    second, third, fourth = all_checkpoints(run)
+    for path in (third, fourth):
+        path.write_bytes(b"")
+    damaged = fourth.stat().st_mtime_ns
+    with pytest.warns(UserWarning), killed_after(3):
+        train_tiny(run, *SETTINGS, "trainer.keep_checkpoints=2")
+    assert all_checkpoints(run) == [second, third, fourth]
+    assert latest(run) == third
+    assert fourth.stat().st_mtime_ns == damaged
+    protlm.load(run)
+
+
+def test_where_none_is_whole_nothing_is_begun_or_removed(
+    run: Path, train_tiny: Train, contents: Callable[[Path], dict[str, bytes]]
+) -> None:
+    for path in all_checkpoints(run):
+        flip_a_bit(path, random.Random(1))
+    before = contents(run / "checkpoints"), (run / "metrics.csv").read_bytes()
+    with pytest.raises(
+        InputDataError, match=r"all checkpoints of .* are damaged.*step-00000002"
+    ) as none:
+        train_tiny(run, *SETTINGS)
+    assert none.value.exit_code == 3
+    assert (contents(run / "checkpoints"), (run / "metrics.csv").read_bytes()) == before
+
+
+def test_verify_tells_the_state_of_every_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second, third, fourth = all_checkpoints(run)
+    verify(run)
+    assert capsys.readouterr().out.count("good") == 3
+    flip_a_bit(third, random.Random(2))
+    with pytest.raises(InputDataError, match=r"step-00000003\.ckpt is damaged"):
+        verify(run)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{second}: good",
+        f"{third}: damaged",
+        f"{fourth}: good, the latest",
+    ]
+    (run / "checkpoints" / LATEST).unlink()
+    with pytest.raises(InputDataError, match="latest is missing"):
+        verify(run)
+
+
+def test_info_names_the_best(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info(run)
+    told = capsys.readouterr().out
+    best = next(line for line in told.splitlines() if line.startswith("best by valid_loss"))
+    assert "step-00000004.ckpt" in best or "step-00000002.ckpt" in best
+
+
+def flipped_bits(run: Path, count: int) -> list[Path]:
+    """Flips bits one after the other; returns the checkpoints that were taken for whole."""
+    (path,) = all_checkpoints(run)[-1:]
+    contents, taken, rng = path.read_bytes(), [], random.Random(3)
+    for number in range(count):
+        flip_a_bit(path, rng)
+        try:
+            check_sum(path)
+        except InputDataError:
+            pass
+        else:
+            taken.append(number)
+        path.write_bytes(contents)
+    check_sum(path)
+    return taken
+
+
+def test_50_flipped_bits_are_refused(run: Path) -> None:
+    assert flipped_bits(run, 50) == []
+
+
+@pytest.mark.slow
+def test_1000_flipped_bits_are_refused(run: Path) -> None:
+    assert flipped_bits(run, 1_000) == []
+
+
+def test_a_folder_is_checked_as_a_file_is(tmp_path: Path) -> None:
+    """A checkpoint may be a folder, to which each rank writes its part."""
+    folder = tmp_path / "step-00000001.ckpt"
+    for name in (".metadata", "__0_0.distcp", "part/__1_0.distcp"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_bytes(name.encode())
+    with pytest.raises(InputDataError, match="SHA256SUMS"):
+        check_sum(folder)
+    write_sums(folder)
+    check_sum(folder)
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        before = path.read_bytes()
+        flip_a_bit(path, random.Random(4))
+        with pytest.raises(InputDataError, match=folder.name):
+            check_sum(folder)
+        path.unlink()
+        with pytest.raises(InputDataError, match=folder.name):
+            check_sum(folder)
+        path.write_bytes(before)
+    (folder / "SHA256SUMS").write_text("")
+    with pytest.raises(InputDataError, match="SHA256SUMS"):
+        check_sum(folder)

@@ -1,0 +1,243 @@
+"""F25, F26, F35: several ranks go on exactly, on other numbers of ranks, and with a full disk."""
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from protlm.checkpoints.format import all_checkpoints, checkpoint_name, set_latest, step_of
+from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.errors import ExitCode
+
+STEPS = 10
+COMMON = (
+    "attention=performer_softmax",
+    "attention.num_features=32",
+    "attention.redraw_every=3",
+    "model.qk_norm=true",
+    "data.crop=random",
+    "trainer.valid_every=4",
+    "trainer.checkpoint_every=1",
+    "trainer.keep_checkpoints=100",
+    f"trainer.max_steps={STEPS}",
+)
+# The run crosses the end of an epoch.
+HARD = (
+    *COMMON,
+    "model.dropout=0.3",
+    "trainer.accumulate_grad_batches=2",
+    "trainer.activation_checkpointing=true",
+    "trainer.ema_decay=0.9",
+    "trainer.log_every=5",
+)
+# Dropout is a rank's own.
+PLAIN = (*COMMON, "trainer.log_every=1")
+MOVED_AT = 5
+
+Read = Callable[[Path], Any]
+
+PROGRAM = """
+from protlm.errors import OutputError
+from protlm.checkpoints import format as checkpoints
+from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
+
+class Killed(BaseException):
+    pass
+
+work, end_batch, save = (
+    LanguageModeling.training_step, SaveCheckpoints.on_train_batch_end, checkpoints.save
+)
+killed_at, full_at, name = None, None, ""
+
+def training_step(self, batch, index):
+    with open(f"samples-{name}-{number}.jsonl", "a") as file:
+        print(json.dumps([batch.after, batch.samples_B.tolist()]), file=file)
+    return work(self, batch, index)
+
+def end_batch_and_die(self, trainer, *rest):
+    end_batch(self, trainer, *rest)
+    if trainer.global_step == killed_at:
+        raise Killed
+
+def save_where_there_is_room(contents, path):
+    if contents["global_step"] == full_at:
+        path.write_bytes(b"a part of it")
+        raise OSError(28, "No space left on device")
+    save(contents, path)
+
+LanguageModeling.training_step = training_step
+SaveCheckpoints.on_train_batch_end = end_batch_and_die
+checkpoints.save = save_where_there_is_room
+
+def go(run, settings, killed=None, full=None):
+    global killed_at, full_at, name
+    killed_at, full_at, name = killed, full, run
+    try:
+        return train(run, *settings)
+    except Killed:
+        return None
+    except OutputError as error:
+        return str(error), int(error.exit_code)
+"""
+
+TWO_RANKS = (
+    PROGRAM
+    + f"""
+go("whole", {HARD})
+for step in range(1, {STEPS} + 1):
+    go("killed", {HARD}, killed=step)
+go("killed", {HARD})
+go("one-to-two", {PLAIN})
+go("two-to-others", {PLAIN}, killed={MOVED_AT})
+short = ["trainer.max_steps=4", "trainer.checkpoint_every=1", "trainer.valid_every=9"]
+print(json.dumps([
+    go("warned", short, full=2),
+    go("stopped", [*short, "trainer.on_save_error=stop"], full=2),
+    go("at-the-end", short, full=4),
+]))
+"""
+)
+FOUR_RANKS = PROGRAM + f"""go("two-to-four", {PLAIN})"""
+
+
+class Runs(NamedTuple):
+    """Where the runs are, and what two ranks said of them."""
+
+    folder: Path
+    told: list[str]
+    log: str
+
+
+def copy_at(run: Path, step: int, target: Path) -> None:
+    """A copy of a run as a process left it that was killed after a step."""
+    shutil.copytree(run, target)
+    for path in all_checkpoints(target):
+        if step_of(path) > step:
+            path.unlink()
+    set_latest(target / "checkpoints" / checkpoint_name(step))
+
+
+@pytest.fixture(scope="module")
+def runs(
+    run_ranks: Callable[..., list[str]],
+    train_tiny: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Runs:
+    """Runs of one rank here, of two in two processes, and of four in four."""
+    folder = tmp_path_factory.mktemp("ranks")
+    train_tiny(folder / "one", *PLAIN)
+    copy_at(folder / "one", MOVED_AT, folder / "one-to-two")
+    told = run_ranks(folder, TWO_RANKS)
+    log = (folder / "rank-0.log").read_text()
+    for target in ("two-to-one", "two-to-four"):
+        shutil.copytree(folder / "two-to-others", folder / target)
+    train_tiny(folder / "two-to-one", *PLAIN)
+    run_ranks(folder, FOUR_RANKS, ranks=4)
+    return Runs(folder, told, log)
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_ranks_killed_after_every_step(runs: Runs, state_of: Read, log_of: Read) -> None:
+    whole, killed = runs.folder / "whole", runs.folder / "killed"
+    names = [path.name for path in all_checkpoints(whole)]
+    assert len(names) == STEPS
+    assert [path.name for path in all_checkpoints(killed)] == names
+    for name in names:
+        found, expected = (state_of(run / "checkpoints" / name) for run in (killed, whole))
+        assert found.keys() == expected.keys()
+        assert [key for key in expected if found[key] != expected[key]] == [], name
+    assert log_of(killed) == log_of(whole)
+    assert {row.get("epoch", 0) for row in log_of(whole)} == {0, 1}
+
+
+@pytest.mark.parametrize("moved", ["one-to-two", "two-to-one", "two-to-four"])
+def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> None:
+    """The same global batches, and losses that differ by what sums in another order do."""
+    one, other = log_of(runs.folder / "one"), log_of(runs.folder / moved)
+    assert [row["step"] for row in other] == [row["step"] for row in one]
+    for expected, found in zip(one, other, strict=True):
+        assert found.keys() == expected.keys()
+        for name in expected.keys() & {"epoch", "samples", "learning_rate"}:
+            assert found[name] == expected[name]
+        for name in expected.keys() & {"train_loss", "valid_loss"}:
+            assert found[name] == pytest.approx(expected[name], abs=1e-5)
+        for name in expected.keys() & {
+            "gradient_norm",
+            "square_norm_layer_1",
+        }:
+            assert found[name] == pytest.approx(expected[name], rel=1e-3)
+    ranks = {"one-to-two": 2, "two-to-one": 1, "two-to-four": 4}[moved]
+    timed = read_metrics(runs.folder / moved / METRICS)
+    last = [row for row in timed if "residues_per_second" in row][-1]
+    assert last["residues_per_second_per_device"] * ranks == pytest.approx(
+        last["residues_per_second"]
+    )
+
+
+def samples(runs: Runs, name: str) -> dict[tuple[int, ...], list[int]]:
+    """The samples of each batch of a run, all ranks together, by the place after it."""
+    found = defaultdict(list)
+    for path in runs.folder.glob(f"samples-{name}-*.jsonl"):
+        for line in path.read_text().splitlines():
+            after, numbers = json.loads(line)
+            found[tuple(after)] += [number for number in numbers if number >= 0]
+    return {after: sorted(numbers) for after, numbers in found.items()}
+
+
+def test_the_same_samples_in_every_batch(runs: Runs) -> None:
+    two, four = samples(runs, "two-to-others"), samples(runs, "two-to-four")
+    assert len(two) == MOVED_AT and len(four) == STEPS - MOVED_AT
+    continued = samples(runs, "one-to-two")
+    assert continued == four
+    assert not two.keys() & four.keys()
+    hard, killed = samples(runs, "whole"), samples(runs, "killed")
+    assert hard == killed
+    assert all(hard[after] == numbers for after, numbers in (two | four).items())
+
+
+def test_a_disk_that_is_full_for_the_rank_that_saves(runs: Runs) -> None:
+    first, second = runs.told
+    assert first == second
+    warned, stopped, at_the_end = json.loads(first)
+    assert warned == [4, ExitCode.OK]
+    for (message, code), last in ((stopped, "step 1"), (at_the_end, "step 3")):
+        assert code == ExitCode.OUTPUT
+        assert "no space left" in message and f"the last checkpoint is {last}" in message
+    assert runs.log.count("training continues") == 1
+    kept = {name: all_checkpoints(runs.folder / name) for name in ("warned", "stopped")}
+    assert [step_of(path) for path in kept["warned"]] == [1, 3, 4]
+    assert [step_of(path) for path in kept["stopped"]] == [1]
+    assert not list(runs.folder.rglob("*.part"))
+
+
+@pytest.mark.parametrize("redraw", ["null", "2"])
+def test_all_ranks_have_the_projections_of_rank_0(
+    redraw: str, run_ranks: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Where processors differ in the last bits of a draw; here it is more that they differ in."""
+    program = f"""
+from protlm.attention.ops.projection import Projection
+from protlm.training.callbacks.same_step import CheckSameStep
+
+draw, seen = Projection.draw, []
+Projection.draw = lambda *given: draw(*given) + number
+
+def look(module):
+    seen.append([float(buffer.double().sum()) for buffer in module.network.buffers()])
+
+CheckSameStep.setup = lambda callback, trainer, module, stage: look(module)
+LanguageModeling.on_train_end = look
+redraw = "attention.redraw_every={redraw}"
+train("run", "attention=performer_softmax", redraw, "trainer.max_steps=3")
+print(json.dumps(seen))
+"""
+    (before, after), (before_1, after_1) = map(json.loads, run_ranks(tmp_path, program))
+    assert before != before_1
+    assert after == after_1
+    assert (after == before) == (redraw == "null")

@@ -1,0 +1,88 @@
+"""F38: a logger that is missing, fails or cannot write: one warning, training unaffected."""
+
+import errno
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytorch_lightning.loggers.logger import DummyLogger
+
+from protlm.checkpoints.format import all_checkpoints
+
+Train = Callable[..., Path]
+Read = Callable[[Path], Any]
+
+
+class Failing(DummyLogger):
+    """Takes the first metrics and fails from the second on."""
+
+    calls = 0
+
+    def log_metrics(self, *inputs: Any, **named: Any) -> None:
+        Failing.calls += 1
+        if Failing.calls > 1:
+            raise ConnectionError("no route to host")
+
+
+def without_wandb(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "wandb", None)
+    patch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False)
+
+
+def failing_start(patch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no API key")
+
+    patch.setattr("protlm.training.loggers._wandb", fail)
+
+
+def failing_later(patch: pytest.MonkeyPatch) -> None:
+    Failing.calls = 0
+    patch.setattr("protlm.training.loggers._wandb", lambda *_: Failing())
+
+
+def read_only(patch: pytest.MonkeyPatch) -> None:
+    write = Path.open
+
+    def refuse(self: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if "metrics.csv" in self.name and not mode.startswith("r"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return write(self, mode, *rest, **named)
+
+    patch.setattr(Path, "open", refuse)
+
+
+CASES = {
+    "missing": (without_wandb, "logger=wandb", "wandb failed and is off"),
+    "failing at the start": (failing_start, "logger=wandb", "wandb failed and is off: no API key"),
+    "failing later": (failing_later, "logger=wandb", "wandb failed and is off: no route to host"),
+    "read-only": (read_only, "logger=csv", r"metrics\.csv.*Read-only file system"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "plain", "trainer.log_every=1")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_training_is_unaffected(
+    case: str, plain: Path, train_tiny: Train, tmp_path: Path, state_of: Read, log_of: Read
+) -> None:
+    spoil, logger, words = CASES[case]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        spoil(patch)
+        run = train_tiny(tmp_path / "run", logger, "trainer.log_every=1")
+    said = [str(warning.message) for warning in told]
+    (found,) = [text for text in said if "wandb" in text or "metrics" in text]
+    assert re.search(words, found), found
+    assert state_of(max(all_checkpoints(run))) == state_of(max(all_checkpoints(plain)))
+    if case != "read-only":
+        assert log_of(run) == log_of(plain)
+    else:
+        assert not (run / "metrics.csv").exists()

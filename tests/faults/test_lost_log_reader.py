@@ -1,0 +1,106 @@
+"""F43: a reader of standard error that ends, or a full disk under a log, does not end the work."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protlm.checkpoints.format import all_checkpoints
+from protlm.paths import sample_dir
+
+TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
+
+# Standard error as the shell makes it: its reader has gone at once, after a line, or was never
+# there; its disk is full; or it is closed.
+LOSSES = {
+    "no reader": "2> >(exec true)",
+    "a reader of two lines": "2> >(head -2 >/dev/null)",
+    "a full disk": "2>/dev/full",
+    "closed": "2>&-",
+    "both closed": ">&- 2>&-",
+    "no reader of both": "> >(exec true) 2>&1",
+}
+
+Shell = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
+    """Runs `protlm ARGUMENTS...` with a redirection; the readers have gone before it starts."""
+
+    def run(arguments: str, redirection: str) -> "subprocess.CompletedProcess[str]":
+        command = f"{{ sleep 0.3; exec {sys.executable} -m protlm {arguments}; }} {redirection}"
+        return subprocess.run(
+            ["bash", "-c", f"( {command} ); exit $?"],
+            cwd=tmp_path,
+            env=one_process,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+def slow_but(*fast: str) -> list[Any]:
+    """All ways to lose the log, all but some of them marked slow."""
+    return [loss if loss in fast else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES]
+
+
+@pytest.mark.parametrize(
+    "loss", slow_but("a reader of two lines", "both closed", "no reader of both")
+)
+def test_embed_completes(loss: str, shell: Shell, tiny_run: Path, tmp_path: Path) -> None:
+    done = shell(f"embed {TINY_FASTA} -m {tiny_run} -o out.h5", LOSSES[loss])
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.h5"]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("loss", ["no reader", "closed", "a full disk"])
+def test_prepare_completes(loss: str, shell: Shell, tmp_path: Path) -> None:
+    done = shell(f"prepare {TINY_FASTA} --out data", LOSSES[loss])
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "loss", ["no reader of both", pytest.param("closed", marks=pytest.mark.slow)]
+)
+def test_train_completes(loss: str, shell: Shell, tiny_settings: list[str], tmp_path: Path) -> None:
+    settings = [*tiny_settings, "run_dir=run", "trainer.max_steps=3", "trainer.log_every=1"]
+    done = shell(f"train {' '.join(settings)}", LOSSES[loss])
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in all_checkpoints(tmp_path / "run")][-1] == "step-00000003.ckpt"
+
+
+def test_a_failure_keeps_its_exit_code_without_a_reader(shell: Shell, tmp_path: Path) -> None:
+    for loss in LOSSES.values():
+        assert shell("data info nothing", loss).returncode == 3, loss
+    assert not list(tmp_path.iterdir())
+
+
+PIPE = """
+import os, sys
+from protlm.errors import exit_with_message
+
+def command():
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.write(writer, b"to a worker that has ended")
+
+exit_with_message(command)
+"""
+
+
+def test_a_pipe_to_another_process_is_not_standard_output() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PIPE], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 1
+    assert "internal error" in done.stderr

@@ -1,0 +1,178 @@
+"""Of two processes that train one run, the second reports who the first is."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from protlm.checkpoints.format import latest
+from protlm.errors import ExitCode, OutputError
+from protlm.lock import LOCK, LockOwner
+from protlm.training.run_lock import locked
+
+Train = Callable[..., Path]
+SINCE = "2026-01-01T00:00:00+00:00"
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from protlm.lock import FolderLock
+
+FolderLock(Path(sys.argv[1]))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(run: Path) -> Iterator[LockOwner]:
+    """Has another process hold the lock of a run, and yields that process."""
+    run.mkdir(exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        try:
+            yield LockOwner(**json.loads((run / LOCK).read_text()))
+        finally:
+            process.kill()
+    (run / LOCK).unlink()
+
+
+def write_lock(run: Path, holder: LockOwner) -> None:
+    run.mkdir(exist_ok=True)
+    (run / LOCK).write_text(json.dumps(vars(holder)))
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_second_process_is_rejected(
+    train_tiny: Train, tmp_path: Path, contents: Callable[[Path], dict[str, bytes]]
+) -> None:
+    """Both a new run and one that exists already; nothing in it changes."""
+    run = tmp_path / "run"
+    for steps in (2, 4):
+        with held(run) as owner:
+            before = contents(run)
+            with pytest.raises(OutputError) as refused:
+                train_tiny(run, f"trainer.max_steps={steps}")
+            assert f"process {owner.pid} on {owner.host} since {owner.since}" in str(refused.value)
+            assert "choose another run_dir=" in str(refused.value)
+            assert refused.value.exit_code == ExitCode.OUTPUT
+            assert contents(run) == before
+        train_tiny(run, f"trainer.max_steps={steps}")
+        assert not (run / LOCK).exists()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(
+    train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = dead_process()
+    write_lock(tmp_path / "run", LockOwner(socket.gethostname(), pid, SINCE))
+    train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    assert f"taking over from process {pid}" in capsys.readouterr().err
+    assert latest(tmp_path / "run") is not None
+
+
+def test_another_machine_is_rejected_and_the_advice_helps(
+    train_tiny: Train, tmp_path: Path
+) -> None:
+    lock = tmp_path / "run" / LOCK
+    write_lock(tmp_path / "run", LockOwner("elsewhere", 1, SINCE))
+    with pytest.raises(OutputError, match=f"process 1 on elsewhere.*remove {lock}"):
+        train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    lock.unlink()
+    train_tiny(tmp_path / "run", "trainer.max_steps=2")
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "is_taken_over"),
+    [("7", "2", True), ("7", "1", False), ("8", "2", False), (None, None, False)],
+)
+def test_a_requeued_slurm_job_takes_over_its_own_run(
+    job: str | None,
+    restarts: str | None,
+    is_taken_over: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After SIGKILL it may start on another node; two steps of one job are still distinct."""
+    write_lock(tmp_path, LockOwner("elsewhere", 1, SINCE, job="/7", restart=1))
+    if job is not None and restarts is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    if is_taken_over:
+        with locked(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["restart"] == 2
+    else:
+        with pytest.raises(OutputError, match="elsewhere"), locked(tmp_path):
+            pass
+
+
+def test_other_ranks_of_the_run_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lock(tmp_path, LockOwner("elsewhere", 1, SINCE))
+    for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "1")
+            with locked(tmp_path):
+                pass
+    assert (tmp_path / LOCK).exists()
+
+
+def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "run"):
+        assert (tmp_path / "run" / LOCK).is_file()
+        raise KeyboardInterrupt
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_commands(tiny_data: Path, tmp_path: Path, protlm_command: Callable) -> None:
+    """The first process, which has two ranks, continues undisturbed."""
+    settings = [
+        *("model=tiny", f"data.dir={tiny_data}", "run_dir=run", "data.max_length=128"),
+        *("trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_steps=100000"),
+    ]
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "TORCHELASTIC_")) and "RANK" not in key
+    }
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(
+        [sys.executable, "-m", "protlm.train", *settings],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (tmp_path / "run" / "metrics.csv").exists():
+            assert first.poll() is None
+            time.sleep(0.1)
+        second = protlm_command("train", *settings, cwd=tmp_path)
+        assert second.returncode == ExitCode.OUTPUT, second.stderr
+        assert f"process {first.pid} on {socket.gethostname()}" in second.stderr
+        assert "Traceback" not in second.stderr
+        first.send_signal(signal.SIGTERM)
+        told = first.communicate(timeout=120)[1]
+        assert first.returncode == ExitCode.PREEMPTED, told
+    finally:
+        first.kill()
+    assert not (tmp_path / "run" / LOCK).exists()

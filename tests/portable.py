@@ -1,0 +1,81 @@
+"""The numeric tests, under the instruction sets and threads that one machine can imitate.
+
+`make test-portable` runs all settings; `python tests/portable.py OMP_NUM_THREADS=2` runs some.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAIN = "plain"
+# One differs at a time. A processor that lacks an instruction set takes the best that it has.
+SETTINGS = [
+    PLAIN,
+    "ATEN_CPU_CAPABILITY=default",
+    "ATEN_CPU_CAPABILITY=avx2",
+    "ONEDNN_MAX_CPU_ISA=SSE41",
+    "ONEDNN_MAX_CPU_ISA=AVX2",
+    "ONEDNN_MAX_CPU_ISA=AVX512_CORE",
+    "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
+    "MKL_ENABLE_INSTRUCTIONS=AVX2",
+    # MKL heeds the two above on Intel's processors only, and this one on all.
+    "MKL_CBWR=COMPATIBLE",
+    "OMP_NUM_THREADS=2",
+    "OMP_NUM_THREADS=4",
+]
+# What could differ from a processor to another without being asked to.
+CLEARED = {setting.partition("=")[0] for setting in SETTINGS} | {"DNNL_DEFAULT_FPMATH_MODE"}
+PATHS = [
+    "tests/attention",
+    "tests/model",
+    *(f"tests/training/callbacks/test_{name}.py" for name in ("ema", "estimate", "skipped_steps")),
+    *(f"tests/training/test_{name}.py" for name in ("muon", "optimization", "tokens_per_step")),
+    *(f"tests/evaluation/test_{name}.py" for name in ("accuracy", "contacts", "jacobian")),
+    "tests/evaluation/test_embedding_evaluations.py",
+]
+# Of the contract, what is compared in float32 and bfloat16 or has to be equal to the bit.
+CHOSEN = "(not test_contract or budget or not_see) and not (compile or gradcheck or memory)"
+
+
+def run(setting: str) -> bool:
+    """Runs the tests under one setting and prints its line; says whether all passed."""
+    environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
+    environment["OMP_NUM_THREADS"] = "1"
+    if setting != PLAIN:
+        name, _, value = setting.partition("=")
+        environment[name] = value
+    environment["TEST_THREADS"] = environment["OMP_NUM_THREADS"]
+    workers = ["--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
+    chosen = ["-m", "not slow and not peers", "-k", CHOSEN]
+    options = ["--quiet", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+    began = time.monotonic()
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", *workers, *options, *chosen, *PATHS],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - began
+    counts = dict.fromkeys(("passed", "failed", "errors"), 0)
+    for number, word in re.findall(r"(\d+) (passed|failed|errors?)\b", found.stdout[-500:]):
+        counts["errors" if word == "error" else word] = int(number)
+    summary = ", ".join(f"{number} {word}" for word, number in counts.items())
+    print(f"{setting:<32} {summary}, {seconds:.0f} s", flush=True)
+    if found.returncode:
+        print(found.stdout, flush=True)
+    return found.returncode == 0
+
+
+if __name__ == "__main__":
+    unknown = set(sys.argv[1:]) - set(SETTINGS)
+    if unknown:
+        sys.exit(f"{', '.join(sorted(unknown))}: there are {', '.join(SETTINGS)}")
+    passed = [run(setting) for setting in sys.argv[1:] or SETTINGS]
+    sys.exit(not all(passed))

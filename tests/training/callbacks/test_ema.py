@@ -1,0 +1,120 @@
+"""The average of the weights: its formula, its use, and exact resumption."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from protlm.build import load_model
+from protlm.checkpoints.format import AVERAGE, NETWORK_PREFIX, load_training
+from protlm.checkpoints.metrics import read_metrics
+from protlm.commands.checkpoint import export
+from protlm.training.module import LanguageModeling
+
+SETTINGS = (
+    "trainer.ema_decay=0.5",
+    "trainer.checkpoint_every=1",
+    "trainer.keep_checkpoints=10",
+    "trainer.valid_every=2",
+)
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    state = load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["state_dict"]
+    return {name.removeprefix(NETWORK_PREFIX): value for name, value in state.items()}
+
+
+def average(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")[AVERAGE]
+
+
+@pytest.fixture(scope="module")
+def run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "averaged", *SETTINGS)
+
+
+def test_the_average_follows_its_formula(run: Path) -> None:
+    for step in (2, 3, 4):
+        decay = min(0.5, (1 + step) / (10 + step))
+        before, after, now = average(run, step - 1), average(run, step), weights(run, step)
+        for name, value in after.items():
+            expected = before[name] + (1 - decay) * (now[name] - before[name])
+            assert value.dtype == torch.float32
+            assert torch.allclose(value, expected, rtol=1e-5, atol=1e-7), name
+
+
+def test_the_average_does_not_change_training(
+    run: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    plain = train_tiny(tmp_path / "plain", *SETTINGS[1:])
+    for name, value in weights(plain, 4).items():
+        assert torch.equal(value, weights(run, 4)[name]), name
+    assert AVERAGE not in load_training(plain / "checkpoints" / "step-00000004.ckpt")
+
+
+def test_the_average_is_validated(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate, seen = LanguageModeling.validation_step, []
+
+    def look(self: LanguageModeling, *given: object) -> None:
+        seen.append({name: p.clone() for name, p in self.network.named_parameters()})
+        validate(self, *given)
+
+    monkeypatch.setattr(LanguageModeling, "validation_step", look)
+    run = train_tiny(tmp_path / "run", *SETTINGS, "trainer.valid_batches=1")
+    for step, found in zip((2, 4), seen, strict=True):
+        for name, value in average(run, step).items():
+            assert torch.equal(found[name], value), (step, name)
+
+
+def test_the_average_is_loaded_and_exported(run: Path, tmp_path: Path) -> None:
+    averaged = average(run, 4)
+    loaded = load_model(run).network.state_dict()
+    export(run, tmp_path / "exported")
+    exported = load_model(tmp_path / "exported").network.state_dict()
+    for name, value in averaged.items():
+        assert torch.equal(loaded[name], value) and torch.equal(exported[name], value), name
+        assert not torch.equal(value, weights(run, 4)[name]), name
+
+
+def test_a_resumed_run_averages_and_validates_the_same(
+    run: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    stopped = train_tiny(tmp_path / "run", *SETTINGS, "trainer.max_steps=3")
+    train_tiny(stopped, *SETTINGS)
+    for name, value in average(run, 4).items():
+        assert torch.equal(average(stopped, 4)[name], value), name
+
+    def last_validation(of: Path) -> float:
+        return [r["valid_loss"] for r in read_metrics(of / "metrics.csv") if "valid_loss" in r][-1]
+
+    assert last_validation(stopped) == last_validation(run)
+
+
+def test_a_skipped_step_does_not_count(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step, calls = LanguageModeling.training_step, []
+
+    def poisoned(self: LanguageModeling, *args: object) -> dict[str, torch.Tensor]:
+        calls.append(1)
+        out = train_step(self, *args)
+        if len(calls) == 3:
+            out["loss"] = out["loss"] * torch.nan
+        return out
+
+    monkeypatch.setattr(LanguageModeling, "training_step", poisoned)
+    with pytest.warns(UserWarning, match="step 3 was skipped"):
+        run = train_tiny(tmp_path / "run", *SETTINGS)
+    for name, value in average(run, 2).items():
+        assert torch.equal(value, average(run, 3)[name]), name
+    (state,) = (
+        state
+        for name, state in load_training(run / "checkpoints" / "step-00000004.ckpt")[
+            "callbacks"
+        ].items()
+        if name.startswith("AverageWeights")
+    )
+    assert state["num_updates"] == 3

@@ -1,0 +1,147 @@
+"""The metrics of a run: utilization, waiting time, memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from protlm.build import build_network
+from protlm.checkpoints.metrics import read_metrics
+from protlm.composition import compose
+from protlm.config import TrainConfig
+from protlm.data.dataset import SequenceDataset
+from protlm.model.transformer import ProteinLM
+from protlm.training import data_wait
+from protlm.training.callbacks import monitor
+from protlm.training.data_wait import DataWait
+from protlm.training.flops import ModelFlops, peak_tflops
+from protlm.training.module import LanguageModeling
+
+CPU = torch.device("cpu")
+
+
+def tiny_network(*settings: str) -> ProteinLM:
+    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
+    return build_network(config.model, config.attention, seed=0)
+
+
+def test_flops_are_those_of_the_formula() -> None:
+    network, length, depth, width = tiny_network("attention=softmax"), 48, 2, 64
+    matrices = sum(p.numel() for p in network.parameters() if p.ndim == 2)
+    matrices -= network.embedding.weight.numel()
+    # Two for each weight and token, and q·k and the sum over values for each pair of positions.
+    forward = 2 * matrices * length + depth * 2 * 2 * length**2 * width
+    assert ModelFlops(network, causal=False).training(length, CPU) == 3 * forward
+
+
+def test_flops_of_linear_attention_are_linear() -> None:
+    flops = ModelFlops(tiny_network("attention=performer_softmax"), causal=False)
+    assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
+
+
+def test_utilization_is_logged_if_the_peak_is_known(
+    train_tiny: Callable[..., Path], tiny_run: Path, tmp_path: Path
+) -> None:
+    settings = (
+        "data.mode=concatenated",
+        "trainer.accumulate_grad_batches=2",
+        "trainer.log_every=1",
+    )
+    run = train_tiny(tmp_path / "run", *settings, "trainer.peak_tflops=0.25")
+    of_a_row = ModelFlops(tiny_network(), causal=False).training(128, CPU)
+    rows = [row for row in read_metrics(run / "metrics.csv") if "train_loss" in row]
+    assert len(rows) == 4
+    for row in rows:
+        expected = row["samples_per_second"] * of_a_row / 0.25e12
+        assert row["model_flops_utilization"] == pytest.approx(expected, rel=1e-6)
+    assert peak_tflops(CPU) is None
+    assert not any("model_flops_utilization" in r for r in read_metrics(tiny_run / "metrics.csv"))
+
+
+@pytest.mark.parametrize(
+    "name, peak",
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.0),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 311.9),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA RTX A4000", None),
+    ],
+)
+def test_the_peak_is_known_by_name(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_tflops(torch.device("cuda")) == peak
+
+
+def test_a_run_logs_its_pace_and_its_memory(
+    train_tiny: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train_tiny(tmp_path / "run", "trainer.peak_tflops=0.25")
+    for row in read_metrics(run / "metrics.csv"):
+        if "train_loss" in row:
+            assert row["residues_per_second_per_device"] == row["residues_per_second"]
+            assert 0 <= row["data_wait_fraction"] < 1
+            assert 0.1 < row["memory_gib"] < 64
+            assert row["gradient_norm"] > 0
+    line = capfd.readouterr().err.splitlines()[-2]
+    for said in ("loss ", "lr ", "gradient ", "residues/s", "a device", "MFU ", "waiting", "GiB"):
+        assert said in line
+
+
+def test_the_logged_rate_is_that_of_the_step(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("schedule.warmup_steps=4", "optimizer.learning_rate=0.4", "trainer.log_every=1")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
+    rows = read_metrics(run / "metrics.csv")
+    rates = [row["learning_rate"] for row in rows if "learning_rate" in row]
+    # A linear warm-up reaches the peak with its last step.
+    assert rates[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 3.5, 10.0, 11.0])
+    monkeypatch.setattr(data_wait.time, "perf_counter", lambda: next(times))
+    wait = DataWait()
+    for action in ("fetch.train_dataloader_next", "run_training_batch") * 2:
+        with wait.profile(action):
+            pass
+    assert wait.seconds == 3.5
+
+
+def test_rates_exclude_the_time_of_validation(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch is waited for 3 seconds, trained on for one, validated for 100.
+    now = [0.0]
+    for module in (monitor, data_wait):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def taking(seconds: float, work: Callable) -> Callable:
+        def takes(*given: object) -> object:
+            now[0] += seconds
+            return work(*given)
+
+        return takes
+
+    for of, name, seconds in (
+        (SequenceDataset, "__getitem__", 3.0),
+        (LanguageModeling, "training_step", 1.0),
+        (LanguageModeling, "validation_step", 100.0),
+    ):
+        monkeypatch.setattr(of, name, taking(seconds, getattr(of, name)))
+    settings = ("trainer.valid_every=1", "trainer.valid_batches=1", "data.num_workers=0")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+    # The log after step 4 covers two steps; one of them was made before the stop.
+    train_tiny(run, *settings, "trainer.max_steps=6")
+    rows = {row["step"]: row for row in read_metrics(run / "metrics.csv") if "samples" in row}
+    for step in (4, 6):
+        samples = rows[step]["samples"] - rows[step - 2]["samples"]
+        assert samples / rows[step]["samples_per_second"] == pytest.approx(2 * 4), step
+        assert rows[step]["data_wait_fraction"] == pytest.approx(0.75), step
