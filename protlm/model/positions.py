@@ -42,7 +42,7 @@ class PositionTable(nn.Module):
         end = start + x_BLD.shape[1]
         if end > self.table.shape[0]:
             raise UserError(
-                f"{end} positions are more than the {self.table.shape[0]} of this model; "
+                f"{end} positions exceed the {self.table.shape[0]} of this model; "
                 "use shorter sequences, or a model with model.positions=rotary"
             )
         return x_BLD + self.table[start:end].to(x_BLD.dtype)

@@ -364,7 +364,7 @@ def test_more_positions_than_tables_are_refused(name: str) -> None:
         lambda: run(mechanism, q, k, v, causal=False),
         lambda: whole_map(mechanism, q, k, causal=False),
     ):
-        with pytest.raises(UserError, match="10 positions are more than the 9"):
+        with pytest.raises(UserError, match="10 positions exceed the 9"):
             refused()
     assert run(mechanism, q[:, :, :9], k[:, :, :9], v[:, :, :9], causal=False).isfinite().all()
 

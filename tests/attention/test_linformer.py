@@ -179,7 +179,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(largest_tensor: Any) -> N
 
 
 def test_a_longer_input_is_refused(make_inputs: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match="41 positions are more than the 40"):
+    with pytest.raises(UserError, match="41 positions exceed the 40"):
         make_inputs(41).run(linformer("layers"), causal=False)
 
 

@@ -1,4 +1,4 @@
-"""F32: a rank that never comes: the others give up, all end, and the log says where each stood."""
+"""A rank that never comes: the others give up, all end, and the log says where each stood."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import os, sys, time
-from protlm.commands.train import end_with_parent
+from protlm.train import end_with_parent
 end_with_parent()
 import protlm.commands.train as command
 from protlm.training.module import LanguageModeling

@@ -30,5 +30,5 @@ def test_more_than_a_gigabyte_of_nothing_is_stopped(run_builder, tmp_path):
     # Sixty gigabytes, if it were read to its end.
     path.write_bytes(gzip.compress(b">bomb\n") + line * 1_000)
     message, megabytes = run_builder(PROGRAM, path, tmp_path / "data").stdout.splitlines()
-    assert "grow more than 200-fold" in message
+    assert "expand more than 200-fold" in message
     assert int(megabytes) < 300

@@ -177,7 +177,7 @@ def num_elements(state: Any) -> int:
 def test_more_positions_than_the_table_has_are_a_user_error() -> None:
     model = network(positions=Positions.learned, max_length=16)
     stepped(model, example(16))
-    with pytest.raises(UserError, match="17 positions are more than the 16"):
+    with pytest.raises(UserError, match="17 positions exceed the 16"):
         stepped(model, example(17))
 
 

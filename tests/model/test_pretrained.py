@@ -106,7 +106,7 @@ def test_estimate_errors_are_by_layer_and_head(
 
 
 def test_a_wrong_letter_is_reported_with_its_position(model: PretrainedModel) -> None:
-    with pytest.raises(InputDataError, match="'j' at residue 3"):
+    with pytest.raises(InputDataError, match="'J' at residue 3"):
         model.tokenize(["MKj"])
 
 

@@ -212,7 +212,7 @@ def test_attention_inputs_are_those_of_the_forward_pass() -> None:
 
 def test_too_long_an_input_is_a_user_error() -> None:
     model = network(preset("tiny", positions=Positions.learned, max_length=16))
-    with pytest.raises(UserError, match="37 positions are more than the 16"):
+    with pytest.raises(UserError, match="37 positions exceed the 16"):
         model(*example(), causal=False)
 
 
