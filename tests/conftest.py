@@ -46,7 +46,7 @@ torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 # A launcher's variables would make a command under test believe that it is one rank of a job.
 LAUNCHER = re.compile(r"(.*_)?RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|(SLURM|TORCHELASTIC|PL|WANDB)_.*")
 
-# What a command under test is told of its terminal.
+# The terminal of a command under test.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "WANDB_MODE": "offline",
@@ -145,7 +145,7 @@ def protlm_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 class _ReplacedError(BaseException):
-    """Raised by `os.execv`: the command goes on as another module, with these arguments."""
+    """Raised by `os.execv`: the command continues as another module, with these arguments."""
 
 
 @contextmanager
@@ -442,7 +442,7 @@ def data_set(make_data_set: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def write_manifest() -> Callable[[Path, str], None]:
-    """Writes a text as the manifest of a data set, with the SHA-256 that vouches for it."""
+    """Writes a text as the manifest of a data set, with its SHA-256."""
 
     def write(directory: Path, text: str) -> None:
         (directory / MANIFEST).write_text(text)
@@ -453,10 +453,10 @@ def write_manifest() -> Callable[[Path, str], None]:
 
 
 @pytest.fixture
-def vouch_for(write_manifest: Callable[[Path, str], None]) -> Callable[[Path, str], None]:
+def trust(write_manifest: Callable[[Path, str], None]) -> Callable[[Path, str], None]:
     """Makes the manifest agree with a shard of the split `train`, whatever it is by now."""
 
-    def vouch(directory: Path, shard: str) -> None:
+    def trusted(directory: Path, shard: str) -> None:
         fields = json.loads((directory / MANIFEST).read_text())
         path = directory / shard
         for entry in fields["splits"]["train"]:
@@ -464,4 +464,4 @@ def vouch_for(write_manifest: Callable[[Path, str], None]) -> Callable[[Path, st
                 entry.update(bytes=path.stat().st_size, sha256=sha256_of(path))
         write_manifest(directory, json.dumps(fields))
 
-    return vouch
+    return trusted

@@ -22,7 +22,7 @@ SETTINGS = [
     "ONEDNN_MAX_CPU_ISA=AVX512_CORE",
     "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
     "MKL_ENABLE_INSTRUCTIONS=AVX2",
-    # MKL heeds the two above on Intel's processors only, and this one on all.
+    # MKL applies the two above on Intel processors only, and this one on all.
     "MKL_CBWR=COMPATIBLE",
     "OMP_NUM_THREADS=2",
     "OMP_NUM_THREADS=4",

@@ -19,13 +19,23 @@ from protlm.config import TrainConfig
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "slurm", "tests"]
+FOLDERS = [
+    "benchmarks",
+    "conf",
+    "data_prep",
+    "docs",
+    "notebooks",
+    "protlm",
+    "slurm",
+    "studies",
+    "tests",
+]
 CELLS = 15
 
-# Paths of one machine, and hosts that a mirror replaces.
+# Options and variables that point an installer at one index, and folders of one machine.
 PRIVATE = re.compile(
-    r"(?<![\w.~])/(?:home|Users|root|work|tmp/\w)"
-    r"|pypi\.org|pythonhosted\.org|registry\.npmjs|download\.pytorch\.org|conda\.anaconda\.org"
+    r"--(?:extra-)?index[-]url|--find[-]links|_INDEX[_]URL"
+    + "".join("|" + re.escape(f"{folder}/") for folder in (ROOT, Path.home()) if folder.name)
 )
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,7 +66,7 @@ def test_notebooks_are_short_and_clean() -> None:
         assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]], path.name
 
 
-def test_no_file_names_a_machine_or_a_registry() -> None:
+def test_no_file_names_a_folder_of_this_machine_or_an_index() -> None:
     files = [path for folder in [".ci", *FOLDERS] for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if path.name != ".git"]
     kinds = {"", ".cfg", ".ipynb", ".lock", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}

@@ -1,4 +1,4 @@
-"""Figures: drawn without a screen, labelled, saved the same each time."""
+"""Figures: drawn without a screen, labeled, saved the same each time."""
 
 from pathlib import Path
 

@@ -44,7 +44,7 @@ class DataConfig(Checked):
     )
     crop: Crop = setting("the part of a longer sequence that is kept", Crop.prefix)
     curriculum: list[list[int]] = setting(
-        "pairs [samples, tokens]: after this number of samples, rows have at most that many tokens",
+        "pairs [samples, tokens]: the maximum number of tokens in a row after a number of samples",
         [],
     )
     tokens_per_batch: int = setting(

@@ -127,7 +127,7 @@ def test_memory_grows_with_the_length_only(causal: bool, largest_tensor: Any) ->
         ({"mechanism": "hybrid"}, r"attention\.mechanism=hybrid is not a linear mechanism"),
         ({"mechanism": "longformer"}, r"attention\.mechanism=longformer is not a linear"),
         ({"mechanism": "linaer"}, r"attention\.mechanism=linaer is not a linear mechanism"),
-        ({"options": {"colour": 1}}, r"^attention\.options\.colour is not a setting of performer"),
+        ({"options": {"color": 1}}, r"^attention\.options\.color is not a setting of performer"),
         (
             {"options": {"num_features": "x"}},
             r"^attention\.options\.num_features=x must be a whole number",

@@ -13,8 +13,8 @@ from protlm.paths import conf_dir
 
 def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:
     sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
-    with pytest.raises(UserError, match=f"attention.colour is not a setting of {case.name}") as e:
-        create(case.name, {**case.options, "colour": 1}, **sizes)
+    with pytest.raises(UserError, match=f"attention.color is not a setting of {case.name}") as e:
+        create(case.name, {**case.options, "color": 1}, **sizes)
     assert all(option in str(e.value) for option in case.options)
 
 

@@ -349,7 +349,7 @@ def test_in_one_chunk_it_is_hugging_face_s(is_causal: bool) -> None:
 def test_in_one_bucket_of_several_chunks_it_is_hugging_face_s() -> None:
     """Causally only: there the first chunk also sees the last, which only causality hides."""
     peer = Peer(length=64, is_causal=True, chunk=16, num_hashes=2, num_buckets=2)
-    # The numbers of buckets go on from round to round. With one bucket both rounds are the same,
+    # Buckets are numbered through from round to round. With one bucket both rounds are the same,
     # so that it does not matter that pairs that both rounds have are counted twice there.
     buckets = torch.tensor([0, 2]).repeat_interleave(64).expand(3, 2, 128)
     peer.check(mechanism(chunk=16, num_hashes=2, num_buckets=1), buckets=buckets)

@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         2,
         ["--min-length 9", "--max-length 3"],
     ),
-    "an organism that nobody is": (
+    "an unknown organism": (
         ["prepare", "x.fasta", "--out", "o", "--organism", "9606"],
         3,
         ["none of the 1 records is left", "organism"],

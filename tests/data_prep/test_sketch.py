@@ -145,7 +145,7 @@ def test_the_sketch_estimates_containment_which_is_a_power_of_identity(planted, 
     spread = np.sqrt(exact * (1 - exact) / SKETCH_SIZE)
     assert abs((shares - exact).mean()) <= 5 * np.sqrt((spread**2).sum()) / 300 + 1e-3
     expected = identity**K
-    # Neighbouring k-mers change together, so a protein of 400 counts as 400 / K of them.
+    # Neighboring k-mers change together, so a protein of 400 counts as 400 / K of them.
     error = np.sqrt(expected * (1 - expected) * (2 * K) / 400 / 300)
     assert abs(exact.mean() - expected) <= 5 * error + 1e-3
 

@@ -153,9 +153,9 @@ def test_no_job_continues_after_another_failed(release, tmp_path, monkeypatch):
 
     def fail_or_go_on(task):
         if task.source.name == "two.fasta":
-            (tmp_path / "goes on").touch()
+            (tmp_path / "resume").touch()
             time.sleep(600)
-        while not (tmp_path / "goes on").exists():
+        while not (tmp_path / "resume").exists():
             time.sleep(0.01)
         return module._Failure("one is damaged", ExitCode.BAD_INPUT)
 

@@ -71,13 +71,13 @@ def test_unresolved_residues_neither_compete_nor_count() -> None:
     hidden_LL = contacts_LL.copy()
     hidden_LL[unresolved] = hidden_LL[:, unresolved] = -1
     probabilities_LL = np.random.default_rng(1).random((60, 60))
-    favoured_LL = probabilities_LL.copy()
-    favoured_LL[unresolved] = favoured_LL[:, unresolved] = 2.0
+    favored_LL = probabilities_LL.copy()
+    favored_LL[unresolved] = favored_LL[:, unresolved] = 2.0
     for separation in SEPARATIONS.values():
-        found = precision(favoured_LL, hidden_LL, separation=separation, divisor=1)
+        found = precision(favored_LL, hidden_LL, separation=separation, divisor=1)
         assert found == precision(probabilities_LL, hidden_LL, separation=separation, divisor=1)
         assert found[1] == 56
-        rows, columns = top_pairs(favoured_LL, hidden_LL, separation=separation)
+        rows, columns = top_pairs(favored_LL, hidden_LL, separation=separation)
         assert not set(unresolved) & {*rows.tolist(), *columns.tolist()}
 
 

@@ -52,7 +52,7 @@ def atoms() -> list[str]:
 @pytest.mark.parametrize("suffix", ["pdb", "cif"])
 def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
     plain = write(tmp_path / f"1A8O.{suffix}", lines_of(f"1A8O.{suffix}.gz"))
-    # What is gzipped is told by the contents: people rename files.
+    # Compression is recognized by the contents: people rename files.
     misnamed = tmp_path / f"renamed.{suffix}"
     misnamed.write_bytes((DATA / f"1A8O.{suffix}.gz").read_bytes())
     expected = read_structure(DATA / "1A8O.pdb.gz")

@@ -1,4 +1,4 @@
-"""F13: whatever bytes come, the reader gives records that are right or one of our errors."""
+"""Whatever bytes come, the reader gives records that are right or one of our errors."""
 
 import gzip
 import random
@@ -57,7 +57,7 @@ def arbitrary(rng: random.Random) -> bytes:
 
 
 def check(number: int, seed: int, path: Path) -> None:
-    """Reads so many files and looks at what comes of them."""
+    """Reads a number of files and checks the outcome of each."""
     rng = random.Random(seed)
     outcomes = {"records": 0, "error": 0}
     for _ in range(number):

@@ -1,4 +1,4 @@
-"""F35: a checkpoint that cannot be written harms none of the others, and ends no run unasked."""
+"""A checkpoint that cannot be written harms none of the others, and ends no run unasked."""
 
 import subprocess
 import tempfile

@@ -1,4 +1,4 @@
-"""F14: `protlm data export | head`, and standard input that ends early or is not there."""
+"""`protlm data export | head`, and standard input that ends early or is not there."""
 
 import gzip
 import os
@@ -71,7 +71,7 @@ def test_input_that_ends_early_is_one_sentence(tmp_path, command):
 
 
 def test_text_that_ends_early_is_whole_as_far_as_it_goes(tmp_path):
-    """Of plain FASTA nobody can tell; the last record is the shorter for it."""
+    """Plain FASTA cut short is undetectable; its last record is shorter."""
     (tmp_path / "plain.fasta").write_bytes(gzip.decompress(TINY.read_bytes()))
     done = shell("head -c 20000 plain.fasta | protlm prepare - --out data", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""F36: a damaged checkpoint is named and never used; training goes on from the newest whole one."""
+"""A damaged checkpoint is named and never used; training resumes from the newest intact one."""
 
 import random
 import shutil
@@ -47,7 +47,7 @@ DAMAGE = {
 
 
 def assert_refused(run: Path, good: Path) -> None:
-    """Whoever embeds proteins is told which checkpoint to give, and does not get another one."""
+    """`embed` names the checkpoint to use instead, and does not choose it itself."""
     with pytest.raises(InputDataError) as refused:
         protlm.load(run)
     assert f"the newest undamaged checkpoint is {good}" in str(refused.value)

@@ -1,4 +1,4 @@
-"""F07, F08: gzip data that are truncated, or of which a bit is flipped, never pass."""
+"""Gzip data that are truncated, or of which a bit is flipped, never pass."""
 
 import numpy as np
 

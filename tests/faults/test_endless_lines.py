@@ -1,4 +1,4 @@
-"""F05: a header of 2 MB and a line of 10 million residues fit in 300 MB, and are counted."""
+"""A header of 2 MB and a line of 10 million residues fit in 300 MB, and are counted."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""F24, F27, F28: a run that was killed after any step goes on as if nothing had been."""
+"""A run that was killed after any step resumes as if uninterrupted."""
 
 import shutil
 from collections.abc import Callable
@@ -136,7 +136,7 @@ def test_killed_in_mid_validation(
     state_of: Read,
     log_of: Read,
 ) -> None:
-    """Neither a second nor a missing row, at the last step too, and wherever it goes on from."""
+    """No repeated or missing row, at the last step too, wherever the run resumes."""
     validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
 

@@ -1,4 +1,4 @@
-"""F25, F26, F35: several ranks go on exactly, on other numbers of ranks, and with a full disk."""
+"""Several ranks resume exactly, on other numbers of ranks, and with a full disk."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""F38: a logger that is missing, fails or cannot write: one warning, training unaffected."""
+"""A logger that is missing, fails or cannot write: one warning, training unaffected."""
 
 import errno
 import re

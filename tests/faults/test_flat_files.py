@@ -1,4 +1,4 @@
-"""F12: flat files come out of the preparation as Bio.SwissProt reads them; broken entries by name.
+"""Flat files come out of the preparation as Bio.SwissProt reads them; broken entries by name.
 
 That mutated entries are rejected or read alike is tested with the scanner itself.
 """

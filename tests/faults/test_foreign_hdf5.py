@@ -18,7 +18,7 @@ from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import InputDataError
 
 SHARD = "train/shard-00001.h5"
-Vouch = Callable[[Path, str], None]
+Trust = Callable[[Path, str], None]
 
 
 def external(file: h5py.File, tokens: np.ndarray) -> None:
@@ -163,13 +163,13 @@ def assert_refused(directory: Path) -> None:
 
 @pytest.mark.parametrize("foreign", FOREIGN, ids=lambda foreign: foreign.__name__)
 def test_a_foreign_array_is_refused(
-    data_set: Path, vouch_for: Vouch, monkeypatch: pytest.MonkeyPatch, foreign: Callable
+    data_set: Path, trust: Trust, monkeypatch: pytest.MonkeyPatch, foreign: Callable
 ) -> None:
     with h5py.File(data_set / SHARD, "r+") as file:
         tokens = file["tokens"][:]
         del file["tokens"]
         foreign(file, tokens)
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
 
     def refuse(*_: object) -> None:
         raise AssertionError("data were read")
@@ -179,7 +179,7 @@ def test_a_foreign_array_is_refused(
     assert_refused(data_set)
 
 
-def test_an_array_that_reaches_beyond_the_file_is_refused(data_set: Path, vouch_for: Vouch) -> None:
+def test_an_array_that_reaches_beyond_the_file_is_refused(data_set: Path, trust: Trust) -> None:
     path = data_set / SHARD
     with h5py.File(path) as file:
         arrays = {name: file[name][:] for name in file}
@@ -189,7 +189,7 @@ def test_an_array_that_reaches_beyond_the_file_is_refused(data_set: Path, vouch_
             file[name] = values
     true, claimed = (n.to_bytes(8, "little") for n in (len(arrays["tokens"]), 1 << 36))
     path.write_bytes(path.read_bytes().replace(true, claimed))
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
     assert_refused(data_set)
 
 
@@ -217,24 +217,22 @@ def test_another_number_of_residues_than_the_manifest_s_is_refused(
     ids=["fewer", "more", "none", "beyond", "signed", "big-endian", "float"],
 )
 def test_offsets_that_are_none_are_refused(
-    data_set: Path, vouch_for: Vouch, name: str, spoil: Callable
+    data_set: Path, trust: Trust, name: str, spoil: Callable
 ) -> None:
     with h5py.File(data_set / SHARD, "r+") as file:
         offsets = file[name][:]
         del file[name]
         file[name] = spoil(offsets)
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
     assert_refused(data_set)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\x89HDF\r\n\x1a\n", b"\x89HDF\r\n\x1a\n" + bytes(4096), b"MKV" * 99]
 )
-def test_a_file_that_is_no_hdf5_is_refused(
-    data_set: Path, vouch_for: Vouch, content: bytes
-) -> None:
+def test_a_file_that_is_no_hdf5_is_refused(data_set: Path, trust: Trust, content: bytes) -> None:
     (data_set / SHARD).write_bytes(content)
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
     assert_refused(data_set)
 
 

@@ -1,4 +1,4 @@
-"""F33: a gradient that is not finite, or far larger than those before: the step is skipped."""
+"""A gradient that is not finite, or far larger than those before: the step is skipped."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from protlm.training.module import LanguageModeling
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
 # The weights, what the optimiser knows of them, the schedule and the average: what a step changes.
-LEARNT = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
+LEARNED = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
 SETTINGS = (
     "trainer.checkpoint_every=1",
     "trainer.keep_checkpoints=100",
@@ -48,8 +48,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / BAD_BATCHES).read_text().splitlines()]
 
 
-def learnt(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if key.startswith(LEARNT)}
+def learned(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key.startswith(LEARNED)}
 
 
 def test_an_infinite_gradient_leaves_a_step_out(
@@ -62,7 +62,7 @@ def test_an_infinite_gradient_leaves_a_step_out(
     (line,) = lines(run)
     assert line["gradient_norm"] is None and len(line["accessions"]) >= 8
     states = [state_of(run / "checkpoints" / f"step-{n:08d}.ckpt") for n in (1, 2)]
-    assert learnt(states[0]) == learnt(states[1])
+    assert learned(states[0]) == learned(states[1])
 
 
 def test_a_spike_is_left_out_and_its_window_is_in_the_checkpoint(
@@ -80,13 +80,13 @@ def test_a_spike_is_left_out_and_its_window_is_in_the_checkpoint(
         whole = train_tiny(tmp_path / "whole", *settings)
     assert [line["step"] for line in lines(whole)] == [7]
     states = [state_of(whole / "checkpoints" / f"step-{n:08d}.ckpt") for n in (6, 7, 8)]
-    assert learnt(states[0]) == learnt(states[1]) != learnt(states[2])
+    assert learned(states[0]) == learned(states[1]) != learned(states[2])
     run = tmp_path / "run"
     train_tiny(run, *settings, "trainer.max_steps=6")
     with pytest.warns(UserWarning, match="step 7 was skipped"):
         train_tiny(run, *settings)
     name = "step-00000008.ckpt"
-    assert learnt(state_of(run / "checkpoints" / name)) == learnt(
+    assert learned(state_of(run / "checkpoints" / name)) == learned(
         state_of(whole / "checkpoints" / name)
     )
 

@@ -1,4 +1,4 @@
-"""F37: neither a pickle nor a name in a config or a checkpoint reaches code that is not ours."""
+"""Neither a pickle nor a name in a config or a checkpoint reaches code that is not ours."""
 
 import json
 import os
@@ -82,7 +82,7 @@ PICKLES: dict[str, Callable[[Malicious, Path], object]] = {
 def test_a_pickle_is_never_executed(
     spoil: Callable[[Malicious, Path], object], run: Path, canary: Path, train_tiny: Train
 ) -> None:
-    """Its SHA-256 is right: whoever can write a checkpoint can write that too."""
+    """Its SHA-256 is right: an attacker who writes a checkpoint writes that too."""
     newest = checkpoints.latest(run)
     assert newest is not None
     spoil(Malicious(canary), newest)

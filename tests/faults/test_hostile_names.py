@@ -1,4 +1,4 @@
-"""F46: configs, names and identifiers of strangers are refused in a sentence or made harmless."""
+"""Configs, names and identifiers of strangers are refused in a sentence or made harmless."""
 
 import io
 import shutil

@@ -1,4 +1,4 @@
-"""F11: XML that defines entities, reaches for other files, is cut off, or is of another schema."""
+"""XML that defines entities, reaches for other files, is cut off, or is of another schema."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""F30, F29: a signal and no patience: SIGKILL a moment later, a second signal, a first too soon.
+"""A signal and no patience: SIGKILL a moment later, a second signal, a first too soon.
 
 The moments are many and the imports slow, so one process imports, and a fork of it trains.
 """
@@ -153,7 +153,7 @@ def run_program(
 def test_killed_a_moment_after_the_signal(
     run_program: Callable, train_tiny: Callable[..., Path], tmp_path: Path, log_of: Callable
 ) -> None:
-    """The new checkpoint is there or the previous one is, and the run goes on from it."""
+    """The new checkpoint is there or the previous one is, and the run resumes from it."""
     turns = 12
     codes = run_program(KILL.replace("TURNS", str(turns)))
     # Some were killed before they had saved and ended, and no start failed.

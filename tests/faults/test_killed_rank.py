@@ -1,4 +1,4 @@
-"""F31, F40: torchrun, whose ranks start apart and of which one is killed."""
+"""Torchrun, whose ranks start apart and of which one is killed."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_ranks_that_start_apart_have_one_run_directory(pair_run: Path) -> None:
-    """F40: no name depends on the clock, so it does not matter in which second a rank starts."""
+    """No name depends on the clock, so it does not matter in which second a rank starts."""
     assert [path.name for path in pair_run.parent.iterdir() if path.is_dir()] == ["run"]
     assert [file for file in conf_dir().rglob("*.yaml") if "now:" in file.read_text()] == []
 

@@ -1,4 +1,4 @@
-"""F34: whoever is killed while a checkpoint is written leaves `latest` naming a whole one."""
+"""When a process is killed while it writes a checkpoint, `latest` still names an intact one."""
 
 import os
 import subprocess

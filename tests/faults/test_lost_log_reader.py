@@ -1,4 +1,4 @@
-"""F43: a reader of standard error that ends, or a full disk under a log, does not end the work."""
+"""A reader of standard error that ends, or a full disk under a log, does not end the work."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""F39: two network namespaces as two nodes, and the link between them cut in mid-step.
+"""Two network namespaces as two nodes, and the link between them cut in mid-step.
 
 Needs root and `ip` (iproute2), as a container of CI has them; elsewhere it fails and says so.
 """

@@ -1,4 +1,4 @@
-"""F33: a loss that is not finite: the step is skipped on all ranks, and its samples are listed."""
+"""A loss that is not finite: the step is skipped on all ranks, and its samples are listed."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from protlm.training.module import LanguageModeling
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
 # The weights, what the optimiser knows of them, the schedule and the average: what a step changes.
-LEARNT = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
+LEARNED = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / BAD_BATCHES).read_text().splitlines()]
 
 
-def learnt(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if key.startswith(LEARNT)}
+def learned(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key.startswith(LEARNED)}
 
 
 SETTINGS = (
@@ -87,8 +87,8 @@ def test_a_bad_loss_leaves_a_step_out(
     (line,) = lines(run)
     assert (line["step"], line["accessions"]) == (3, accessions)
     states = [state_of(run / "checkpoints" / f"step-{n:08d}.ckpt") for n in (2, 3, 4)]
-    assert learnt(states[0]) == learnt(states[1])
-    assert learnt(states[1]) != learnt(states[2])
+    assert learned(states[0]) == learned(states[1])
+    assert learned(states[1]) != learned(states[2])
     # The data are consumed all the same.
     places = [state["SequenceData.samples"] for state in states]
     assert places == sorted(set(places)) and line["samples"] == places[1]
@@ -138,7 +138,7 @@ def test_a_run_with_a_bad_step_resumes_exactly(
     settings = (*SETTINGS, "trainer.max_steps=7", "trainer.log_every=1", "model.dropout=0.2")
     with pytest.warns(UserWarning, match="was skipped"):
         whole = train_tiny(tmp_path / "whole", *settings)
-    # As a run that is killed after step 6 and goes on from step 3.
+    # As a run that is killed after step 6 and resumes from step 3.
     with pytest.warns(UserWarning, match="was skipped"):
         run = train_tiny(tmp_path / "run", *settings)
     for step in (4, 5, 6, 7):
@@ -260,7 +260,7 @@ def test_a_nan_on_one_rank_leaves_the_step_out_on_both(
     _, printed = run_ranks(tmp_path, PROGRAM)
     run = tmp_path / "run"
     states = [state_of(run / "checkpoints" / f"step-{n:08d}.ckpt") for n in (2, 3, 4)]
-    assert learnt(states[0]) == learnt(states[1]) != learnt(states[2])
+    assert learned(states[0]) == learned(states[1]) != learned(states[2])
     config = compose(TrainConfig, [f"data.dir={tiny_data}", "run_dir=x"])
     train_split, _ = open_data(config.data)
     (line,) = lines(run)

@@ -1,4 +1,4 @@
-"""F02: no header, junk before it, FASTQ and UTF-16 are refused with their line; a mark is not."""
+"""No header, junk before it, FASTQ and UTF-16 are refused with their line; a mark is not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""F04: NUL, tabs, line ends of every kind and letters that are not ASCII."""
+"""NUL, tabs, line ends of every kind and letters that are not ASCII."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""F45: checkpoints with a right SHA-256 and odd contents are bad input, in one sentence."""
+"""Checkpoints with a right SHA-256 and odd contents are bad input, in one sentence."""
 
 import json
 import resource
@@ -97,7 +97,7 @@ DESCRIPTIONS: dict[str, tuple[str, object]] = {
     "no width": ("model.model_dim", 0),
     "NaN for a number": ("model.dropout", float("nan")),
     "no such choice": ("model.positions", "random"),
-    "an unknown setting": ("model.colour", "red"),
+    "an unknown setting": ("model.color", "red"),
     "an environment variable": ("model.norm", "${oc.env:TOKEN}"),
     "a huge number of layers": ("model.num_layers", HUGE),
     "a huge width": ("model.model_dim", HUGE),

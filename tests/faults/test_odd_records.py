@@ -1,4 +1,4 @@
-"""F03: blank, bare, repeated, small, starred, gapped and numbered records: the golden counts."""
+"""Blank, bare, repeated, small, starred, gapped and numbered records: the golden counts."""
 
 CONTENT = b""">blank
 >

@@ -1,8 +1,8 @@
-"""F17: an output that cannot be written is refused before any input is read."""
+"""An output that cannot be written is refused before any input is read."""
 
 import os
 
-# Root may write anywhere, so the builder becomes nobody, after its imports.
+# Root may write anywhere, so the builder changes to an unprivileged user after its imports.
 AS_NOBODY = """
 import os
 import protlm.data_prep.sources

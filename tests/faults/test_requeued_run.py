@@ -1,4 +1,4 @@
-"""F42: exit 75 and the same command, five times over: one log without gaps or repeats."""
+"""Exit 75 and the same command, five times over: one log without gaps or repeats."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""F44: files of results on a full disk, by two writers at once, and after a killed writer."""
+"""Files of results on a full disk, by two writers at once, and after a killed writer."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""F42: slurm/train.sbatch under a scheduler of thirty lines: preempted, requeued, complete."""
+"""Slurm/train.sbatch under a scheduler of thirty lines: preempted, requeued, complete."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def test_preempted_and_requeued_until_it_is_done(
     ranks_below: Callable,
     assert_same_as_pair: Callable,
 ) -> None:
-    """USR1 to all tasks, as `--signal` sends it; then to one rank alone; then to nobody."""
+    """USR1 to all tasks, as `--signal` sends it; then to one rank alone; then to none."""
     command = [SCRIPT, *pair_settings, "run_dir=run"]
     for restart, whom in enumerate(([0, 1], [1])):
         with (tmp_path / "log").open("a") as log:

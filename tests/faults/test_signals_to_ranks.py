@@ -1,4 +1,4 @@
-"""F29: a signal to one rank, to the other, to all, once and twice: all stop after the same step."""
+"""A signal to one rank, to the other, to all, once and twice: all stop after the same step."""
 
 import json
 import os

@@ -35,7 +35,7 @@ def test_each_run_is_a_job(
         newest = latest(tmp_path / f"run-{seed}")
         assert newest is not None and newest.name == "step-00000002.ckpt"
         assert f"seed: {seed}\n" in (tmp_path / f"run-{seed}" / "config.yaml").read_text()
-    # A job that fails is told of, with its own exit code.
+    # A failed job is reported with its exit code.
     wrong = ["data.dir=nothing", f"run_dir={tmp_path}/other-${{seed}}"]
     failed = sweep(tmp_path, one_process, *settings, *wrong)
     assert failed.returncode == 3

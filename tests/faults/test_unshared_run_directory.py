@@ -1,4 +1,4 @@
-"""F39: nodes that do not see the same run directory would go on from different steps."""
+"""Nodes that do not see the same run directory would resume from different steps."""
 
 import json
 from collections.abc import Callable

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# A call of oneDNN costs some 17 µs: MKL is ahead below this many multiplications on two threads, and
-# below half of that on one. It must not depend on the threads: they may change before the backward.
-# Nor are sums over more positions left to MKL, which adds them up less exactly.
+# A call of oneDNN costs some 17 µs: MKL is ahead below this number of multiplications on two
+# threads, and below half of it on one. The choice must not depend on the threads, whose number may
+# change before the backward. Sums over more positions are not left to MKL, which is less exact.
 _SMALL, _SHORT = 1 << 21, 512
 
 

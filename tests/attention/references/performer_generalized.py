@@ -1,4 +1,4 @@
-"""Generalised kernels in O(L²): arXiv 2009.14794, A.4 and D.3, with or without a projection."""
+"""Generalized kernels in O(L²): arXiv 2009.14794, A.4 and D.3, with or without a projection."""
 
 import math
 from collections.abc import Callable, Mapping

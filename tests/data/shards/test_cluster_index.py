@@ -160,7 +160,7 @@ def test_a_data_set_without_clusters_is_unchanged(data_set, clustered):
 # --- damage
 
 
-def vouch(directory, **changed):
+def updated_manifest(directory, **changed):
     """Makes the manifest agree with the current index."""
     fields = json.loads((directory / MANIFEST).read_text())
     path = directory / INDEX
@@ -222,7 +222,7 @@ def test_invalid_numbers_are_found(clustered, write_manifest, array, place, valu
     """Even if the hash matches: it detects damage, not malice."""
     with h5py.File(clustered / INDEX, "r+") as file:
         file[array][place] = file[array][place - 1] if value == "same" else value
-    write_manifest(clustered, vouch(clustered))
+    write_manifest(clustered, updated_manifest(clustered))
     assert_found(clustered)
 
 
@@ -238,12 +238,12 @@ def test_an_index_with_another_structure_is_rejected(clustered, write_manifest, 
             kind = "<i8" if how == "signed" else "<u8"
             numbers = numbers[:-1] if how == "shorter" else numbers
             file.create_dataset(name, data=numbers.astype(kind), chunks=how == "chunked" or None)
-    write_manifest(clustered, vouch(clustered))
+    write_manifest(clustered, updated_manifest(clustered))
     assert_found(clustered)
 
 
 def test_a_wrong_number_of_clusters_is_rejected(clustered, write_manifest):
-    write_manifest(clustered, vouch(clustered, clusters=3))
+    write_manifest(clustered, updated_manifest(clustered, clusters=3))
     assert_found(clustered)
 
 
@@ -259,7 +259,7 @@ def test_a_wrong_number_of_clusters_is_rejected(clustered, write_manifest):
     ],
 )
 def test_a_manifest_with_paths_outside_is_rejected(clustered, write_manifest, change):
-    write_manifest(clustered, vouch(clustered, **change))
+    write_manifest(clustered, updated_manifest(clustered, **change))
     with pytest.raises(InputDataError, match=r"manifest\.json is damaged"):
         open_clusters(clustered, "train")
 
@@ -272,23 +272,23 @@ def test_a_split_without_an_index_is_rejected(clustered, write_manifest):
         read_manifest(clustered)
 
 
-def test_a_shard_with_too_few_clusters_is_rejected(clustered, vouch_for):
+def test_a_shard_with_too_few_clusters_is_rejected(clustered, trust):
     shard = clustered / "train/shard-00001.h5"
     with h5py.File(shard, "r+") as file:
         numbers = file["clusters"][:-1]
         del file["clusters"]
         file.create_dataset("clusters", data=numbers)
-    vouch_for(clustered, "train/shard-00001.h5")
+    trust(clustered, "train/shard-00001.h5")
     with pytest.raises(InputDataError, match=rf"{shard}.*15 clusters instead of 16"):
         open_split(clustered, "train")
 
 
-def test_a_link_in_place_of_clusters_is_not_followed(clustered, vouch_for):
+def test_a_link_in_place_of_clusters_is_not_followed(clustered, trust):
     shard = clustered / "train/shard-00001.h5"
     with h5py.File(shard, "r+") as file:
         del file["clusters"]
         file["clusters"] = h5py.ExternalLink("other.h5", "/clusters")
-    vouch_for(clustered, "train/shard-00001.h5")
+    trust(clustered, "train/shard-00001.h5")
     with pytest.raises(InputDataError, match=rf"{shard}.*clusters is missing or a link"):
         open_split(clustered, "train")
 

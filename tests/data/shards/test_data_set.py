@@ -65,10 +65,10 @@ def test_a_split_without_sequences_is_rejected(data_set, write_manifest, verify_
 
 
 @pytest.mark.parametrize("number", [VOCABULARY.mask, VOCABULARY.eos, 33, 255])
-def test_tokens_that_are_not_residues_are_found(data_set, vouch_for, number):
+def test_tokens_that_are_not_residues_are_found(data_set, trust, number):
     with h5py.File(data_set / SHARD, "r+") as file:
         file["tokens"][5] = number
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
     fault = f"the shard {data_set / SHARD} is damaged (a token is not a residue)"
     assert verify(data_set) == [fault]
     with pytest.raises(InputDataError, match=re.escape(fault)):
@@ -76,10 +76,10 @@ def test_tokens_that_are_not_residues_are_found(data_set, vouch_for, number):
 
 
 @pytest.mark.parametrize("name", ["offsets", "id_offsets"])
-def test_decreasing_offsets_are_found(data_set, vouch_for, name):
+def test_decreasing_offsets_are_found(data_set, trust, name):
     with h5py.File(data_set / SHARD, "r+") as file:
         file[name][2] = file[name][-1]
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
     fault = f"the shard {data_set / SHARD} is not a shard of protlm (the offsets decrease)"
     assert verify(data_set) == [fault]
     with pytest.raises(InputDataError, match=re.escape(fault)):

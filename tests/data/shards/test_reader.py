@@ -158,7 +158,7 @@ def test_two_thousand_shards_do_not_exhaust_descriptors(make_data_set, write_man
     subprocess.run([sys.executable, "-c", READ_MANY, directory], cwd=ROOT, check=True)
 
 
-# --- offsets that lead astray, in a shard that the manifest vouches for
+# --- offsets that lead astray, in a shard whose hash is right
 
 
 def spoil(directory: Path, name: str, edit) -> None:
@@ -172,14 +172,14 @@ def spoil(directory: Path, name: str, edit) -> None:
     [(0, [17]), (2**63, [17, 18]), (2**64 - 1, [17, 18]), (-1, [18])],
     ids=["back", "huge", "largest", "end"],
 )
-def test_offsets_are_checked_where_they_are_used(data_set, vouch_for, offset, astray):
+def test_offsets_are_checked_where_they_are_used(data_set, trust, offset, astray):
     def edit(offsets):
         value = offsets[offset] if offset in (0, -1) else np.uint64(offset)
         return np.where(np.arange(len(offsets)) == 2, value, offsets)
 
     spoil(data_set, "offsets", edit)
     spoil(data_set, "id_offsets", edit)
-    vouch_for(data_set, SHARD)
+    trust(data_set, SHARD)
     with pytest.raises(InputDataError, match=re.escape(SHARD)):
         open_split(data_set, "train")
     reader = open_split(data_set, "train", verify="sizes")
