@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -322,6 +323,7 @@ def train_tiny(tiny_data: Path) -> Callable[..., Path]:
             "data.tokens_per_batch=1024",
             "schedule.warmup_steps=1",
             "trainer.accelerator=cpu",
+            "trainer.precision=32-true",
             "trainer.max_steps=4",
             "trainer.log_every=2",
         ]
@@ -465,3 +467,22 @@ def trust(write_manifest: Callable[[Path, str], None]) -> Callable[[Path, str], 
         write_manifest(directory, json.dumps(fields))
 
     return trusted
+
+
+@pytest.fixture(scope="session")
+def assert_gone() -> Callable[[int], None]:
+    """Fails if a process does not end within some seconds; its entry may remain until it is read."""
+
+    def is_running(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    def check(pid: int) -> None:
+        deadline = time.monotonic() + 20
+        while is_running(pid):
+            assert time.monotonic() < deadline, f"process {pid} is still there"
+            time.sleep(0.05)
+
+    return check

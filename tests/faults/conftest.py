@@ -225,6 +225,7 @@ TINY = (
     "data.tokens_per_batch=1024",
     "schedule.warmup_steps=1",
     "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
 )
 
 
@@ -365,16 +366,3 @@ def ranks_below() -> Callable[[int], dict[int, int]]:
         return {rank: pid for pid, rank in ranks.items() if is_below(pid)}
 
     return find
-
-
-@pytest.fixture(scope="session")
-def assert_gone() -> Callable[[int], None]:
-    """Fails if a process does not end within some seconds."""
-
-    def check(pid: int) -> None:
-        deadline = time.monotonic() + 20
-        while Path(f"/proc/{pid}").exists():
-            assert time.monotonic() < deadline, f"process {pid} is still there"
-            time.sleep(0.05)
-
-    return check

@@ -196,13 +196,19 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
     assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize("moment", ["fcntl.flock", "os.ftruncate", "os.pwrite"])
-def test_a_builder_killed_while_it_locks_leaves_no_lock(run_builder, proteins, tmp_path, moment):
+@pytest.mark.parametrize("moment", ["fcntl.flock", "os.fstat", "Path.write_text"])
+@pytest.mark.parametrize("mode", ["a", "w"], ids=["before", "truncated"])
+def test_a_builder_killed_while_it_locks_leaves_no_lock(
+    run_builder, proteins, tmp_path, moment, mode
+):
     """The same command continues after a kill at any moment, without --break-lock."""
     killed = f"""
 import signal
-from protlm.lock import fcntl, os
-{moment} = lambda *arguments, **named: os.kill(os.getpid(), signal.SIGKILL)
+from protlm.lock import LOCK, Path, fcntl, os
+def kill(*arguments, **named):
+    next(Path(sys.argv[2]).parent.rglob(LOCK)).open({mode!r})
+    os.kill(os.getpid(), signal.SIGKILL)
+{moment} = kill
 build(sys.argv[1:2], sys.argv[2])
 """
     out = tmp_path / "data"

@@ -156,7 +156,8 @@ def test_ranks_and_micro_batches_have_the_same_gradient(
     dtype: str, tolerance: float, tiny_data: Path, tmp_path: Path
 ) -> None:
     settings = ["model=tiny", "attention=softmax", f"data.dir={tiny_data}", "data.max_length=256"]
-    settings += ["trainer.accelerator=cpu", "trainer.tokens_per_step=2048", "trainer.max_steps=1"]
+    settings += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
+    settings += ["trainer.tokens_per_step=2048", "trainer.max_steps=1"]
     # Few targets, and very different numbers of targets per row.
     settings += ["schedule.warmup_steps=0", "objective.mask_fraction=0.03"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
