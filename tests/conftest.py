@@ -471,7 +471,7 @@ def trust(write_manifest: Callable[[Path, str], None]) -> Callable[[Path, str], 
 
 @pytest.fixture(scope="session")
 def assert_gone() -> Callable[[int], None]:
-    """Fails if a process does not end within some seconds; its entry may remain until it is read."""
+    """Fails if a process does not end within some seconds; it may remain a zombie."""
 
     def is_running(pid: int) -> bool:
         try:
