@@ -18,6 +18,7 @@ from protlm.options import (
     AllowGaps,
     AllowNucleotides,
     BreakLock,
+    CausalModel,
     Cluster,
     ClusterIdentity,
     ClusterTable,
@@ -231,8 +232,8 @@ def evaluate(context: typer.Context) -> None:
 @app.command()
 def embed(
     fasta: SequenceFile,
-    model: Model,
     output: Output,
+    model: Model = None,
     include: Annotated[list[str] | None, typer.Option(help="mean, per_tok, bos.")] = None,
     repr_layers: Annotated[
         list[int] | None,
@@ -258,14 +259,14 @@ def embed(
         device=device,
         duplicates=_choice("--duplicates", duplicates, Duplicates),
     )
-    run(fasta, model, output, options)
+    run(fasta, _model(model), output, options)
 
 
 @app.command()
 def attention(
     fasta: SequenceFile,
-    model: Model,
     output: Output,
+    model: Model = None,
     layers: Annotated[
         list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")
     ] = None,
@@ -287,7 +288,7 @@ def attention(
         duplicates=_choice("--duplicates", duplicates, Duplicates),
         figure=figure,
     )
-    attention_maps(fasta, model, output, options)
+    attention_maps(fasta, _model(model), output, options)
 
 
 @app.command()
@@ -295,8 +296,8 @@ def contacts(
     proteins: Annotated[
         list[Path], typer.Argument(help="Files of proteins, or PDB or mmCIF structures.")
     ],
-    model: Model,
     output: Output,
+    model: Model = None,
     fit: Annotated[
         Path | None,
         typer.Option(
@@ -315,12 +316,12 @@ def contacts(
     from protlm.commands.contacts import ContactOptions
     from protlm.commands.contacts import contacts as run
 
-    run(proteins, model, output, ContactOptions(fit, chain, device, figure))
+    run(proteins, _model(model), output, ContactOptions(fit, chain, device, figure))
 
 
 @app.command()
 def generate(
-    model: Model,
+    model: CausalModel,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; - prints."),
@@ -363,6 +364,14 @@ def generate(
     run(model, output, options)
 
 
+@app.command()
+def models() -> None:
+    """List the models that come with protlm."""
+    from protlm.commands.models import print_models
+
+    print_models()
+
+
 @checkpoint_app.command("info")
 def checkpoint_info(path: Path) -> None:
     """Describe a run, a checkpoint or an exported model."""
@@ -380,11 +389,17 @@ def checkpoint_verify(path: Path) -> None:
 
 
 @checkpoint_app.command("export")
-def checkpoint_export(path: Path, output: Annotated[Path, typer.Option("--output", "-o")]) -> None:
+def checkpoint_export(
+    path: Path,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, which is half as large.")] = (
+        "float32"
+    ),
+) -> None:
     """Export model.safetensors and config.json to a new folder."""
     from protlm.commands.checkpoint import export
 
-    export(path, output)
+    export(path, output, dtype)
 
 
 @checkpoint_app.command("consolidate")
@@ -471,6 +486,15 @@ def _choice(flag: str, value: str, choices: type[Choice]) -> Choice:
     except ValueError:
         allowed = ", ".join(choice.value for choice in choices)
         raise UserError(f"{flag} {value} is not one of {allowed}") from None
+
+
+def _model(given: Path | None) -> Path:
+    """Returns the model to use; without `-m` it is the shipped one, which is printed."""
+    if given is not None:
+        return given
+    from protlm.commands.models import announced_default
+
+    return announced_default("-m MODEL")
 
 
 def _dtype(value: str) -> str:

@@ -6,6 +6,15 @@ from typing import Annotated
 import typer
 
 Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A run folder, a .ckpt file, an exported model, or a name that protlm models lists; "
+        "default: the first of them.",
+    ),
+]
+CausalModel = Annotated[
     Path, typer.Option("--model", "-m", help="A run folder, a .ckpt file or an exported model.")
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]

@@ -36,6 +36,12 @@ def sample_dir() -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / "data_prep" / "sample"
 
 
+def models_dir() -> Path:
+    """Returns the folder of shipped models: `protlm/models` when installed, `models/` elsewhere."""
+    installed = _PACKAGE / "models"
+    return installed if installed.is_dir() else _PACKAGE.parent / "models"
+
+
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sum, write_sums
 from protlm.checkpoints.description import ModelDescription, check_weights
+from protlm.checkpoints.shipped import find_model
 from protlm.errors import InputDataError
 from protlm.paths import complete_file, complete_folder
 
@@ -173,7 +175,8 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     """
     if not path.exists():
         raise InputDataError(
-            f"{path}: no such checkpoint; give a run folder, a .ckpt file or an exported folder"
+            f"{path}: no such model; give a run folder, a .ckpt file, an exported folder, or a "
+            "name that protlm models lists"
         )
     if path.suffix != ".ckpt":
         raise InputDataError(
@@ -195,12 +198,13 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads a model from a run folder, a checkpoint file or an exported folder.
+    """Reads a model from a run folder, a checkpoint file, an exported folder or a shipped name.
 
     Raises:
         InputDataError: it is missing or damaged; the message names the file.
     """
     try:
+        path = find_model(path)
         is_exported = (path / CONFIG).is_file() or (path / WEIGHTS).is_file()
     except OSError as error:
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
@@ -259,12 +263,21 @@ def _read_exported(directory: Path) -> Checkpoint:
     return Checkpoint(directory, parsed, check_weights(directory, weights))
 
 
-def export(checkpoint: Checkpoint, directory: Path) -> None:
-    """Writes `model.safetensors`, `config.json` and their SHA-256 checksums."""
+def export(checkpoint: Checkpoint, directory: Path, *, rounded: Collection[str] = ()) -> None:
+    """Writes `model.safetensors`, `config.json` and their SHA-256 checksums.
+
+    Args:
+        checkpoint: the model.
+        directory: the new folder.
+        rounded: names of the weights that are stored in bfloat16.
+    """
     from safetensors.torch import save
 
     with complete_folder(directory) as folder:
-        weights = {name: value.contiguous() for name, value in checkpoint.weights.items()}
+        weights = {
+            name: (value.bfloat16() if name in rounded else value).contiguous()
+            for name, value in checkpoint.weights.items()
+        }
         # `save_file` would make the file readable by its owner only.
         (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
         description = json.dumps(checkpoint.description.to_plain(), indent=2)

@@ -90,8 +90,20 @@ def consolidate(path: Path, output: Path) -> None:
     print(output)
 
 
-def export(path: Path, output: Path) -> None:
-    """Writes `model.safetensors`, `config.json` and their checksums to a new folder."""
-    load_model(path)
-    checkpoints.export(checkpoints.read(path), output)
+def export(path: Path, output: Path, dtype: str = "float32") -> None:
+    """Writes `model.safetensors`, `config.json` and their checksums to a new folder.
+
+    Args:
+        path: a run, a checkpoint or an exported model.
+        output: the new folder.
+        dtype: `bfloat16` halves the file: parameters are rounded, buffers are not.
+
+    Raises:
+        UserError: another `dtype`.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
+    parameters = [name for name, _ in load_model(path).network.named_parameters()]
+    rounded = parameters if dtype == "bfloat16" else []
+    checkpoints.export(checkpoints.read(path), output, rounded=rounded)
     print(output)

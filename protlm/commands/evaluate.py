@@ -19,6 +19,7 @@ from rich.text import Text
 
 from protlm import evaluation
 from protlm.build import load_model
+from protlm.commands.models import announced_default
 from protlm.commands.settings import print_help
 from protlm.composition import compose, through_hydra
 from protlm.config import EvaluateConfig
@@ -73,9 +74,11 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     }
     if not evaluations:
         raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
-    model = load_model(Path(config.checkpoint), device=config.device)
+    given = config.checkpoint
+    path = announced_default("checkpoint=MODEL") if given is None else Path(given)
+    model = load_model(path, device=config.device)
     report = {
-        "checkpoint": config.checkpoint,
+        "checkpoint": given or path.name,
         "model_hash": model.hash,
         "results": _results(model, evaluations, config),
     }

@@ -110,7 +110,11 @@ class TrainConfig(Checked):
 class EvaluateConfig(Checked):
     """One call of `protlm evaluate`."""
 
-    checkpoint: str = field(metadata={"help": "a run, a checkpoint or an exported model"})
+    checkpoint: str | None = setting(
+        "a run, a checkpoint, an exported model or a name that `protlm models` lists; `null`: the "
+        "first of them",
+        None,
+    )
     evaluation: dict[str, Any] = field(default_factory=dict)
     data: EvaluationDataConfig = field(default_factory=EvaluationDataConfig)
     split: Any = setting(

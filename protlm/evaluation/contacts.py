@@ -87,10 +87,14 @@ class ContactRegression:
 
     Args:
         seed: seed of the solver's order of coordinates.
+        scaled: divide the features of each head by their standard deviation before the fit. The
+            paper does not; then the penalty removes every head whose maps are nearly flat, as
+            those of linear attention are.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, scaled: bool = True) -> None:
         self.seed = seed
+        self.scaled = scaled
         self.weights_H = np.zeros(0)
         self.intercept = 0.0
 
@@ -109,12 +113,15 @@ class ContactRegression:
                 "the structures to fit to have no contacts, or only contacts, between "
                 f"residues {MIN_SEPARATION} or more apart; give more structures"
             )
-        # As in the paper, classes are neither balanced nor features scaled.
+        values = np.concatenate([values for values, _ in pairs])
+        spread_H = values.std(axis=0) if self.scaled else np.ones(values.shape[1])
+        spread_H[spread_H == 0] = 1.0
+        # As in the paper, classes are not balanced.
         solver = LogisticRegression(
             solver="liblinear", l1_ratio=1.0, C=_INVERSE_PENALTY, random_state=self.seed
         )
-        solver.fit(np.concatenate([values for values, _ in pairs]), labels)
-        self.weights_H = solver.coef_[0].astype(np.float64)
+        solver.fit(values / spread_H, labels)
+        self.weights_H = solver.coef_[0].astype(np.float64) / spread_H
         self.intercept = float(np.ravel(solver.intercept_)[0])
         return self
 
@@ -166,6 +173,7 @@ class Contacts(Evaluation):
         seed: seed of random weights, solver and bootstrap.
         groups: a tab-separated table with the columns structure and group; adds figures by group,
             for instance with and without homologs in training.
+        scaled: as for `ContactRegression`.
     """
 
     needs_data = False
@@ -178,6 +186,7 @@ class Contacts(Evaluation):
         max_residues: int = 400,
         seed: int = 0,
         groups: str | None = None,
+        scaled: bool = True,
     ) -> None:
         if max_residues < 1:
             raise UserError(f"max_residues={max_residues} excludes every structure; give 1 or more")
@@ -187,6 +196,7 @@ class Contacts(Evaluation):
         self.max_residues = max_residues
         self.seed = seed
         self.groups = None if groups is None else Path(groups)
+        self.scaled = scaled
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns `scores` of each predictor, and the number of structures.
@@ -210,7 +220,8 @@ class Contacts(Evaluation):
             ("model", model),
             ("random_weights", model.with_random_weights(self.seed)),
         ):
-            regression = ContactRegression(seed=self.seed).fit(_examples(compared, fit))
+            regression = ContactRegression(seed=self.seed, scaled=self.scaled)
+            regression.fit(_examples(compared, fit))
             heads_used[who] = regression.num_heads_used
             fitted, mean = [], []
             for features_HLL, contacts_LL in _examples(compared, test):

@@ -110,11 +110,26 @@ def test_the_regression_finds_the_head_that_sees_contacts() -> None:
         assert hits / count > 0.5
 
 
+def test_scaled_features_find_a_head_whose_maps_are_nearly_flat() -> None:
+    flat = [(1e-4 * features_HLL, contacts_LL) for features_HLL, contacts_LL in examples(0, 1, 2)]
+    assert ContactRegression(scaled=False).fit(flat).num_heads_used == 0
+    scaled = ContactRegression().fit(flat)
+    assert np.abs(scaled.weights_H).argmax() == 3
+    # The scale of the maps makes no difference.
+    whole = ContactRegression().fit(examples(0, 1, 2))
+    np.testing.assert_allclose(1e-4 * scaled.weights_H, whole.weights_H, rtol=0.01, atol=1e-4)
+
+
+def test_a_head_without_a_difference_has_no_weight() -> None:
+    constant = [(np.concatenate([np.full_like(x[:1], 7.0), x]), y) for x, y in examples(0)]
+    assert ContactRegression().fit(constant).predict(constant[0][0]).std() > 0
+
+
 def test_probabilities_are_those_of_the_solver() -> None:
     from sklearn.linear_model import LogisticRegression
 
     (features_HLL, contacts_LL), *_ = examples(0)
-    regression = ContactRegression().fit([(features_HLL, contacts_LL)])
+    regression = ContactRegression(scaled=False).fit([(features_HLL, contacts_LL)])
     rows, columns = np.triu_indices(80, 6)
     solver = LogisticRegression(solver="liblinear", l1_ratio=1.0, C=0.15, random_state=0)
     pairs = features_HLL[:, rows, columns].T

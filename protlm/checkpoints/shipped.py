@@ -1,0 +1,37 @@
+"""The models that come with protlm, each in a folder with weights, description and model card."""
+
+from pathlib import Path
+
+from protlm.errors import InputDataError
+from protlm.paths import models_dir
+
+CARD = "README.md"
+RESULTS = "results.json"
+
+
+def shipped_models() -> list[Path]:
+    """Returns the folders of the shipped models; the first is the default of the commands."""
+    return sorted(path.parent for path in models_dir().glob(f"*/{CARD}"))
+
+
+def default_model() -> Path:
+    """Returns the folder of the first shipped model.
+
+    Raises:
+        InputDataError: this copy of protlm has none.
+    """
+    for folder in shipped_models():
+        return folder
+    raise InputDataError(
+        "this copy of protlm has no model; give a run folder, a .ckpt file or an exported folder"
+    )
+
+
+def find_model(path: Path) -> Path:
+    """Returns the folder of the shipped model of this name; otherwise, or if it exists, `path`.
+
+    >>> find_model(Path("runs/mine"))
+    PosixPath('runs/mine')
+    """
+    named = [folder for folder in shipped_models() if folder.name == str(path)]
+    return named[0] if named and not path.exists() else path
