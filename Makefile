@@ -3,11 +3,10 @@
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
 PEERS := build/peers
-NOTEBOOK_MODEL := $(if $(wildcard demo/run/loss.png),demo/run,build/tiny/run)
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-propagation study-recipe study-twins
+.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-propagation results study-recipe study-twins
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -41,15 +40,8 @@ docs: $(INSTALLED) ## Write the tables of docs/mechanisms.md and docs/settings.m
 	$(PYTHON) -m protlm.attention.docs_table docs/mechanisms.md
 	$(PYTHON) -m protlm.commands.settings docs/settings.md
 
-notebooks: $(INSTALLED) $(NOTEBOOK_MODEL)/loss.png ## Execute the notebooks, on the demo's model or a tiny one
-	MODEL=$(CURDIR)/$(NOTEBOOK_MODEL) $(PYTHON) -m pytest --nbmake notebooks
-
-build/tiny/run/loss.png: | $(INSTALLED)
-	@rm -rf build/tiny
-	@$(PYTHON) -m protlm prepare data_prep/sample/uniprot_tiny.fasta.gz --out build/tiny/data \
-	  --valid-fraction 0.1 --test-fraction 0.1
-	@$(PYTHON) -m protlm train model=tiny data.dir=build/tiny/data run_dir=$(@D) trainer.max_steps=40 \
-	  data.max_length=256 data.tokens_per_batch=2048
+notebooks: $(INSTALLED) ## Execute the notebooks on the shipped model (MODEL=RUN: on another)
+	$(PYTHON) -m pytest --nbmake notebooks
 
 bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside its peers (OPTIONS=--quick)
 	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.attention $(OPTIONS)
@@ -74,6 +66,9 @@ study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax a
 
 study-recipe: $(INSTALLED) ## Measure which options of the training recipe pay (DATA=DIR, a prepared data set)
 	$(PYTHON) -m studies.recipe $(DATA) $(OPTIONS)
+
+results: $(INSTALLED) ## Compute the figures of a model card (OPTIONS="MODEL --sample DATA ...")
+	$(PYTHON) -m studies.results $(OPTIONS)
 
 study-twins: $(INSTALLED) ## Train Performer and softmax models as twins (TRAIN=DIR TEST=DIR, prepared data sets)
 	$(PYTHON) -m studies.twins $(TRAIN) $(TEST) $(OPTIONS)
