@@ -145,6 +145,5 @@ def _print_results(folder: Path) -> None:
         raise InputDataError("the model is no better than residue frequencies on test_iid")
 
 
-
 if __name__ == "__main__":
     exit_with_message(demo)

@@ -1,103 +1,119 @@
-"""What a model knows: the figures of its model card, each by an ordinary `protlm evaluate`.
+"""What a model knows: the figures of its model card, each computed by `protlm evaluate`.
 
     python -m studies.results MODEL --sample DATA [--swissprot50 DATA] [--structures FOLDER]
-        [--locations TABLE --sequences FASTA] [--out results.json]
+        [--locations TABLE --sequences FASTA] [--out FOLDER]
 
 The sample is prepared with its shipped split table. Evaluations whose data are not given are left
-out. A finished evaluation is not repeated: its JSON stays in the folder OUT.parts.
+out. Writes `results.json` and the tables in `results.md`; an evaluation whose JSON is in FOLDER
+is not repeated.
 """
 
 import argparse
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from protlm import evaluation
+from protlm.commands.evaluate import evaluate
+from protlm.composition import compose
+from protlm.config import EvaluateConfig
 from protlm.paths import complete_file, sample_dir
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"
-LONGEST = 512
+FAMILIES = sample_dir() / "uniprot_sample.splits.tsv.gz"
+MASKED = ("evaluation=[masked]", "evaluation.masked.max_length=512")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One call of `protlm evaluate`: the name of its results, and its settings."""
+    """One call of `protlm evaluate`: the name of its results, a title, and its settings."""
 
     name: str
+    title: str
     settings: tuple[str, ...]
 
 
 def parts(given: argparse.Namespace) -> Iterator[Part]:
     """The evaluations for which there are data."""
-    sample = sample_dir()
-    families = sample / "uniprot_sample.splits.tsv.gz"
-    masked = ("evaluation=[masked]", f"evaluation.masked.max_length={LONGEST}")
-    yield Part("sample", (*masked, f"data.dir={given.sample}", f"split={SPLITS}"))
-    by_family = (*masked, f"evaluation.masked.groups={families}")
-    ood = "split=test_ood_family"
-    yield Part("sample_families", (*by_family, f"data.dir={given.sample}", ood))
-    retrieval = ("evaluation=[retrieval]", f"evaluation.retrieval.labels={families}")
-    yield Part("retrieval", (*retrieval, f"data.dir={given.sample}", "split=test_iid"))
-    yield Part("secondary_structure", ("evaluation=[secondary_structure]",))
-    yield Part("contacts_shipped", ("evaluation=[contacts,jacobian]",))
+    sample = f"data.dir={given.sample}"
+    title = "Masked residues, splits of the shipped sample"
+    yield Part("sample", title, (*MASKED, sample, f"split={SPLITS}"))
+    by_family = (*MASKED, f"evaluation.masked.groups={FAMILIES}", sample, "split=test_ood_family")
+    yield Part("sample_families", "The same, by family out of distribution", by_family)
     if given.swissprot50:
-        data = f"data.dir={given.swissprot50}"
-        yield Part("swissprot50", (*masked, data, "split=[test_iid,test_ood_family]"))
+        data = (f"data.dir={given.swissprot50}", "split=[test_iid,test_ood_family]")
+        yield Part("swissprot50", "Masked residues, Swiss-Prot at 50 % identity", (*MASKED, *data))
+    retrieval = ("evaluation=[retrieval]", f"evaluation.retrieval.labels={FAMILIES}")
+    title = "Relatives among the nearest neighbors, clusters at 30 % identity"
+    yield Part("retrieval", title, (*retrieval, sample, "split=test_iid"))
+    title = "Secondary structure, 20 chains to fit and 20 to test"
+    yield Part("secondary_structure", title, ("evaluation=[secondary_structure]",))
+    title = "Contacts of the 20 shipped chains"
+    yield Part("contacts_shipped", title, ("evaluation=[contacts,jacobian]",))
     if given.structures:
-        tiers = tiers_of(given.structures, given.parts)
-        folder = given.structures / "pdb"
-        settings = ["evaluation=[contacts,jacobian]"]
-        for label in ("contacts", "jacobian"):
-            settings.append(f"evaluation.{label}.structures={folder}")
-            settings.append(f"evaluation.{label}.groups={tiers}")
-        yield Part("contacts", tuple(settings))
+        title = "Contacts of 60 chains, with and without homologs in training"
+        yield Part("contacts", title, _with_tiers(given.structures, given.out))
     if given.locations:
         label = "evaluation.sequence_labels"
         settings = (f"{label}.labels={given.locations}", f"{label}.sequences={given.sequences}")
-        yield Part("location", ("evaluation=[sequence_labels]", *settings))
+        title = "Subcellular location, ten classes"
+        yield Part("location", title, ("evaluation=[sequence_labels]", *settings))
 
 
-def tiers_of(structures: Path, folder: Path) -> Path:
-    """Writes the groups of the structures, with and without homologs in training."""
-    path = folder / "tiers.tsv"
+def _with_tiers(structures: Path, out: Path) -> tuple[str, ...]:
+    """Writes the tiers of the structures as a table of groups; returns the settings."""
+    path = out / "tiers.tsv"
     with (structures / "index.tsv").open(encoding="utf-8") as file:
-        rows = [(row["file"], row["tier"]) for row in csv.DictReader(file, delimiter="\t")]
-    names = [Path(name).name.split(".")[0] for name, _ in rows]
-    lines = [f"{name}\t{tier}\n" for name, (_, tier) in zip(names, rows, strict=True)]
+        rows = [(Path(r["file"]).name, r["tier"]) for r in csv.DictReader(file, delimiter="\t")]
+    lines = [f"{name.split('.')[0]}\t{tier}\n" for name, tier in rows]
     path.write_text("structure\tgroup\n" + "".join(lines), encoding="utf-8")
-    return path
+    settings = ["evaluation=[contacts,jacobian]"]
+    for label in ("contacts", "jacobian"):
+        settings.append(f"evaluation.{label}.structures={structures / 'pdb'}")
+        settings.append(f"evaluation.{label}.groups={path}")
+    return tuple(settings)
 
 
-def run(part: Part, given: argparse.Namespace) -> dict[str, object]:
-    """Evaluates, unless the results are there; ends the study if that fails."""
-    output = given.parts / f"{part.name}.json"
+def run(part: Part, given: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Evaluates, unless the results are there; returns them, and their tables in Markdown."""
+    output = given.out / f"{part.name}.json"
+    config = compose(EvaluateConfig, [f"checkpoint={given.model}", *part.settings])
     if not output.exists():
-        print(f"== {part.name}", flush=True)
-        command = [sys.executable, "-m", "protlm.commands.evaluate", f"checkpoint={given.model}"]
-        subprocess.run([*command, *part.settings, f"output={output}"], check=True)
-    return json.loads(output.read_text())
+        print(f"== {part.title}", flush=True)
+        config.output = str(output)
+        evaluate(config)
+    report = json.loads(output.read_text(encoding="utf-8"))
+    tables = [f"## {part.title}"]
+    for label, settings in config.evaluation.items():
+        results = report["results"]
+        by_split = {split: found[label] for split, found in results.items() if label in found}
+        table = evaluation.create(label, settings).table(by_split)
+        rows = [table.columns, ["---"] * len(table.columns), *table.rows]
+        tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        tables += table.caption.splitlines()
+    return report, "\n\n".join(tables)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study with the arguments of this process."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--sample", type=Path, required=True)
     for name in ("swissprot50", "structures", "locations", "sequences"):
         parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("results.json"))
+    parser.add_argument("--out", type=Path, default=Path("results"))
     given = parser.parse_args(arguments)
-    given.parts = given.out.with_name(f"{given.out.name}.parts")
-    given.parts.mkdir(parents=True, exist_ok=True)
+    given.out.mkdir(parents=True, exist_ok=True)
     found = {part.name: run(part, given) for part in parts(given)}
-    with complete_file(given.out, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(found, indent=1) + "\n")
-    print(given.out)
+    reports = {name: report for name, (report, _) in found.items()}
+    tables = "\n\n".join(text for _, text in found.values())
+    for name, text in (("results.json", json.dumps(reports, indent=1)), ("results.md", tables)):
+        with complete_file(given.out / name, overwrite=True) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+        print(given.out / name)
 
 
 if __name__ == "__main__":
