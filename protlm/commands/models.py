@@ -8,8 +8,9 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from protlm.checkpoints import format as checkpoints
+from protlm.build import load_model
 from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
+from protlm.model.transformer import num_parameters
 from protlm.terminal import console
 
 
@@ -36,11 +37,11 @@ def print_models() -> None:
     default_model()
     table = Table("name", "parameters", "attention", "layers", "width", *_FIGURES, box=SIMPLE)
     for folder in shipped_models():
-        found = checkpoints.read(folder)
-        described, weights = found.description, found.weights
+        model = load_model(folder)
+        described = model.description
         table.add_row(
             folder.name,
-            f"{sum(value.numel() for value in weights.values()):,}",
+            f"{num_parameters(model.network):,}",
             f"{described.attention}, {described.objective.value}",
             *map(str, (described.model.num_layers, described.model.model_dim)),
             *_figures(folder),

@@ -1,0 +1,72 @@
+"""The shipped model: complete, small, used by default, and as good as its card says."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import pytest
+
+import protlm
+from protlm.checkpoints.format import WEIGHTS
+from protlm.checkpoints.shipped import CARD, RESULTS, default_model
+from protlm.paths import sample_dir
+
+SPLIT = "test_remote_homolog"
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    return json.loads((default_model() / RESULTS).read_text())
+
+
+def test_the_weights_are_small_and_those_of_the_results(results: dict) -> None:
+    assert (default_model() / WEIGHTS).stat().st_size < 12e6
+    model_hash = protlm.load(default_model().name).hash
+    assert {report["model_hash"] for report in results.values()} == {model_hash}
+
+
+def test_the_card_prints_the_results(results: dict) -> None:
+    card = (default_model() / CARD).read_text()
+    for name in ("sample", "swissprot50"):
+        for split, found in results[name]["results"].items():
+            for who in ("model", "empirical", "three_mers"):
+                figures = found["masked"][who]
+                row = rf"\| {split} .*\b{figures['perplexity']:.2f}\b.*{figures['accuracy']:.1%}"
+                assert re.search(row, card), f"{name}, {split}, {who}: {figures}"
+
+
+def test_commands_use_it_and_say_so(
+    protlm_in_process: Callable, tmp_path: Path, results: dict
+) -> None:
+    protein = sample_dir() / "bpt1_bovin.fasta"
+    done = protlm_in_process("embed", protein, "-o", tmp_path / "x.h5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"model: {default_model().name}, shipped with protlm" in done.stderr
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["P00974"].shape == (
+            protlm.load(default_model().name).description.model.model_dim,
+        )
+    listed = protlm_in_process("models", cwd=tmp_path).stdout
+    figures = results["sample"]["results"]["test_iid"]["masked"]["model"]
+    assert f"{figures['perplexity']:.2f}" in listed and default_model().name in listed
+
+
+@pytest.mark.slow
+def test_an_evaluation_reproduces_the_card(
+    protlm_in_process: Callable, tmp_path: Path, results: dict
+) -> None:
+    sample = sample_dir() / "uniprot_sample"
+    table = ["--split-table", f"{sample}.splits.tsv.gz"]
+    done = protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = ["data.dir=d", f"split={SPLIT}", "evaluation.masked.max_length=512"]
+    done = protlm_in_process("evaluate", *settings, "output=o.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "o.json").read_text())["results"][SPLIT]["masked"]
+    expected = results["sample"]["results"][SPLIT]["masked"]
+    assert found["targets"] == expected["targets"]
+    for who in ("model", "empirical", "three_mers"):
+        for figure, digits in (("perplexity", 2), ("accuracy", 3)):
+            assert f"{found[who][figure]:.{digits}f}" == f"{expected[who][figure]:.{digits}f}"
