@@ -28,6 +28,7 @@ from protlm.options import (
     Duplicates,
     FamilyTable,
     Figure,
+    FirstResidue,
     IgnoreTrailingGarbage,
     JobExecutor,
     MaxRejectRate,
@@ -36,11 +37,14 @@ from protlm.options import (
     OodFamilies,
     Organism,
     Output,
+    PerResidue,
+    Reference,
     Restart,
     SequenceFile,
     ShardResidues,
     SlurmSettings,
     SplitTable,
+    WildType,
     Workers,
 )
 
@@ -63,6 +67,7 @@ _SEVERAL = {
     "--repr-layers": r"-?\d+",
     "--layers": r"-?\d+",
     "--heads": r"\d+",
+    "--estimator": "(wt|masked|mutant)-marginals|pseudo-log-likelihood|causal-likelihood",
     "--ood-families": r"PF\d+(,PF\d+)*,?",
 }
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -370,6 +375,55 @@ def models() -> None:
     from protlm.commands.models import print_models
 
     print_models()
+
+
+@app.command()
+def score(
+    variants: Annotated[
+        list[Path],
+        typer.Argument(help="Tables with the column mutant (A1P:D2N) or mutated_sequence."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="x.csv or x.tsv; of several tables a folder."),
+    ],
+    model: Model = None,
+    wild_type: WildType = None,
+    reference: Reference = None,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="wt-marginals, masked-marginals (default), mutant-marginals, "
+            "pseudo-log-likelihood; causal-likelihood of a causal model."
+        ),
+    ] = None,
+    first_residue: FirstResidue = 1,
+    per_residue: PerResidue = False,
+    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
+    json: Annotated[Path | None, typer.Option(help="Also write the metrics as JSON.")] = None,
+    scan: Annotated[
+        bool,
+        typer.Option("--scan", help="Score all substitutions of the protein in a sequence file."),
+    ] = False,
+    figure: Annotated[Path | None, typer.Option(help="Also draw a heat map of --scan.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Score the variants of a protein, and compare the scores with measured ones."""
+    from protlm.commands.score import ScoreOptions, scan_protein, score_variants
+    from protlm.downstream.estimators import Estimator
+
+    options = ScoreOptions(
+        wild_type=wild_type,
+        reference=reference,
+        estimators=tuple(_choice("--estimator", name, Estimator) for name in estimator or ()),
+        first_residue=first_residue,
+        per_residue=per_residue,
+        tokens_per_batch=toks_per_batch,
+        json=json,
+        device=device,
+        figure=figure,
+    )
+    (scan_protein if scan else score_variants)(variants, _model(model), output, options)
 
 
 @checkpoint_app.command("info")

@@ -1,4 +1,4 @@
-"""The options that several commands share, and those of `prepare`."""
+"""The options that several commands share, and those of `prepare` and `score`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -88,4 +88,20 @@ JobExecutor = Annotated[
 ]
 SlurmSettings = Annotated[
     list[str] | None, typer.Option(help="partition=, time=, mem_gb=, ... of a job; repeatable.")
+]
+WildType = Annotated[
+    Path | None, typer.Option(help="A sequence file of one protein, the wild type.")
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(help="In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."),
+]
+FirstResidue = Annotated[
+    int, typer.Option(help="Number of the wild type's first residue in the column mutant.")
+]
+PerResidue = Annotated[
+    bool,
+    typer.Option(
+        "--per-residue", help="Divide the likelihoods of whole sequences by their length."
+    ),
 ]

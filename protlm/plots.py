@@ -1,4 +1,4 @@
-"""Figures of losses, attention maps and contacts.
+"""Figures of losses, attention maps, contacts and the effects of substitutions.
 
 Each function returns a matplotlib figure without a window or global state, which can be drawn on a
 machine without a screen, shown in a notebook, and saved.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from protlm.data.vocabulary import STANDARD
 from protlm.errors import UserError, one_of
 from protlm.evaluation.precision import precision, top_pairs
 from protlm.paths import complete_file
@@ -17,6 +18,7 @@ from protlm.paths import complete_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 # Okabe and Ito's colorblind-safe palette.
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
@@ -27,6 +29,9 @@ _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "svg": {"Date": None, "Creator": None},
 }
+# Amino acids: aliphatic, aromatic, polar, positive, negative, and those apart.
+_BY_PROPERTY = "AVLIMFYWSTNQHKRDEGCP"
+_SCAN_COLUMNS, _MOST_SCAN_ROWS = 60, 20
 _ANY_RANGE: tuple[int, int | None] = (6, None)
 _MIN_SEPARATION = _ANY_RANGE[0]
 
@@ -157,6 +162,39 @@ def contact_figure(
     return figure
 
 
+def scan_figure(
+    scores: np.ndarray, wild_type: str, *, title: str, first_residue: int = 1
+) -> "Figure":
+    """Draws the scores of all substitutions of a protein, in rows of at least 60 residues.
+
+    The color scale is symmetric about 0, the score of the wild type, whose residues are dots, and
+    ends at the 99th percentile of the absolute scores.
+
+    Args:
+        scores: float64, residues by the 20 amino acids in the order of `STANDARD`.
+        wild_type: the sequence.
+        title: title of the figure.
+        first_residue: the number of the first residue.
+    """
+    width = max(_SCAN_COLUMNS, -(-len(wild_type) // _MOST_SCAN_ROWS))
+    starts = range(0, len(wild_type), width)
+    top = float(np.quantile(np.abs(scores), 0.99)) or 1.0
+    figure, rows = _new_rows(len(starts))
+    images = []
+    for axes, start in zip(rows, starts, strict=True):
+        part = slice(start, start + width)
+        first = start + first_residue
+        images.append(_scan_row(axes, scores[part], wild_type[part], first=first, top=top))
+        # A shorter last row has the scale of the others.
+        axes.set_xlim(first - 0.5, first + min(width, len(wild_type)) - 0.5)
+    shrink = min(0.75, 2 / len(starts) + 0.15)
+    figure.colorbar(images[0], ax=rows, shrink=shrink, label="score (nats)")
+    figure.suptitle(f"{title}\ndots: residues of the wild type", fontsize=9)
+    figure.supxlabel("residue number", fontsize=8)
+    figure.supylabel("substituted by", fontsize=8)
+    return figure
+
+
 def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> None:
     """Writes a figure as PNG, PDF or SVG by the suffix of `path`, reproducibly to the byte.
 
@@ -192,6 +230,38 @@ def _new_grid(num_layers: int, num_heads: int) -> "tuple[Figure, Any]":
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(num_layers, num_heads, sharex=True, sharey=True, squeeze=False)
     return figure, grid
+
+
+def _scan_row(
+    axes: "Axes", scores: np.ndarray, wild_type: str, *, first: int, top: float
+) -> "AxesImage":
+    """Draws some residues of a scan, the first of which has the number `first`."""
+    order = [STANDARD.index(letter) for letter in _BY_PROPERTY]
+    edges = (first - 0.5, first + len(wild_type) - 0.5, len(order) - 0.5, -0.5)
+    image = axes.imshow(
+        scores[:, order].T,
+        cmap="RdBu",
+        vmin=-top,
+        vmax=top,
+        aspect="auto",
+        interpolation="nearest",
+        extent=edges,
+    )
+    standard = [i for i, letter in enumerate(wild_type) if letter in _BY_PROPERTY]
+    own = [_BY_PROPERTY.index(wild_type[i]) for i in standard]
+    axes.scatter(np.array(standard) + first, own, s=3, c="black", linewidths=0)
+    axes.set_yticks(range(len(order)), list(_BY_PROPERTY), fontsize=5)
+    axes.tick_params(axis="x", labelsize=6, length=2)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _new_rows(number: int) -> "tuple[Figure, Any]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 1.9 * number + 0.9), layout="constrained")
+    return figure, figure.subplots(number, squeeze=False)[:, 0]
 
 
 def _series(rows: list[dict[str, float]], name: str) -> np.ndarray:

@@ -1,0 +1,267 @@
+"""`protlm score VARIANTS.csv -m MODEL -o SCORES.csv`: scores of variants, beside measured ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protlm.build import load_model
+from protlm.commands.inputs import Proteins
+from protlm.commands.score_results import (
+    Result,
+    averages_of,
+    check_table_output,
+    print_results,
+    score_text,
+    write_json,
+    write_table,
+)
+from protlm.data.vocabulary import STANDARD
+from protlm.downstream.estimators import (
+    DEFINITIONS,
+    Estimator,
+    Scores,
+    check_estimator,
+    default_estimator,
+    score,
+)
+from protlm.downstream.mutations import Substitution, Variant
+from protlm.downstream.predictions import Predictor
+from protlm.downstream.score_metrics import agreement
+from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
+from protlm.errors import InputDataError, UserError
+from protlm.paths import check_output
+from protlm.plots import save_figure, scan_figure
+from protlm.terminal import printable
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The settings of `protlm score`.
+
+    Attributes:
+        wild_type: a sequence file of one protein.
+        reference: ProteinGym's reference file, in place of a wild type.
+        estimators: one column each; empty takes the model's default.
+        first_residue: the number of the wild type's first residue in the column `mutant`.
+        per_residue: as for `protlm.downstream.estimators.score`.
+        tokens_per_batch: rows times length of a batch, at most.
+        json: a file for all metrics and their intervals.
+        device: as for `protlm.build.pick_device`.
+        figure: the figure of a scan.
+    """
+
+    wild_type: Path | None = None
+    reference: Path | None = None
+    estimators: tuple[Estimator, ...] = ()
+    first_residue: int = 1
+    per_residue: bool = False
+    tokens_per_batch: int = 16_384
+    json: Path | None = None
+    device: str = "auto"
+    figure: Path | None = None
+
+
+def score_variants(
+    sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
+) -> None:
+    """Writes each table with a column of scores for each estimator, and prints the metrics.
+
+    Args:
+        sources: tables of variants.
+        model_path: a run, a checkpoint or an exported model.
+        output: the new table; of several tables the folder, which gets NAME.csv for each.
+        options: the settings.
+
+    Raises:
+        UserError: the wild type is missing, or an estimator does not suit the model or a table.
+        InputDataError: a table does not fit its wild type.
+        OutputError: an output exists or cannot be written.
+    """
+    outputs = _outputs(sources, output)
+    if options.figure is not None:
+        raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
+    for path in filter(None, [*outputs.values(), options.json]):
+        check_output(path)
+    assays = _assays(sources, options)
+    predictor, estimators = _predictor(model_path, options)
+    for source in sources:
+        # All tables, before the first is scored, which may take hours.
+        table = _read(source, assays, options)
+        for estimator in estimators:
+            _check_table(source, table, estimator, predictor)
+    results = []
+    for source, path in outputs.items():
+        table = _read(source, assays, options)
+        wild_type = assays[_name(source)].wild_type
+        found = {
+            one: score(one, predictor, wild_type, table.variants, per_residue=options.per_residue)
+            for one in estimators
+        }
+        _write_scores(path, table, found)
+        results += [_result(_name(source), table, one, found[one]) for one in estimators]
+    means = averages_of(results, assays) if options.reference is not None else {}
+    print_results(results, means)
+    if options.json is not None:
+        write_json(options.json, results, means, model_hash=predictor.model.hash)
+    print(output)
+
+
+def scan_protein(
+    sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
+) -> None:
+    """Writes the scores of all substitutions of a protein: a row for each position.
+
+    Args:
+        sources: a sequence file of one protein.
+        model_path: a run, a checkpoint or an exported model.
+        output: the new table.
+        options: the settings.
+
+    Raises:
+        UserError: several proteins or estimators, an estimator that does not suit the model, or an
+            option of variants.
+        InputDataError: the file does not have exactly one protein.
+        OutputError: an output exists or cannot be written.
+    """
+    if len(sources) > 1 or options.wild_type or options.reference or options.json:
+        raise UserError(
+            "--scan takes one sequence file, the wild type, without --wild-type, --reference and "
+            "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
+        )
+    check_table_output(output)
+    for path in filter(None, [output, options.figure]):
+        check_output(path)
+    name, wild_type = _one_protein(sources[0])
+    predictor, estimators = _predictor(model_path, options)
+    if len(estimators) > 1:
+        raise UserError(f"--scan takes one --estimator, and {len(estimators)} were given")
+    (estimator,) = estimators
+    variants = [
+        Variant((Substitution(own, position, letter),))
+        for position, own in enumerate(wild_type)
+        for letter in STANDARD
+    ]
+    found = score(estimator, predictor, wild_type, variants, per_residue=options.per_residue)
+    first = options.first_residue
+    scores = found.values.reshape(len(wild_type), len(STANDARD))
+    rows = (
+        [str(first + position), wild_type[position], *map(score_text, row)]
+        for position, row in enumerate(scores)
+    )
+    write_table(output, ["position", "wild_type", *STANDARD], rows)
+    if options.figure is not None:
+        title = f"{printable(name)}: {estimator}"
+        figure = scan_figure(scores, wild_type, title=title, first_residue=first)
+        save_figure(figure, options.figure)
+    print(f"{estimator}: {DEFINITIONS[estimator]}")
+    if found.perplexity is not None:
+        print(f"perplexity of the wild type: {found.perplexity:.2f}")
+    print(output)
+
+
+def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list[Estimator]]:
+    if options.tokens_per_batch < 1:
+        raise UserError(f"--toks-per-batch {options.tokens_per_batch} must be at least 1")
+    model = load_model(model_path, device=options.device)
+    predictor = Predictor(model, options.tokens_per_batch)
+    estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
+    for estimator in estimators:
+        check_estimator(estimator, predictor)
+    return predictor, estimators
+
+
+def _name(source: Path) -> str:
+    """Returns the name of an assay, its DMS_id: that of the file without suffixes."""
+    name = source.name.removesuffix(".gz")
+    return name.removesuffix(Path(name).suffix)
+
+
+def _outputs(sources: Sequence[Path], output: Path) -> dict[Path, Path]:
+    """Returns the output of each table.
+
+    Raises:
+        UserError: two tables of the same name, or a name that is not one of a table.
+    """
+    if len(sources) == 1:
+        check_table_output(output)
+        return {sources[0]: output}
+    names = [_name(source) for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{name} is the name of several tables; rename one of them")
+    return {source: output / f"{name}.csv" for source, name in zip(sources, names, strict=True)}
+
+
+def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
+    """Returns the wild type of each table, by the name of the table.
+
+    Raises:
+        UserError: neither a wild type nor a reference file is given, or both.
+        InputDataError: the reference file lacks a table.
+    """
+    names = [_name(source) for source in sources]
+    if (options.wild_type is None) == (options.reference is None):
+        given = "neither is" if options.wild_type is None else "both are"
+        raise UserError(
+            "the wild type of the variants is read from --wild-type PROTEIN.fasta or from "
+            f"--reference FILE.csv (DMS_id, target_seq), and {given} given; give one of them"
+        )
+    if options.wild_type is not None:
+        _, wild_type = _one_protein(options.wild_type)
+        return {name: Assay(wild_type, name, "") for name in names}
+    assert options.reference is not None
+    assays = read_reference(options.reference)
+    for name in names:
+        if name not in assays:
+            raise InputDataError(
+                f"{options.reference} has no row with the DMS_id {name}; name the table by its "
+                "DMS_id, or give --wild-type PROTEIN.fasta"
+            )
+    return {name: assays[name] for name in names}
+
+
+def _one_protein(path: Path) -> tuple[str, str]:
+    """Returns the identifier and the sequence of a file of one protein."""
+    proteins = Proteins(path)
+    if len(proteins) != 1:
+        raise InputDataError(
+            f"{path} has {len(proteins)} proteins; give a file of one protein, the wild type"
+        )
+    record = next(iter(proteins))
+    return record.identifier, record.sequence
+
+
+def _read(source: Path, assays: Mapping[str, Assay], options: ScoreOptions) -> VariantTable:
+    wild_type = assays[_name(source)].wild_type
+    return read_variants(source, wild_type, first_residue=options.first_residue)
+
+
+def _check_table(
+    source: Path, table: VariantTable, estimator: Estimator, predictor: Predictor
+) -> None:
+    if estimator in table.columns:
+        raise UserError(
+            f"{source} already has a column {estimator}; rename the column, or leave out "
+            f"--estimator {estimator}"
+        )
+    try:
+        check_estimator(estimator, predictor, table.variants)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def _result(name: str, table: VariantTable, estimator: Estimator, scores: Scores) -> Result:
+    found = None
+    if table.measured is not None:
+        found = agreement(table.measured, scores.values, table.is_fit)
+    return Result(name, estimator, scores, found)
+
+
+def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Scores]) -> None:
+    columns = np.stack([scores.values for scores in found.values()], axis=1)
+    rows = (
+        [*row, *map(score_text, values)] for row, values in zip(table.rows, columns, strict=True)
+    )
+    write_table(path, [*table.columns, *found], rows)

@@ -1,0 +1,226 @@
+"""Estimators of the effect of a variant, from the probabilities of a protein language model.
+
+Every score is a sum of log-probability differences between a variant and its wild type, in nats: 0
+for the wild type, higher for variants that the model considers more probable. Probabilities are
+over the whole vocabulary. x is the wild type, y a variant, M the replaced positions, and x\\i the
+sequence x with position i masked, one position at a time (Meier et al. 2021,
+doi:10.1101/2021.07.09.450648).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from protlm.data.vocabulary import VOCABULARY
+from protlm.downstream.mutations import Substitution, Variant
+from protlm.downstream.predictions import Predictor, Query
+from protlm.errors import UserError
+from protlm.terminal import JobProgress
+
+
+class Estimator(StrEnum):
+    """The estimators, by the names that `--estimator` takes."""
+
+    wt_marginals = "wt-marginals"
+    masked_marginals = "masked-marginals"
+    mutant_marginals = "mutant-marginals"
+    pseudo_log_likelihood = "pseudo-log-likelihood"
+    causal_likelihood = "causal-likelihood"
+
+    @property
+    def scores_indels(self) -> bool:
+        """Whether the estimator scores insertions and deletions."""
+        return self in (Estimator.pseudo_log_likelihood, Estimator.causal_likelihood)
+
+
+DEFINITIONS = {
+    Estimator.wt_marginals: "sum over M of log p(y_i | x) - log p(x_i | x), nothing masked",
+    Estimator.masked_marginals: "sum over M of log p(y_i | x\\i) - log p(x_i | x\\i)",
+    Estimator.mutant_marginals: "sum over M of log p(y_i | y\\i) - log p(x_i | y\\i)",
+    Estimator.pseudo_log_likelihood: "sum over all i of log p(y_i | y\\i), less that of x",
+    Estimator.causal_likelihood: "log p(y) - log p(x), including the end of the sequence",
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of variants, and how well the model predicts their wild type.
+
+    Attributes:
+        values: one for each variant, float64, in nats.
+        perplexity: of the wild type at the positions that the estimator predicts without seeing
+            their residues; None if it does not predict any.
+    """
+
+    values: np.ndarray
+    perplexity: float | None
+
+
+def default_estimator(predictor: Predictor) -> Estimator:
+    """Returns masked-marginals for a masked model and causal-likelihood for a causal one."""
+    causal = predictor.model.causal
+    return Estimator.causal_likelihood if causal else Estimator.masked_marginals
+
+
+def check_estimator(
+    estimator: Estimator, predictor: Predictor, variants: Iterable[Variant] = ()
+) -> None:
+    """Refuses an estimator that the model or one of the variants does not allow.
+
+    Raises:
+        UserError: the message names an estimator to use instead.
+    """
+    causal = predictor.model.causal
+    if causal != (estimator is Estimator.causal_likelihood):
+        kind = "causal" if causal else "masked"
+        raise UserError(
+            f"--estimator {estimator} cannot be computed with a {kind} model; type --estimator "
+            f"{default_estimator(predictor)}"
+        )
+    if not estimator.scores_indels and any(variant.indel is not None for variant in variants):
+        raise UserError(
+            f"--estimator {estimator} cannot score insertions and deletions; type --estimator "
+            f"{Estimator.pseudo_log_likelihood}"
+        )
+
+
+def score(
+    estimator: Estimator,
+    predictor: Predictor,
+    wild_type: str,
+    variants: Sequence[Variant],
+    *,
+    per_residue: bool = False,
+) -> Scores:
+    """Scores variants of a protein.
+
+    Args:
+        estimator: see `DEFINITIONS`.
+        predictor: the model.
+        wild_type: the sequence that the substitutions refer to, in upper case.
+        variants: the variants.
+        per_residue: divides the log-likelihoods of whole sequences by their number of predicted
+            tokens, so that insertions and deletions are comparable.
+
+    Raises:
+        UserError: the model or a variant does not allow the estimator, or a causal model does not
+            accept the length.
+    """
+    check_estimator(estimator, predictor, variants)
+    if per_residue and not estimator.scores_indels:
+        raise UserError(
+            f"--per-residue divides the likelihoods of whole sequences, and {estimator} has none; "
+            f"leave it out, or type --estimator {Estimator.pseudo_log_likelihood}"
+        )
+    match estimator:
+        case Estimator.wt_marginals:
+            return _wt_marginals(predictor, wild_type, variants)
+        case Estimator.masked_marginals:
+            return _masked_marginals(predictor, wild_type, variants)
+        case Estimator.mutant_marginals:
+            return _mutant_marginals(predictor, wild_type, variants)
+        case Estimator.pseudo_log_likelihood:
+            return _likelihoods(predictor, _pseudo_log_p, wild_type, variants, per_residue)
+        case Estimator.causal_likelihood:
+            causal = Predictor.causal_log_p
+            return _likelihoods(predictor, causal, wild_type, variants, per_residue)
+
+
+def _wt_marginals(predictor: Predictor, wild_type: str, variants: Sequence[Variant]) -> Scores:
+    """Takes one pass, as the wild type is not masked."""
+    profile = predictor.unmasked_log_p(wild_type, _positions(variants))
+    return Scores(_marginals(profile, variants), None)
+
+
+def _masked_marginals(predictor: Predictor, wild_type: str, variants: Sequence[Variant]) -> Scores:
+    """Takes one pass for each position that any variant replaces."""
+    profile = _masked_profile(predictor, wild_type, variants)
+    values = _marginals(profile, variants)
+    own = [log_p_V[VOCABULARY[wild_type[position]]] for position, log_p_V in profile.items()]
+    return Scores(values, float(np.exp(-np.mean(own))) if own else None)
+
+
+def _mutant_marginals(predictor: Predictor, wild_type: str, variants: Sequence[Variant]) -> Scores:
+    """Takes one pass for each substitution of a multiple mutant.
+
+    Masking the only replaced position of a single mutant gives the masked wild type.
+    """
+    single = [v if len(v.substitutions) == 1 else Variant() for v in variants]
+    values = _marginals(_masked_profile(predictor, wild_type, single), single)
+    rest = [
+        (number, substitution)
+        for number, variant in enumerate(variants)
+        if len(variant.substitutions) > 1
+        for substitution in variant.substitutions
+    ]
+    queries = (Query(variants[number].apply(wild_type), one.position) for number, one in rest)
+    found = _watched(predictor.log_p(queries), len(rest))
+    for (number, substitution), (_, log_p_V) in zip(rest, found, strict=True):
+        values[number] += _difference(log_p_V, substitution)
+    return Scores(values, None)
+
+
+def _likelihoods(
+    predictor: Predictor,
+    log_p_of: Callable[[Predictor, Iterable[str]], Iterator[np.ndarray]],
+    wild_type: str,
+    variants: Sequence[Variant],
+    per_residue: bool,
+) -> Scores:
+    """Compares the likelihoods of whole sequences, in the order of their lengths."""
+    lengths = np.array([len(v.indel) if v.indel is not None else len(wild_type) for v in variants])
+    order = np.argsort(lengths, kind="stable").tolist()
+    combine = np.mean if per_residue else np.sum
+    (own_L,) = log_p_of(predictor, [wild_type])
+    sequences = (variants[number].apply(wild_type) for number in order)
+    values = np.zeros(len(variants))
+    for number, log_p_L in zip(
+        order, _watched(log_p_of(predictor, sequences), len(order)), strict=True
+    ):
+        values[number] = combine(log_p_L) - combine(own_L)
+    return Scores(values, float(np.exp(-own_L[: len(wild_type)].mean())))
+
+
+def _pseudo_log_p(predictor: Predictor, sequences: Iterable[str]) -> Iterator[np.ndarray]:
+    """Yields log p of each residue of each sequence, given all other residues."""
+    queries = (Query(sequence, i) for sequence in sequences for i in range(len(sequence)))
+    own: list[float] = []
+    for query, log_p_V in predictor.log_p(queries):
+        own.append(log_p_V[VOCABULARY[query.sequence[query.position]]])
+        if len(own) == len(query.sequence):
+            yield np.array(own)
+            own = []
+
+
+def _positions(variants: Iterable[Variant]) -> list[int]:
+    return sorted({one.position for variant in variants for one in variant.substitutions})
+
+
+def _masked_profile(
+    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+) -> dict[int, np.ndarray]:
+    positions = _positions(variants)
+    found = predictor.log_p(Query(wild_type, position) for position in positions)
+    return {query.position: log_p_V for query, log_p_V in _watched(found, len(positions))}
+
+
+def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -> np.ndarray:
+    sums = [
+        sum(_difference(profile[one.position], one) for one in variant.substitutions)
+        for variant in variants
+    ]
+    return np.array(sums, dtype=np.float64)
+
+
+def _difference(log_p_V: np.ndarray, substitution: Substitution) -> float:
+    wild_type, mutant = VOCABULARY[substitution.wild_type], VOCABULARY[substitution.mutant]
+    return float(log_p_V[mutant] - log_p_V[wild_type])
+
+
+def _watched(found: Iterator, total: int) -> Iterator:
+    with JobProgress("scoring", total, quiet=not total) as progress:
+        for done, one in enumerate(found, start=1):
+            progress.update(done)
+            yield one

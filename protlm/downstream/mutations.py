@@ -1,0 +1,125 @@
+"""Variants of a protein: substitutions such as A1P:D2N, insertions and deletions."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError
+
+_SUBSTITUTION = re.compile(r"([A-Z])(\d+)([A-Z])")
+
+
+class Substitution(NamedTuple):
+    """A replaced residue; its position counts from 0."""
+
+    wild_type: str
+    position: int
+    mutant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The substitutions of a variant, or its whole sequence if residues are inserted or deleted.
+
+    Attributes:
+        substitutions: in the order of the text; empty for the wild type.
+        indel: the sequence, if it has another length than the wild type.
+    """
+
+    substitutions: tuple[Substitution, ...] = ()
+    indel: str | None = None
+
+    def apply(self, wild_type: str) -> str:
+        """Returns the sequence of the variant.
+
+        >>> Variant((Substitution("M", 0, "A"), Substitution("T", 2, "W"))).apply("MKT")
+        'AKW'
+        """
+        if self.indel is not None:
+            return self.indel
+        residues = list(wild_type)
+        for substitution in self.substitutions:
+            residues[substitution.position] = substitution.mutant
+        return "".join(residues)
+
+
+def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Variant:
+    """Parses substitutions in ProteinGym's notation, joined by colons.
+
+    Args:
+        text: for instance A1P:D2N.
+        wild_type: the sequence that the substitutions refer to.
+        first_residue: the number of its first residue.
+
+    Raises:
+        InputDataError: another notation, a position that does not exist or is repeated, or a
+            residue that the wild type does not have there.
+
+    >>> parse_mutant("K2R", "MKT").substitutions
+    (Substitution(wild_type='K', position=1, mutant='R'),)
+    """
+    found = [_parse(part, wild_type, first_residue) for part in text.upper().split(":")]
+    positions = [substitution.position for substitution in found]
+    for position in positions:
+        if positions.count(position) > 1:
+            raise InputDataError(
+                f"{text} replaces position {position + first_residue} more than once; name each "
+                "position once"
+            )
+    return Variant(tuple(found))
+
+
+def _parse(part: str, wild_type: str, first_residue: int) -> Substitution:
+    match = _SUBSTITUTION.fullmatch(part)
+    if match is None:
+        raise InputDataError(
+            f"{part!r} is not a substitution; write it as A1P, and several as A1P:D2N"
+        )
+    expected, number, mutant = match[1], int(match[2]), match[3]
+    position = number - first_residue
+    last_residue = first_residue + len(wild_type) - 1
+    if not 0 <= position < len(wild_type):
+        raise InputDataError(
+            f"{part}: position {number} does not exist, the wild type has the residues "
+            f"{first_residue} to {last_residue}; give the wild type of these variants, or "
+            "--first-residue"
+        )
+    if wild_type[position] != expected:
+        raise InputDataError(
+            f"{part}: position {number} of the wild type is {wild_type[position]}, not {expected}; "
+            "give the wild type of these variants, or --first-residue"
+        )
+    check_residues(mutant, part)
+    return Substitution(expected, position, mutant)
+
+
+def parse_sequence(sequence: str, wild_type: str) -> Variant:
+    """Compares the sequence of a variant with the wild type.
+
+    Raises:
+        InputDataError: a letter is not a residue.
+
+    >>> parse_sequence("MRT", "MKT").substitutions
+    (Substitution(wild_type='K', position=1, mutant='R'),)
+    >>> parse_sequence("MKKT", "MKT").indel
+    'MKKT'
+    """
+    sequence = sequence.upper()
+    check_residues(sequence, "mutated_sequence")
+    if len(sequence) != len(wild_type):
+        return Variant(indel=sequence)
+    pairs = enumerate(zip(wild_type, sequence, strict=True))
+    return Variant(tuple(Substitution(a, i, b) for i, (a, b) in pairs if a != b))
+
+
+def check_residues(letters: str, where: str) -> None:
+    """Refuses letters that are not residues; `where` begins the message.
+
+    Raises:
+        InputDataError: names the letter and its position.
+    """
+    try:
+        VOCABULARY.encode(letters)
+    except InputDataError as error:
+        raise InputDataError(f"{where}: {error}") from None

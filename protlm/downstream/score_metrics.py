@@ -1,0 +1,158 @@
+"""Agreement of predicted scores with measured ones, as ProteinGym defines it.
+
+Notin et al. 2023 (doi:10.1101/2023.12.07.570727). Intervals are by bootstrap over variants.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from protlm.downstream.variants import Assay
+
+METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
+_TOP = 0.1
+_RESAMPLES = 1000
+# Fewer resamples of a large assay, whose intervals are narrow.
+_MOST_DRAWN, _FEWEST = 20_000_000, 100
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Metrics by name, with the bounds of their 95 % intervals; NaN where one is undefined."""
+
+    values: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    num_variants: int
+
+
+def agreement(
+    measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray | None, *, seed: int = 0
+) -> Agreement | None:
+    """Compares predicted scores with measured ones, leaving out variants without a measured score.
+
+    Args:
+        measured: higher is fitter; NaN where it is unknown.
+        predicted: higher is more probable.
+        is_fit: the classes for AUC and MCC; None divides the measured scores at their median.
+        seed: seed of the bootstrap.
+
+    Returns:
+        None without any measured score.
+    """
+    known = ~np.isnan(measured)
+    number = int(known.sum())
+    if not number:
+        return None
+    if is_fit is None:
+        is_fit = measured >= np.median(measured[known])
+    measured, predicted, is_fit = measured[known], predicted[known], is_fit[known]
+    generator = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // number), _FEWEST)):
+        rows = generator.integers(number, size=number)
+        drawn.append(list(metrics(measured[rows], predicted[rows], is_fit[rows]).values()))
+    columns = zip(METRICS, np.array(drawn).T, strict=True)
+    intervals = {name: _bounds(column) for name, column in columns}
+    return Agreement(metrics(measured, predicted, is_fit), intervals, number)
+
+
+def _bounds(values: np.ndarray) -> tuple[float, float]:
+    defined = values[~np.isnan(values)]
+    if not len(defined):
+        return np.nan, np.nan
+    low, high = np.quantile(defined, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def metrics(measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray) -> dict[str, float]:
+    """Returns the metrics by the names in `METRICS`."""
+    values = (
+        spearman(measured, predicted),
+        auc(is_fit, predicted),
+        mcc(is_fit, predicted >= np.median(predicted)),
+        ndcg(measured, predicted),
+        top_recall(measured, predicted),
+    )
+    return dict(zip(METRICS, values, strict=True))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Returns ranks from 1; equal values have their mean rank.
+
+    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[group]
+
+
+def spearman(measured: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns Spearman's rank correlation; NaN if all values of one are equal."""
+    x, y = (one - one.mean() for one in (ranks(measured), ranks(predicted)))
+    scale = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / scale) if scale else np.nan
+
+
+def auc(is_fit: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the area under the ROC curve, equal scores counted half; NaN with one class."""
+    fit = int(is_fit.sum())
+    pairs = fit * (len(is_fit) - fit)
+    above = ranks(predicted)[is_fit].sum() - fit * (fit + 1) / 2
+    return float(above / pairs) if pairs else np.nan
+
+
+def mcc(is_fit: np.ndarray, predicted_fit: np.ndarray) -> float:
+    """Returns Matthews' correlation coefficient; NaN with one class."""
+    x, y = (one - one.mean() for one in (is_fit.astype(float), predicted_fit.astype(float)))
+    scale = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / scale) if scale else np.nan
+
+
+def ndcg(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
+    """Returns the normalized discounted cumulative gain of the predicted top fraction.
+
+    Gains are the measured scores, scaled to 0 to 1. NaN if the fraction has no variant or all
+    measured scores are equal.
+    """
+    number = int(len(measured) * top)
+    extent = np.ptp(measured)
+    if not number or not extent:
+        return np.nan
+    gains = (measured - measured.min()) / extent
+    discounts = 1 / np.log2(np.arange(number) + 2)
+    order = np.argsort(-predicted, kind="stable")[:number]
+    return float(gains[order] @ discounts / (np.sort(gains)[::-1][:number] @ discounts))
+
+
+def top_recall(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
+    """Returns the fraction of the measured top fraction that is in the predicted one.
+
+    The top fraction is strictly above its percentile; NaN if nothing is.
+    """
+    best = measured > np.quantile(measured, 1 - top)
+    chosen = predicted > np.quantile(predicted, 1 - top)
+    return float((best & chosen).sum() / best.sum()) if best.any() else np.nan
+
+
+def averages(values: Mapping[str, float], assays: Mapping[str, Assay]) -> dict[str, float]:
+    """Averages a metric over assays as ProteinGym does.
+
+    Assays of a protein are averaged, then proteins of a selection type, then the types.
+
+    Args:
+        values: the metric by assay.
+        assays: the rows of the reference file.
+
+    Returns:
+        The average of each selection type, and that of the types as `mean of types`.
+    """
+    groups: dict[str, dict[str, list[float]]] = {}
+    for name, value in values.items():
+        assay = assays[name]
+        groups.setdefault(assay.selection, {}).setdefault(assay.protein, []).append(value)
+    by_type = {
+        selection: float(np.mean([np.mean(one) for one in proteins.values()]))
+        for selection, proteins in sorted(groups.items())
+    }
+    return {**by_type, "mean of types": float(np.mean(list(by_type.values())))}
