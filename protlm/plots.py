@@ -250,6 +250,8 @@ def _scan_row(
     standard = [i for i, letter in enumerate(wild_type) if letter in _BY_PROPERTY]
     own = [_BY_PROPERTY.index(wild_type[i]) for i in standard]
     axes.scatter(np.array(standard) + first, own, s=3, c="black", linewidths=0)
+    numbers = range(first, first + len(wild_type))
+    axes.set_xticks([number for number in numbers if number % 10 == 0])
     axes.set_yticks(range(len(order)), list(_BY_PROPERTY), fontsize=5)
     axes.tick_params(axis="x", labelsize=6, length=2)
     axes.tick_params(axis="y", length=0)

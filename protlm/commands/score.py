@@ -19,7 +19,6 @@ from protlm.commands.score_results import (
 )
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
-    DEFINITIONS,
     Estimator,
     Scores,
     check_estimator,
@@ -155,7 +154,7 @@ def scan_protein(
         title = f"{printable(name)}: {estimator}"
         figure = scan_figure(scores, wild_type, title=title, first_residue=first)
         save_figure(figure, options.figure)
-    print(f"{estimator}: {DEFINITIONS[estimator]}")
+    print(f"{estimator}: {found.definition}")
     if found.perplexity is not None:
         print(f"perplexity of the wild type: {found.perplexity:.2f}")
     print(output)
@@ -168,7 +167,7 @@ def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list
     predictor = Predictor(model, options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
     for estimator in estimators:
-        check_estimator(estimator, predictor)
+        check_estimator(estimator, predictor, per_residue=options.per_residue)
     return predictor, estimators
 
 

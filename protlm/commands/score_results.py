@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from protlm.downstream.estimators import DEFINITIONS, Estimator, Scores
+from protlm.downstream.estimators import Estimator, Scores
 from protlm.downstream.score_metrics import METRICS, Agreement, averages
 from protlm.downstream.variants import Assay
 from protlm.errors import UserError
@@ -83,8 +83,8 @@ def print_results(results: Sequence[Result], means: Averages) -> None:
         table.add_row(*(escape(row[name]) for name in columns))
     out = console()
     out.print(table)
-    for estimator in dict.fromkeys(result.estimator for result in results):
-        out.print(f"{estimator}: {DEFINITIONS[estimator]}", highlight=False, markup=False)
+    for estimator, definition in _definitions(results).items():
+        out.print(f"{estimator}: {definition}", highlight=False, markup=False)
     for estimator, values in means.items():
         shown = ", ".join(f"{name} {value:.3f}" for name, value in values.items() if name)
         out.print(f"average Spearman, {estimator}: {shown}", highlight=False, markup=False)
@@ -129,12 +129,16 @@ def write_json(path: Path, results: Sequence[Result], means: Averages, *, model_
         assays.setdefault(one.assay, {})[one.estimator] = values
     content = {
         "model_hash": model_hash,
-        "definitions": {one.estimator: DEFINITIONS[one.estimator] for one in results},
+        "definitions": _definitions(results),
         "assays": assays,
         "average_spearman": means,
     }
     with complete_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:
+    return {result.estimator: result.scores.definition for result in results}
 
 
 def _defined(value: float) -> float | None:

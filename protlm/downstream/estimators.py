@@ -52,10 +52,12 @@ class Scores:
         values: one for each variant, float64, in nats.
         perplexity: of the wild type at the positions that the estimator predicts without seeing
             their residues; None if it does not predict any.
+        definition: the formula of the values.
     """
 
     values: np.ndarray
     perplexity: float | None
+    definition: str
 
 
 def default_estimator(predictor: Predictor) -> Estimator:
@@ -65,9 +67,13 @@ def default_estimator(predictor: Predictor) -> Estimator:
 
 
 def check_estimator(
-    estimator: Estimator, predictor: Predictor, variants: Iterable[Variant] = ()
+    estimator: Estimator,
+    predictor: Predictor,
+    variants: Iterable[Variant] = (),
+    *,
+    per_residue: bool = False,
 ) -> None:
-    """Refuses an estimator that the model or one of the variants does not allow.
+    """Refuses an estimator that the model, one of the variants or `per_residue` does not allow.
 
     Raises:
         UserError: the message names an estimator to use instead.
@@ -83,6 +89,11 @@ def check_estimator(
         raise UserError(
             f"--estimator {estimator} cannot score insertions and deletions; type --estimator "
             f"{Estimator.pseudo_log_likelihood}"
+        )
+    if per_residue and not estimator.scores_indels:
+        raise UserError(
+            f"--per-residue divides the likelihoods of whole sequences, and {estimator} has none; "
+            f"leave it out, or type --estimator {Estimator.pseudo_log_likelihood}"
         )
 
 
@@ -108,41 +119,37 @@ def score(
         UserError: the model or a variant does not allow the estimator, or a causal model does not
             accept the length.
     """
-    check_estimator(estimator, predictor, variants)
-    if per_residue and not estimator.scores_indels:
-        raise UserError(
-            f"--per-residue divides the likelihoods of whole sequences, and {estimator} has none; "
-            f"leave it out, or type --estimator {Estimator.pseudo_log_likelihood}"
-        )
-    match estimator:
-        case Estimator.wt_marginals:
-            return _wt_marginals(predictor, wild_type, variants)
-        case Estimator.masked_marginals:
-            return _masked_marginals(predictor, wild_type, variants)
-        case Estimator.mutant_marginals:
-            return _mutant_marginals(predictor, wild_type, variants)
-        case Estimator.pseudo_log_likelihood:
-            return _likelihoods(predictor, _pseudo_log_p, wild_type, variants, per_residue)
-        case Estimator.causal_likelihood:
-            causal = Predictor.causal_log_p
-            return _likelihoods(predictor, causal, wild_type, variants, per_residue)
+    check_estimator(estimator, predictor, variants, per_residue=per_residue)
+    definition = DEFINITIONS[estimator]
+    if estimator.scores_indels:
+        of_residues = Predictor.causal_log_p if predictor.model.causal else _pseudo_log_p
+        found = _likelihoods(predictor, of_residues, wild_type, variants, per_residue)
+        definition += ", each divided by its number of tokens" if per_residue else ""
+    else:
+        found = _MARGINALS[estimator](predictor, wild_type, variants)
+    return Scores(*found, definition)
 
 
-def _wt_marginals(predictor: Predictor, wild_type: str, variants: Sequence[Variant]) -> Scores:
+def _wt_marginals(
+    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+) -> tuple[np.ndarray, float | None]:
     """Takes one pass, as the wild type is not masked."""
     profile = predictor.unmasked_log_p(wild_type, _positions(variants))
-    return Scores(_marginals(profile, variants), None)
+    return _marginals(profile, variants), None
 
 
-def _masked_marginals(predictor: Predictor, wild_type: str, variants: Sequence[Variant]) -> Scores:
+def _masked_marginals(
+    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each position that any variant replaces."""
     profile = _masked_profile(predictor, wild_type, variants)
-    values = _marginals(profile, variants)
     own = [log_p_V[VOCABULARY[wild_type[position]]] for position, log_p_V in profile.items()]
-    return Scores(values, float(np.exp(-np.mean(own))) if own else None)
+    return _marginals(profile, variants), float(np.exp(-np.mean(own))) if own else None
 
 
-def _mutant_marginals(predictor: Predictor, wild_type: str, variants: Sequence[Variant]) -> Scores:
+def _mutant_marginals(
+    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each substitution of a multiple mutant.
 
     Masking the only replaced position of a single mutant gives the masked wild type.
@@ -159,7 +166,14 @@ def _mutant_marginals(predictor: Predictor, wild_type: str, variants: Sequence[V
     found = _watched(predictor.log_p(queries), len(rest))
     for (number, substitution), (_, log_p_V) in zip(rest, found, strict=True):
         values[number] += _difference(log_p_V, substitution)
-    return Scores(values, None)
+    return values, None
+
+
+_MARGINALS = {
+    Estimator.wt_marginals: _wt_marginals,
+    Estimator.masked_marginals: _masked_marginals,
+    Estimator.mutant_marginals: _mutant_marginals,
+}
 
 
 def _likelihoods(
@@ -168,19 +182,18 @@ def _likelihoods(
     wild_type: str,
     variants: Sequence[Variant],
     per_residue: bool,
-) -> Scores:
+) -> tuple[np.ndarray, float]:
     """Compares the likelihoods of whole sequences, in the order of their lengths."""
-    lengths = np.array([len(v.indel) if v.indel is not None else len(wild_type) for v in variants])
+    lengths = [len(wild_type if v.indel is None else v.indel) for v in variants]
     order = np.argsort(lengths, kind="stable").tolist()
     combine = np.mean if per_residue else np.sum
-    (own_L,) = log_p_of(predictor, [wild_type])
+    (own,) = log_p_of(predictor, [wild_type])
     sequences = (variants[number].apply(wild_type) for number in order)
+    found = _watched(log_p_of(predictor, sequences), len(order))
     values = np.zeros(len(variants))
-    for number, log_p_L in zip(
-        order, _watched(log_p_of(predictor, sequences), len(order)), strict=True
-    ):
-        values[number] = combine(log_p_L) - combine(own_L)
-    return Scores(values, float(np.exp(-own_L[: len(wild_type)].mean())))
+    for number, log_p in zip(order, found, strict=True):
+        values[number] = combine(log_p) - combine(own)
+    return values, float(np.exp(-own[: len(wild_type)].mean()))
 
 
 def _pseudo_log_p(predictor: Predictor, sequences: Iterable[str]) -> Iterator[np.ndarray]:

@@ -44,17 +44,16 @@ def agreement(
     number = int(known.sum())
     if not number:
         return None
-    if is_fit is None:
-        is_fit = measured >= np.median(measured[known])
-    measured, predicted, is_fit = measured[known], predicted[known], is_fit[known]
+    fit = measured >= np.median(measured[known]) if is_fit is None else is_fit
+    measured, predicted, fit = measured[known], predicted[known], fit[known]
     generator = np.random.default_rng(seed)
     drawn = []
     for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // number), _FEWEST)):
         rows = generator.integers(number, size=number)
-        drawn.append(list(metrics(measured[rows], predicted[rows], is_fit[rows]).values()))
+        drawn.append(list(metrics(measured[rows], predicted[rows], fit[rows]).values()))
     columns = zip(METRICS, np.array(drawn).T, strict=True)
     intervals = {name: _bounds(column) for name, column in columns}
-    return Agreement(metrics(measured, predicted, is_fit), intervals, number)
+    return Agreement(metrics(measured, predicted, fit), intervals, number)
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:

@@ -1,0 +1,54 @@
+"""Notation of variants: what is parsed, and what is refused with the position and the residue."""
+
+import pytest
+
+from protlm.downstream.mutations import Substitution, Variant, parse_mutant, parse_sequence
+from protlm.errors import InputDataError
+
+WILD_TYPE = "MKTAYIAK"
+
+
+def test_substitutions_count_from_one() -> None:
+    variant = parse_mutant("M1A:k8w", WILD_TYPE)
+    assert variant.substitutions == (Substitution("M", 0, "A"), Substitution("K", 7, "W"))
+    assert variant.apply(WILD_TYPE) == "AKTAYIAW"
+
+
+def test_the_first_residue_can_have_another_number() -> None:
+    variant = parse_mutant("K25R", WILD_TYPE, first_residue=24)
+    assert variant == parse_mutant("K2R", WILD_TYPE)
+
+
+def test_sequences_are_compared_with_the_wild_type() -> None:
+    assert parse_sequence("aktayiaw", WILD_TYPE) == parse_mutant("M1A:K8W", WILD_TYPE)
+    assert parse_sequence(WILD_TYPE, WILD_TYPE) == Variant()
+    for indel in ("MKTYIAK", "MKTAAYIAK"):
+        variant = parse_sequence(indel, WILD_TYPE)
+        assert variant == Variant(indel=indel)
+        assert variant.apply(WILD_TYPE) == indel
+
+
+WRONG = {
+    "A1P": "position 1 of the wild type is M, not A",
+    "K9P": "position 9 does not exist, the wild type has the residues 1 to 8",
+    "M0P": "position 0 does not exist",
+    "M1A:M1C": "replaces position 1 more than once",
+    "M1J": "M1J: 'J' at residue 1 is not one of",
+    "M1": "'M1' is not a substitution; write it as A1P",
+    "M1*": "is not a substitution",
+    "M1A,K2R": "several as A1P:D2N",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_other_notations_are_refused(text: str) -> None:
+    with pytest.raises(InputDataError) as refused:
+        parse_mutant(text, WILD_TYPE)
+    assert WRONG[text] in str(refused.value)
+
+
+def test_numbers_in_messages_are_those_of_the_user() -> None:
+    with pytest.raises(InputDataError, match="position 24 of the wild type is M, not A"):
+        parse_mutant("A24P", WILD_TYPE, first_residue=24)
+    with pytest.raises(InputDataError, match="residues 24 to 31"):
+        parse_mutant("M1P", WILD_TYPE, first_residue=24)

@@ -1,0 +1,90 @@
+"""Tables of variants and reference files, as ProteinGym writes them and as people break them."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.downstream.mutations import Variant, parse_mutant
+from protlm.downstream.variants import Assay, read_reference, read_variants
+from protlm.errors import InputDataError
+
+WILD_TYPE = "MKTAYIAK"
+
+
+def written(folder: Path, text: str, name: str = "v.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_substitution_assay(tmp_path: Path) -> None:
+    text = (
+        "mutant,mutated_sequence,DMS_score,DMS_score_bin\nM1A,AKTAYIAK,0.5,1\nK2R:T3S,MRSAYIAK,,0\n"
+    )
+    table = read_variants(written(tmp_path, text), WILD_TYPE)
+    assert table.variants == [parse_mutant(one, WILD_TYPE) for one in ("M1A", "K2R:T3S")]
+    assert table.measured is not None and table.is_fit is not None
+    np.testing.assert_array_equal(table.measured, [0.5, np.nan])
+    assert table.is_fit.tolist() == [True, False]
+    assert table.rows[1] == ["K2R:T3S", "MRSAYIAK", "", "0"]
+
+
+def test_an_indel_assay(tmp_path: Path) -> None:
+    text = "mutant,mutated_sequence\nMKTAYIAKK,MKTAYIAKK\n,MKTAYIAK\nMRTAYIAK,MRTAYIAK\n"
+    table = read_variants(written(tmp_path, text), WILD_TYPE)
+    assert table.variants == [
+        Variant(indel="MKTAYIAKK"),
+        Variant(),
+        parse_mutant("K2R", WILD_TYPE),
+    ]
+    assert table.measured is None and table.is_fit is None
+
+
+def test_tabs_gzip_and_byte_order_marks_are_read(tmp_path: Path) -> None:
+    plain = read_variants(written(tmp_path, "mutant,x\nM1A,1\n"), WILD_TYPE)
+    tabs = tmp_path / "t.tsv.gz"
+    tabs.write_bytes(gzip.compress("\ufeffmutant\tx\r\nM1A\t1\r\n\r\n".encode()))
+    assert read_variants(tabs, WILD_TYPE) == plain
+
+
+WRONG = {
+    "another protein": ("mutant\nM1A\nA2P\n", "line 3: A2P: position 2 of the wild type is K"),
+    "two columns that differ": (
+        "mutant,mutated_sequence\nM1A,MRTAYIAK\n",
+        "line 2: mutated_sequence has M at position 1, and by M1A it is A",
+    ),
+    "no column": ("variant,score\nM1A,1\n", "columns variant, score; name one of them mutant"),
+    "no row": ("mutant\n", "has no variants"),
+    "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
+    "a row too long": ("mutant\nM1A,1\n", "line 2: 2 fields, not the 1 of the header"),
+    "no residue": ("mutated_sequence\nMK-AYIAK\n", "line 2: mutated_sequence: '-' at residue 3"),
+    "no number": ("mutant,DMS_score\nM1A,high\n", "DMS_score of variant 1 is 'high', not a number"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_with_its_line(case: str, tmp_path: Path) -> None:
+    text, words = WRONG[case]
+    with pytest.raises(InputDataError) as refused:
+        read_variants(written(tmp_path, text), WILD_TYPE)
+    assert words in str(refused.value)
+    assert "v.csv" in str(refused.value)
+
+
+def test_a_reference_file(tmp_path: Path) -> None:
+    text = (
+        "DMS_id,DMS_filename,UniProt_ID,target_seq,coarse_selection_type\n"
+        "A_2020,A_2020.csv,A_HUMAN,mktayiak,Stability\n"
+    )
+    path = written(tmp_path, text)
+    assert read_reference(path) == {"A_2020": Assay(WILD_TYPE, "A_HUMAN", "Stability")}
+    plain = written(tmp_path, "DMS_id,target_seq\nA_2020,MKTAYIAK\n", "plain.csv")
+    assert read_reference(plain) == {"A_2020": Assay(WILD_TYPE, "A_2020", "")}
+    for text, words in (
+        ("DMS_id\nA\n", "not target_seq; give ProteinGym's reference file"),
+        ("DMS_id,target_seq\nA,MK1\n", "line 2: target_seq: '1' at residue 3"),
+    ):
+        with pytest.raises(InputDataError, match=words):
+            read_reference(written(tmp_path, text))
