@@ -11,6 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
+from protlm.cli_data import data_app
 from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
 from protlm.options import (
@@ -56,7 +57,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Verify, describe, merge or export prepared data sets.")
 checkpoint_app = typer.Typer(help="Describe, verify or export a model.")
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
@@ -158,68 +158,6 @@ def prepare(
         submission.prepare_by_jobs(
             files, out, split_rule=rule, clusters=clusters, options=options, submission=jobs
         )
-
-
-@data_app.command("merge")
-def data_merge(
-    parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order of the result.")],
-    out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
-) -> None:
-    """Merge data sets that were split by the same rule."""
-    from protlm.data_prep import merge
-
-    merge.merge(parts, out)
-
-
-@data_app.command("verify")
-def data_verify(directory: Path) -> None:
-    """Verify every shard against the manifest."""
-    from protlm.commands.data import verify
-
-    verify(directory)
-
-
-@data_app.command("info")
-def data_info(directory: Path) -> None:
-    """Print splits, lengths, sources, and counts of rejected and changed records."""
-    from protlm.commands.data import info
-
-    info(directory)
-
-
-@data_app.command("export")
-def data_export(
-    directory: Path,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; default: print."),
-    ] = None,
-    split: Annotated[
-        list[str] | None, typer.Option(help="A split; repeatable. Default: all.")
-    ] = None,
-) -> None:
-    """Write the sequences as FASTA."""
-    from protlm.commands.data import export
-
-    export(directory, output, split or ())
-
-
-@data_app.command("leakage")
-def data_leakage(
-    directory: Path,
-    min_shared: Annotated[
-        float, typer.Option(help="Fraction of shared k-mers that makes two sequences neighbors.")
-    ] = 0.5,
-    json: Annotated[Path | None, typer.Option(help="Also write the counts as JSON.")] = None,
-    mmseqs: Annotated[
-        bool, typer.Option("--mmseqs", help="Also search remote homologs with MMseqs2.")
-    ] = False,
-) -> None:
-    """Count the sequences of each split that are similar to a training sequence."""
-    from protlm.data_prep import leakage
-
-    options = leakage.LeakageOptions(min_shared=min_shared, json=json, mmseqs=mmseqs)
-    leakage.leakage(directory, options)
 
 
 @app.command(context_settings=_HYDRA)
@@ -385,7 +323,7 @@ def score(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="x.csv or x.tsv; of several tables a folder."),
+        typer.Option("--output", "-o", help="x.csv or x.tsv; or a folder, for several tables."),
     ],
     model: Model = None,
     wild_type: WildType = None,

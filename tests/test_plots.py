@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from protlm.errors import OutputError, UserError
 from protlm.evaluation.structures import contact_map, read_structure
 from protlm.paths import sample_dir
-from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure
+from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 PROTEIN = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
@@ -171,3 +171,23 @@ def test_a_figure_is_not_written_where_it_cannot_be(tmp_path: Path) -> None:
         save_figure(figure, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
+
+
+def test_a_scan_is_drawn_in_rows_with_the_wild_type_marked() -> None:
+    wild_type = "MKTAYIAKQRXE" * 12
+    scores = np.random.default_rng(0).normal(size=(len(wild_type), 20))
+    figure = scan_figure(scores, wild_type, title="x", first_residue=24)
+    rows = [axes for axes in figure.axes if axes.images]
+    # 144 residues in rows of 60; the last row keeps the scale of the others.
+    assert [axes.get_xlim() for axes in rows] == [(s - 0.5, s + 59.5) for s in (24, 84, 144)]
+    assert [len(axes.get_xticks()) for axes in rows] == [6, 6, 2]
+    [first] = rows[0].images
+    letters = [label.get_text() for label in rows[0].get_yticklabels()]
+    assert sorted(letters) == sorted("ACDEFGHIKLMNPQRSTVWY")
+    drawn = np.asarray(first.get_array())
+    np.testing.assert_array_equal(drawn[letters.index("A")], scores[:60, 0])
+    assert first.get_clim()[0] == -first.get_clim()[1]
+    dots = np.asarray(rows[0].collections[0].get_offsets())
+    # X is none of the twenty.
+    marked = {int(x): letters[int(y)] for x, y in dots}
+    assert marked == {24 + i: a for i, a in enumerate(wild_type[:60]) if a != "X"}

@@ -12,6 +12,7 @@ from protlm.commands.score_results import (
     Result,
     averages_of,
     check_table_output,
+    is_table,
     print_results,
     score_text,
     write_json,
@@ -70,7 +71,7 @@ def score_variants(
     Args:
         sources: tables of variants.
         model_path: a run, a checkpoint or an exported model.
-        output: the new table; of several tables the folder, which gets NAME.csv for each.
+        output: the new table, or a folder, which gets NAME.csv for each source.
         options: the settings.
 
     Raises:
@@ -178,14 +179,19 @@ def _name(source: Path) -> str:
 
 
 def _outputs(sources: Sequence[Path], output: Path) -> dict[Path, Path]:
-    """Returns the output of each table.
+    """Returns the output of each table: `output` itself, or NAME.csv in the folder `output`.
 
     Raises:
-        UserError: two tables of the same name, or a name that is not one of a table.
+        UserError: two tables of the same name, or a name that does not suit the number of tables.
     """
-    if len(sources) == 1:
+    if len(sources) == 1 and output.suffix:
         check_table_output(output)
         return {sources[0]: output}
+    if is_table(output):
+        raise UserError(
+            f"{output} is the name of one table, and there are {len(sources)}; give a folder: "
+            f"-o {output.with_suffix('')}"
+        )
     names = [_name(source) for source in sources]
     for name in names:
         if names.count(name) > 1:

@@ -33,13 +33,18 @@ class Result:
     agreement: Agreement | None
 
 
+def is_table(output: Path) -> bool:
+    """Returns whether a name is that of a table."""
+    return output.suffix.lower() in _SEPARATORS
+
+
 def check_table_output(output: Path) -> None:
     """Refuses a name that is not that of a table.
 
     Raises:
         UserError: the suffix is neither .csv nor .tsv.
     """
-    if output.suffix.lower() not in _SEPARATORS:
+    if not is_table(output):
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
 
 
