@@ -31,7 +31,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 # Amino acids: aliphatic, aromatic, polar, positive, negative, and those apart.
 _BY_PROPERTY = "AVLIMFYWSTNQHKRDEGCP"
-_SCAN_COLUMNS, _MOST_SCAN_ROWS = 60, 20
+_SCAN_COLUMNS, _MOST_SCAN_ROWS = 60, 10
 _ANY_RANGE: tuple[int, int | None] = (6, None)
 _MIN_SEPARATION = _ANY_RANGE[0]
 
@@ -165,7 +165,7 @@ def contact_figure(
 def scan_figure(
     scores: np.ndarray, wild_type: str, *, title: str, first_residue: int = 1
 ) -> "Figure":
-    """Draws the scores of all substitutions of a protein, in rows of at least 60 residues.
+    """Draws the scores of all substitutions of a protein, in up to ten rows of 60 or more residues.
 
     The color scale is symmetric about 0, the score of the wild type, whose residues are dots, and
     ends at the 99th percentile of the absolute scores.
@@ -187,6 +187,8 @@ def scan_figure(
         images.append(_scan_row(axes, scores[part], wild_type[part], first=first, top=top))
         # A shorter last row has the scale of the others.
         axes.set_xlim(first - 0.5, first + min(width, len(wild_type)) - 0.5)
+        numbers = range(first, first + len(wild_type[part]))
+        axes.set_xticks([tick for tick in axes.get_xticks() if tick in numbers])
     shrink = min(0.75, 2 / len(starts) + 0.15)
     figure.colorbar(images[0], ax=rows, shrink=shrink, label="score (nats)")
     figure.suptitle(f"{title}\ndots: residues of the wild type", fontsize=9)
@@ -238,20 +240,12 @@ def _scan_row(
     """Draws some residues of a scan, the first of which has the number `first`."""
     order = [STANDARD.index(letter) for letter in _BY_PROPERTY]
     edges = (first - 0.5, first + len(wild_type) - 0.5, len(order) - 0.5, -0.5)
-    image = axes.imshow(
-        scores[:, order].T,
-        cmap="RdBu",
-        vmin=-top,
-        vmax=top,
-        aspect="auto",
-        interpolation="nearest",
-        extent=edges,
-    )
+    drawn = {"cmap": "RdBu", "vmin": -top, "vmax": top, "interpolation": "nearest"}
+    image = axes.imshow(scores[:, order].T, aspect="auto", extent=edges, **drawn)
     standard = [i for i, letter in enumerate(wild_type) if letter in _BY_PROPERTY]
     own = [_BY_PROPERTY.index(wild_type[i]) for i in standard]
-    axes.scatter(np.array(standard) + first, own, s=3, c="black", linewidths=0)
-    numbers = range(first, first + len(wild_type))
-    axes.set_xticks([number for number in numbers if number % 10 == 0])
+    size = min(3.0, 300.0 / len(wild_type))
+    axes.scatter(np.array(standard) + first, own, s=size, c="black", linewidths=0)
     axes.set_yticks(range(len(order)), list(_BY_PROPERTY), fontsize=5)
     axes.tick_params(axis="x", labelsize=6, length=2)
     axes.tick_params(axis="y", length=0)

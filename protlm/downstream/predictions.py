@@ -63,7 +63,7 @@ class Predictor:
             return {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
         with torch.inference_mode():
             logits_LV = self.model(self.model.tokenize([sequence])).logits_BLV[0, 1:-1]
-            log_p_LV = logits_LV.double().log_softmax(-1).cpu().numpy()
+            log_p_LV = logits_LV.cpu().double().log_softmax(-1).numpy()
         return {position: log_p_LV[position] for position in positions}
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
@@ -106,13 +106,13 @@ class Predictor:
         mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
         logits_BLV = self.model.network(tokens_BL, mask_BL, causal=False).logits_BLV
         logits_BV = logits_BLV[range(len(batch)), places]
-        log_p_BV = logits_BV.double().log_softmax(-1).cpu().numpy()
+        log_p_BV = logits_BV.cpu().double().log_softmax(-1).numpy()
         return zip(queries, log_p_BV, strict=True)
 
     @torch.inference_mode()
     def _causal_pass(self, sequences: Sequence[str]) -> Iterator[np.ndarray]:
         batch = self.model.tokenize(sequences)
-        targets_BL1 = batch.tokens_BL[:, 1:, None]
-        log_p_BLV = self.model(batch).logits_BLV[:, :-1].double().log_softmax(-1)
-        log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].cpu().numpy()
+        targets_BL1 = batch.tokens_BL[:, 1:, None].cpu()
+        log_p_BLV = self.model(batch).logits_BLV[:, :-1].cpu().double().log_softmax(-1)
+        log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].numpy()
         return (row[: length + 1] for row, length in zip(log_p_BL, batch.lengths, strict=True))

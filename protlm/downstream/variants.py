@@ -19,6 +19,8 @@ from protlm.downstream.mutations import Variant, check_residues, parse_mutant, p
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
+_EMPTY = ("", "NA", "NaN")
+
 
 @dataclass(frozen=True)
 class VariantTable:
@@ -104,13 +106,16 @@ def _numbers(path: Path, columns: list[str], rows: list[list[str]], name: str) -
     place = columns.index(name)
     values = np.full(len(rows), np.nan)
     for number, row in enumerate(rows):
+        cell = row[place].strip()
         try:
-            values[number] = float(row[place] or "nan")
+            values[number] = np.nan if cell in _EMPTY else float(cell)
         except ValueError:
+            values[number] = np.inf
+        if np.isinf(values[number]):
             raise InputDataError(
-                f"{path}: {name} of variant {number + 1} is {row[place]!r}, not a number; correct "
-                "it or leave it empty"
-            ) from None
+                f"{path}: {name} of variant {number + 1} is {cell!r}, not a number; correct it or "
+                "leave it empty"
+            )
     return values
 
 
@@ -161,21 +166,28 @@ def _read_table(path: Path, what: str) -> tuple[list[str], Iterator[tuple[int, l
         text = content.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputDataError(f"{path} cannot be read as {what}: {error}") from error
+    lines = _rows(path, text)
+    _, columns = next(lines, (0, []))
+    return columns, _of_width(path, len(columns), lines)
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    columns = next(reader, [])
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise InputDataError(f"{path}, line {reader.line_num}: {error}") from error
 
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        try:
-            for row in reader:
-                if row and len(row) != len(columns):
-                    raise InputDataError(
-                        f"{path}, line {reader.line_num}: {len(row)} fields, not the "
-                        f"{len(columns)} of the header"
-                    )
-                if row:
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise InputDataError(f"{path}, line {reader.line_num}: {error}") from error
 
-    return columns, rows()
+def _of_width(
+    path: Path, width: int, lines: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, list[str]]]:
+    for line, row in lines:
+        if len(row) != width:
+            raise InputDataError(
+                f"{path}, line {line}: {len(row)} fields, not the {width} of the header"
+            )
+        yield line, row

@@ -20,15 +20,13 @@ def written(folder: Path, text: str, name: str = "v.csv") -> Path:
 
 
 def test_a_substitution_assay(tmp_path: Path) -> None:
-    text = (
-        "mutant,mutated_sequence,DMS_score,DMS_score_bin\nM1A,AKTAYIAK,0.5,1\nK2R:T3S,MRSAYIAK,,0\n"
-    )
+    text = "mutant,mutated_sequence,DMS_score,DMS_score_bin\nM1A,AKTAYIAK,0.5,1\nK2R:T3S,MRSAYIAK,NA,0\n"
     table = read_variants(written(tmp_path, text), WILD_TYPE)
     assert table.variants == [parse_mutant(one, WILD_TYPE) for one in ("M1A", "K2R:T3S")]
     assert table.measured is not None and table.is_fit is not None
     np.testing.assert_array_equal(table.measured, [0.5, np.nan])
     assert table.is_fit.tolist() == [True, False]
-    assert table.rows[1] == ["K2R:T3S", "MRSAYIAK", "", "0"]
+    assert table.rows[1] == ["K2R:T3S", "MRSAYIAK", "NA", "0"]
 
 
 def test_an_indel_assay(tmp_path: Path) -> None:
@@ -60,6 +58,8 @@ WRONG = {
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
     "a row too long": ("mutant\nM1A,1\n", "line 2: 2 fields, not the 1 of the header"),
     "no residue": ("mutated_sequence\nMK-AYIAK\n", "line 2: mutated_sequence: '-' at residue 3"),
+    "an endless header": ("mutant," + "x" * 200_000 + "\nM1A,1\n", "line 1: field larger"),
+    "an infinite number": ("mutant,DMS_score\nM1A,inf\n", "DMS_score of variant 1 is 'inf'"),
     "no number": ("mutant,DMS_score\nM1A,high\n", "DMS_score of variant 1 is 'high', not a number"),
 }
 
