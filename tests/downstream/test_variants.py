@@ -20,7 +20,8 @@ def written(folder: Path, text: str, name: str = "v.csv") -> Path:
 
 
 def test_a_substitution_assay(tmp_path: Path) -> None:
-    text = "mutant,mutated_sequence,DMS_score,DMS_score_bin\nM1A,AKTAYIAK,0.5,1\nK2R:T3S,MRSAYIAK,NA,0\n"
+    header = "mutant,mutated_sequence,DMS_score,DMS_score_bin"
+    text = f"{header}\nM1A,AKTAYIAK,0.5,1\nK2R:T3S,MRSAYIAK,NA,0\n"
     table = read_variants(written(tmp_path, text), WILD_TYPE)
     assert table.variants == [parse_mutant(one, WILD_TYPE) for one in ("M1A", "K2R:T3S")]
     assert table.measured is not None and table.is_fit is not None
