@@ -39,6 +39,9 @@ from protlm.paths import sha256_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Programs that tests run in other processes: importing one, as for its doctests, may start it.
+collect_ignore_glob = ["*/programs/*"]
+
 # Tests run side by side: a second thread in each would only take the cores from the others. Nor
 # does a shell's OMP_NUM_THREADS count: what is compared to the bit has one thread on both sides,
 # and the commands below have one. Only `make test-portable` asks for more.

@@ -26,26 +26,6 @@ from protlm.errors import ExitCode, InputDataError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# Blocks of 16 KiB, so that a small file has many segments.
-PROGRAM = """
-import sys
-from pathlib import Path
-from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.split import HashSplit
-from protlm.data.records import splitting
-from protlm.errors import exit_with_message
-
-def build(sources, out, **options):
-    settings = PrepareOptions(shard_residues=30_000, **options)
-    prepare([Path(s) for s in sources], Path(out), split_rule=HashSplit(0.1, 0.1), options=settings)
-
-def peak_megabytes():
-    # Not getrusage, which counts what the parent had when it forked.
-    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
-    return int(line.split()[1]) // 1024
-
-splitting.BLOCK_BYTES = 1 << 14
-"""
 
 # What is a time, or follows from one, in the log; the rest of a log is the same in every run.
 TIMED = re.compile(r".*_per_second.*|seconds|data_wait_fraction|memory_gib|model_flops_utilization")
@@ -64,11 +44,11 @@ SmallDisk = Callable[[Path, str], AbstractContextManager[bool]]
 
 @pytest.fixture(scope="session")
 def run_builder() -> Run:
-    """Runs a program after `PROGRAM`: `run_builder("build(sys.argv[1:2], 'out')", fasta)`."""
+    """Runs a program of builders: `run_builder(PROGRAMS / "build_data_set.py", fasta, "out")`."""
 
-    def run(program: str, *arguments: object, **named: object) -> subprocess.CompletedProcess[str]:
+    def run(program: Path, *arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-W", "error", "-c", PROGRAM + program, *map(str, arguments)],
+            [sys.executable, "-W", "error", program, *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
             capture_output=True,
             text=True,
@@ -189,36 +169,6 @@ def log_of() -> Callable[[Path], list[dict[str, float]]]:
     return read
 
 
-# What the program of `run_ranks` begins with: `train("run", "trainer.max_steps=4")` trains and
-# returns the step and the exit code it ended with.
-RANK = """
-import atexit, json, os, random, signal, sys, threading, time
-from pathlib import Path
-import protlm.commands.train as command
-from protlm.composition import compose
-from protlm.config import TrainConfig
-from protlm.errors import exit_with_message
-from protlm.training.launch import leave_other_ranks
-from protlm.training.module import LanguageModeling
-
-number = int(os.environ["RANK"])
-atexit.register(leave_other_ranks)
-
-def train(run_dir, *settings):
-    ended = []
-    def note(*inputs, **named):
-        ended.append(run(*inputs, **named))
-        return ended[0]
-    run, command.run = command.run, note
-    try:
-        command.train(compose(TrainConfig, [*sys.argv[1:], f"run_dir={run_dir}", *settings]))
-    except SystemExit:
-        pass
-    finally:
-        command.run = run
-    return ended[0].step, int(ended[0].exit_code)
-"""
-
 TINY = (
     "model=tiny",
     "data.max_length=128",
@@ -251,16 +201,17 @@ def one_process(tiny_settings: list[str]) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_ranks(tiny_settings: list[str], one_process: dict[str, str]) -> Callable[..., list[str]]:
-    """Runs a program after `RANK` in two processes, as torchrun would; returns what each printed.
+    """Runs a program in two processes, as torchrun would; returns what each printed.
 
-    `run_ranks(folder, program)`: the folder is where they work.
+    `run_ranks(folder, program, *arguments)`: the folder is their working directory.
     """
 
-    def run(folder: Path, program: str, *, ranks: int = 2) -> list[str]:
+    def run(folder: Path, program: Path, *arguments: object, ranks: int = 2) -> list[str]:
         shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         shared |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "test"}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        command = [sys.executable, "-c", RANK + program, *tiny_settings, f"trainer.devices={ranks}"]
+        settings = [*map(str, arguments), *tiny_settings, f"trainer.devices={ranks}"]
+        command = [sys.executable, program, *settings]
         started = []
         for rank in range(ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -307,7 +258,7 @@ def pair_settings(tiny_settings: list[str]) -> list[str]:
 def pair_run(run_ranks: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of two ranks, of which the second was started some seconds later."""
     folder = tmp_path_factory.mktemp("pair")
-    run_ranks(folder, f'time.sleep(1.3 * number)\ntrain("run", *{PAIR})')
+    run_ranks(folder, Path(__file__).parent / "programs" / "start_apart.py", *PAIR)
     return folder / "run"
 
 

@@ -1,6 +1,5 @@
 """A reader of standard error that ends, or a full disk under a log, does not end the work."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 from protlm.checkpoints.format import all_checkpoints
 from protlm.paths import sample_dir
 
+PROGRAM = Path(__file__).parent / "programs" / "write_to_closed_pipe.py"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 
 # Standard error as the shell makes it: its reader has gone at once, after a line, or was never
@@ -85,22 +85,9 @@ def test_a_failure_keeps_its_exit_code_without_a_reader(shell: Shell, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-PIPE = """
-import os, sys
-from protlm.errors import exit_with_message
-
-def command():
-    reader, writer = os.pipe()
-    os.close(reader)
-    os.write(writer, b"to a worker that has ended")
-
-exit_with_message(command)
-"""
-
-
-def test_a_pipe_to_another_process_is_not_standard_output() -> None:
+def test_a_pipe_to_another_process_is_not_standard_output(one_process: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PIPE], capture_output=True, text=True, env=os.environ, check=False
+        [sys.executable, PROGRAM], capture_output=True, text=True, env=one_process, check=False
     )
     assert done.returncode == 1
     assert "internal error" in done.stderr

@@ -21,6 +21,7 @@ from protlm.training import module
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
 
+PROGRAM = Path(__file__).parent / "programs" / "nan_on_one_rank.py"
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
 # The weights, what the optimiser knows of them, the schedule and the average: what a step changes.
@@ -231,26 +232,6 @@ def test_a_list_of_bad_batches_that_cannot_be_shortened_stops_no_continued_run(
     with pytest.warns(UserWarning, match="bad_batches.jsonl.*no space left"):
         train_tiny(run, "trainer.max_steps=5")
     assert lines(run) == before
-
-
-PROGRAM = """
-work = LanguageModeling.training_step
-
-def training_step(self, batch, index):
-    if index == 2 and number == 1:
-        bias = self.network.head.bias
-        kept = bias.data.clone()
-        bias.data.fill_(float("nan"))
-        out = work(self, batch, index)
-        bias.data.copy_(kept)
-        print(json.dumps([n for n in batch.samples_B.tolist() if n >= 0]), flush=True)
-        return out
-    return work(self, batch, index)
-
-LanguageModeling.training_step = training_step
-settings = ["trainer.checkpoint_every=1", "trainer.keep_checkpoints=9", "trainer.log_every=1"]
-assert train("run", *settings, "trainer.max_steps=5") == (5, 0)
-"""
 
 
 @pytest.mark.slow

@@ -18,14 +18,8 @@ from protlm.data.records import Tally, read_records
 from protlm.errors import OutputError
 from protlm.paths import complete_file, complete_folder, sample_dir
 
+PROGRAMS = Path(__file__).parent / "programs"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
-
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
-from protlm.cli import main
-main()
-"""
 
 
 @pytest.mark.parametrize("limit", [0, 100, 20_000, 300_000])
@@ -37,7 +31,7 @@ def test_a_quota_ends_a_command_with_one_sentence(
     if command == "embed":
         arguments += ["--include", "per_tok"]
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), *map(str, arguments)],
+        [sys.executable, PROGRAMS / "limited_protlm.py", str(limit), *map(str, arguments)],
         env=one_process,
         capture_output=True,
         text=True,
@@ -118,17 +112,6 @@ def test_the_second_of_two_writers_replaces_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "d", "out.h5"]
 
 
-WRITE = """
-import sys, time
-from pathlib import Path
-from protlm.paths import complete_file
-with complete_file(Path(sys.argv[1])) as file:
-    file.write_text("a part")
-    print("written", flush=True)
-    time.sleep(60)
-"""
-
-
 @pytest.mark.parametrize("name", ["out.h5", "x" * 250])
 def test_what_a_killed_writer_left_is_removed(
     name: str, one_process: dict[str, str], tmp_path: Path
@@ -136,7 +119,9 @@ def test_what_a_killed_writer_left_is_removed(
     path = tmp_path / name
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITE, str(path)], env=one_process, stdout=subprocess.PIPE
+            [sys.executable, PROGRAMS / "write_slowly.py", path],
+            env=one_process,
+            stdout=subprocess.PIPE,
         )
         for _ in range(2)
     ]

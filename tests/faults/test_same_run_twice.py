@@ -18,19 +18,9 @@ from protlm.errors import ExitCode, OutputError
 from protlm.lock import LOCK, LockOwner
 from protlm.training.run_lock import locked
 
+PROGRAM = Path(__file__).parent / "programs" / "hold_lock.py"
 Train = Callable[..., Path]
 SINCE = "2026-01-01T00:00:00+00:00"
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from protlm.lock import FolderLock
-
-FolderLock(Path(sys.argv[1]))
-print(flush=True)
-sys.stdin.read()
-"""
 
 
 @contextmanager
@@ -38,7 +28,7 @@ def held(run: Path) -> Iterator[LockOwner]:
     """Has another process hold the lock of a run, and yields that process."""
     run.mkdir(exist_ok=True)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run)],
+        [sys.executable, PROGRAM, run],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

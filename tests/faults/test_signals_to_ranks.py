@@ -21,38 +21,14 @@ from protlm.training.module import LanguageModeling
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
 
-# The ranks draw the same moments: a while after the first step of each start, wherever they are.
-PROGRAM = """
-rng, ended = random.Random(0), []
-sent = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
-work = LanguageModeling.training_step
-first = 0
-
-def training_step(self, batch, index):
-    if self.trainer.global_step == first:
-        whom, which, wait = draw
-        if number in whom:
-            threading.Timer(wait, os.kill, [os.getpid(), which]).start()
-    return work(self, batch, index)
-
-LanguageModeling.training_step = training_step
-settings = ["trainer.valid_every=7", "trainer.log_every=5", "trainer.keep_checkpoints=500"]
-for turn in range(TURNS):
-    whom = [[0], [1], [0, 1]][turn % 3]
-    draw = whom, rng.choice(sent), rng.uniform(0, 0.2)
-    ended.append(train("run", *settings, "trainer.max_steps=1000000"))
-    first = ended[-1][0]
-first = -1
-whole = train("whole", *settings, f"trainer.max_steps={ended[-1][0]}")
-print(json.dumps([ended, whole]))
-"""
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.mark.parametrize("turns", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_both_ranks_stop_after_the_same_step_and_go_on(
     turns: int, run_ranks: Callable, tmp_path: Path, state_of: Read, log_of: Read
 ) -> None:
-    one, other = run_ranks(tmp_path, PROGRAM.replace("TURNS", str(turns)))
+    one, other = run_ranks(tmp_path, PROGRAMS / "signal_ranks.py", turns)
     assert one == other
     ended, whole = json.loads(one)
     assert [code for _, code in ended] == [ExitCode.PREEMPTED] * turns
@@ -207,24 +183,11 @@ def test_a_signal_to_a_rank_that_starts_ends_the_run_with_its_exit_code(
     assert_gone(found[1])
 
 
-STARTING = """
-from protlm.training.datamodule import SequenceData
-make = SequenceData.train_dataloader
-
-def train_dataloader(self):
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return make(self)
-
-SequenceData.train_dataloader = train_dataloader
-print(json.dumps(train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")))
-"""
-
-
 @pytest.mark.slow
 def test_a_signal_to_one_rank_before_the_first_step(run_ranks: Callable, tmp_path: Path) -> None:
     """While the loaders start, where Lightning's handler would wait for the other rank."""
-    assert [json.loads(told) for told in run_ranks(tmp_path, STARTING)] == [[1, 75]] * 2
+    printed = run_ranks(tmp_path, PROGRAMS / "signal_while_starting.py")
+    assert [json.loads(told) for told in printed] == [[1, 75]] * 2
 
 
 def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:

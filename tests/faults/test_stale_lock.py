@@ -23,6 +23,7 @@ from protlm.data_prep.work_folder import Plan, work_folder
 from protlm.errors import OutputError
 from protlm.lock import LOCK
 
+PROGRAMS = Path(__file__).parent / "programs"
 RULE = HashSplit(0, 0)
 SINCE = "2026-01-01T00:00:00+00:00"
 
@@ -101,17 +102,6 @@ def test_a_running_process_is_never_taken_over(tmp_path, proteins):
     held.release()
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from protlm.lock import FolderLock
-
-FolderLock(Path(sys.argv[1]))
-print(flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture
 def start_holder(tmp_path):
     """Starts a process that locks `tmp_path`, by a command in front of Python if one is given."""
@@ -119,7 +109,7 @@ def start_holder(tmp_path):
 
     def start(*command):
         process = subprocess.Popen(
-            [*command, sys.executable, "-c", HOLD, str(tmp_path)],
+            [*command, sys.executable, PROGRAMS / "hold_lock.py", tmp_path],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -198,22 +188,16 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
 
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fstat", "Path.write_text"])
 @pytest.mark.parametrize("mode", ["a", "w"], ids=["before", "truncated"])
-def test_a_builder_killed_while_it_locks_leaves_no_lock(
+def test_a_builder_killed_while_it_locks_leaves_an_unlocked_folder(
     run_builder, proteins, tmp_path, moment, mode
 ):
     """The same command continues after a kill at any moment, without --break-lock."""
-    killed = f"""
-import signal
-from protlm.lock import LOCK, Path, fcntl, os
-def kill(*arguments, **named):
-    next(Path(sys.argv[2]).parent.rglob(LOCK)).open({mode!r})
-    os.kill(os.getpid(), signal.SIGKILL)
-{moment} = kill
-build(sys.argv[1:2], sys.argv[2])
-"""
+    program = PROGRAMS / "build_killed_while_locking.py"
     out = tmp_path / "data"
-    assert run_builder(killed, proteins, out).returncode == -signal.SIGKILL
-    done = run_builder("build(sys.argv[1:2], sys.argv[2])", proteins, out)
+    killed = run_builder(program, proteins, out, *moment.split("."), mode)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "data.partial" / LOCK).read_bytes() == b""
+    done = run_builder(PROGRAMS / "build_data_set.py", proteins, out)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -250,37 +234,20 @@ def test_a_lock_file_that_is_removed_while_it_is_locked_is_made_again(tmp_path, 
     assert len(removed) == 1
 
 
-TOLD_TO_END = """
-import os, signal
-from protlm.data_prep.encode import Encoder
-
-work, begun = Encoder.__call__, []
-
-def end(encoder, block):
-    begun.append(block)
-    if len(begun) == 20:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return work(encoder, block)
-
-Encoder.__call__ = end
-exit_with_message(lambda: build(sys.argv[1:2], sys.argv[2]))
-"""
-
-
 def test_a_job_that_a_cluster_terminates_releases_its_lock(
     run_builder, proteins, tmp_path, contents
 ):
     """It may resume on another machine, which could not judge the lock."""
     out = tmp_path / "data"
-    done = run_builder(TOLD_TO_END, proteins, out)
+    done = run_builder(PROGRAMS / "build_terminated.py", proteins, out)
     assert done.returncode == 130, done.stderr
     assert "protlm: interrupted" in done.stderr
     partial = out.with_name("data.partial")
     assert (partial / "journal" / "segment-00003.json").exists()
     assert not (partial / LOCK).exists()
-    again = "build(sys.argv[1:2], sys.argv[2]); build(sys.argv[1:2], sys.argv[3])"
-    done = run_builder(again, proteins, out, tmp_path / "whole")
-    assert done.returncode == 0, done.stderr
+    for folder in (out, tmp_path / "whole"):
+        done = run_builder(PROGRAMS / "build_data_set.py", proteins, folder)
+        assert done.returncode == 0, done.stderr
     assert contents(out) == contents(tmp_path / "whole")
 
 
