@@ -23,6 +23,7 @@ from protlm.data_prep.workers import WorkerDiedError, in_order
 from protlm.errors import ExitCode, InputDataError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = Path(__file__).parent / "programs" / "print_worker_ids.py"
 
 
 def results(function, count, workers):
@@ -98,12 +99,17 @@ def test_the_function_is_shared_and_not_copied():
     assert results(held["unpicklable"], 5, 2)[-1] == ("tag 4", 5)
 
 
+def items_of_many_sizes():
+    """Items of 0 to 3 MB, large ones before small ones, whose tags are their sizes."""
+    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
+    return [(size, bytes([size % 251]) * size) for size in sizes]
+
+
 def test_items_and_results_of_any_size_are_complete():
     """A buffer with large content is reused for small content."""
-    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
-    items = ((size, bytes([size % 251]) * size) for size in sizes)
+    items = items_of_many_sizes()
     stream = in_order(lambda item: (item[::-1], len(item)), items, 3)
-    assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
+    assert list(stream) == [(size, (item, size)) for size, item in items]
 
 
 def test_buffers_release_the_memory_of_large_items(monkeypatch):
@@ -126,7 +132,7 @@ def test_buffers_release_the_memory_of_large_items(monkeypatch):
 
 
 @pytest.mark.parametrize("refusal", [None, errno.EACCES, errno.ENOSYS])
-def test_a_system_without_files_in_memory(monkeypatch, refusal):
+def test_items_are_complete_on_a_system_without_files_in_memory(monkeypatch, refusal):
     def refuse(name):
         raise OSError(refusal, os.strerror(refusal))
 
@@ -134,7 +140,8 @@ def test_a_system_without_files_in_memory(monkeypatch, refusal):
         monkeypatch.delattr(os, "memfd_create")
     else:
         monkeypatch.setattr(os, "memfd_create", refuse)
-    test_items_and_results_of_any_size_are_complete()
+    items = items_of_many_sizes()
+    assert list(in_order(lambda item: item[::-1], items, 3)) == items
 
 
 def test_an_error_contains_the_worker_s_traceback():
@@ -212,34 +219,12 @@ def test_the_death_of_any_worker_is_detected(parity):
         results(die, 30, 2)
 
 
-# The parent says who its workers are, and is then killed or interrupted in mid-stream.
-PARENT = """
-import os, signal, sys, time
-from protlm.data_prep.interruption import sigterm_as_interrupt
-from protlm.data_prep.interruption import interrupts_held
-from protlm.data_prep.workers import in_order
-from protlm.errors import exit_with_message
-
-def work(number):
-    time.sleep(0.05)
-    return os.getpid()
-
-def run():
-    with sigterm_as_interrupt():
-        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
-            print(pid, flush=True)
-
-# A shell lets what it starts in the background ignore Ctrl-C.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-exit_with_message(run)
-"""
-
-
 @pytest.fixture
 def parent():
+    """A process with two workers, which is to be killed or interrupted."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=ROOT,
+        [sys.executable, PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
