@@ -46,16 +46,16 @@ def test_a_quota_ends_a_command_with_one_sentence(
 def test_a_small_disk_ends_a_command_with_one_sentence(
     tiny_run: Path, protlm_command: Callable, tmp_path: Path, small_disk: Callable
 ) -> None:
-    """A disk that another process fills after the space was looked at: the estimate is small."""
+    """As when another process fills the disk after the free space was checked: the estimate is 0.
+
+    Where no disk can be mounted, on one that takes only small files.
+    """
     with small_disk(tmp_path / "disk", "300k") as is_mounted:
-        if not is_mounted:
-            pytest.skip("no disk can be mounted here")
         output = tmp_path / "disk" / "out.h5"
-        program = "import protlm.commands.embed as e; e.entry_bytes = lambda *_: 0\n"
-        program += "from protlm.cli import main; main()"
+        limit = "-1" if is_mounted else "300000"
         arguments = ["embed", TINY_FASTA, "-m", tiny_run, "-o", output, "--include", "per_tok"]
         done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
+            [sys.executable, PROGRAMS / "protlm_without_estimate.py", limit, *arguments],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
             capture_output=True,
             text=True,

@@ -3,7 +3,8 @@
 import sys
 
 from protlm.errors import exit_with_message
-from tests.faults.programs.builder import build, limit_file_size
+from tests.faults.programs.builder import build
+from tests.faults.programs.file_size import limit_file_size
 
 if __name__ == "__main__":
     source, out, *limits = sys.argv[1:]

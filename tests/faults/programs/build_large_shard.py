@@ -5,7 +5,7 @@ from pathlib import Path
 
 from protlm.data_prep import prepare, split
 from protlm.errors import exit_with_message
-from tests.faults.programs.builder import limit_file_size
+from tests.faults.programs.file_size import limit_file_size
 
 
 def build_large(source: str, out: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from protlm.data_prep import prepare
 from protlm.errors import exit_with_message
-from tests.faults.programs.builder import limit_file_size
+from tests.faults.programs.file_size import limit_file_size
 
 
 class Quarters:

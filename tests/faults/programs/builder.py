@@ -1,6 +1,5 @@
 """Builds with small segments, for the programs of builders: importing this sets their size."""
 
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,3 @@ def peak_megabytes() -> int:
     """Returns the peak of this process's memory: getrusage includes the parent before the fork."""
     (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
     return int(line.split()[1]) // 1024
-
-
-def limit_file_size(size: int) -> None:
-    """Limits the size of files, which a writer sees as it sees a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data_prep.duplicates import DigestSet  # pyright: ignore[reportMissingImports]
-from tests.faults.programs.builder import limit_file_size
+from tests.faults.programs.file_size import limit_file_size
 
 if __name__ == "__main__":
     limit_file_size(1 << 22)
