@@ -188,7 +188,7 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
 
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fstat", "Path.write_text"])
 @pytest.mark.parametrize("mode", ["a", "w"], ids=["before", "truncated"])
-def test_a_builder_killed_while_it_locks_leaves_an_unlocked_folder(
+def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
     run_builder, proteins, tmp_path, moment, mode
 ):
     """The same command continues after a kill at any moment, without --break-lock."""

@@ -22,7 +22,9 @@ class Killed(BaseException):
 original_step = LanguageModeling.training_step
 original_end = SaveCheckpoints.on_train_batch_end
 original_save = checkpoints.save
-name, killed_at, full_at = "", 0, 0
+name = ""
+killed_at: int | None = None
+full_at: int | None = None
 
 
 def training_step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
@@ -59,7 +61,9 @@ SaveCheckpoints.on_train_batch_end = on_train_batch_end
 checkpoints.save = save
 
 
-def start(run: str, settings: Sequence[str], *, killed: int = 0, full: int = 0) -> Any:
+def start(
+    run: str, settings: Sequence[str], *, killed: int | None = None, full: int | None = None
+) -> Any:
     """Trains, and returns how the run ended: None if it was killed."""
     global name, killed_at, full_at
     name, killed_at, full_at = run, killed, full
