@@ -43,14 +43,14 @@ def _is_local(address: Any) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
-    """Fails whatever looks beyond this machine: a test passes with the cable pulled."""
+    """Fails a test that connects to another machine."""
     connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
     sendto, getaddrinfo = socket.socket.sendto, socket.getaddrinfo
 
     def refuse_foreign(family: int, address: Any) -> None:
         if family in {socket.AF_INET, socket.AF_INET6} and not _is_local(address):
-            # Not an OSError: a library that copes with a missing network would hide it.
-            pytest.fail(f"a test reaches for the network: {address}")
+            # Not an OSError, which a library that tolerates a missing network would handle.
+            pytest.fail(f"a test connects to the network: {address}")
 
     def local_connect(self: socket.socket, address: Any) -> None:
         refuse_foreign(self.family, address)

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parent / "programs" / "grow_digest_table.py"
 
 
 def digests(rng, size, *, kinds):
-    """Digests of which many are equal and many more fall on one slot."""
+    """Digests of which many are equal and many more have the same slot."""
     picked = rng.integers(0, kinds, size).astype(np.uint64)
     high = (picked % np.uint64(97)) << np.uint64(57)
     return np.stack([high, picked], axis=1)

@@ -44,7 +44,7 @@ def run_builder() -> Run:
 
 @pytest.fixture(scope="session")
 def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A FASTA file of 3,000 random proteins, some of them twice, and a few that are none."""
+    """A FASTA file of 3,000 random proteins, some of them repeated, and two invalid records."""
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", np.uint8)
     sequences = [rng.choice(letters, n).tobytes().decode() for n in rng.integers(20, 400, 2_700)]
@@ -58,7 +58,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_disk() -> SmallDisk:
-    """Mounts a small tmpfs where that is allowed, and tells whether it is."""
+    """Mounts a small tmpfs, and yields whether this was allowed."""
 
     @contextmanager
     def mounted(folder: Path, size: str) -> Iterator[bool]:
@@ -76,7 +76,7 @@ def small_disk() -> SmallDisk:
 
 @pytest.fixture
 def prepare_bytes(tmp_path: Path) -> Callable[..., Any]:
-    """Prepares bytes as if they were a file, whatever is rejected; returns `report.json`."""
+    """Prepares bytes as a file, with any number of rejects; returns `report.json`."""
 
     def run(content: bytes, **options: bool) -> Any:
         source, out = tmp_path / "proteins.fasta", tmp_path / "data"
@@ -92,7 +92,7 @@ def prepare_bytes(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def refuse_bytes(prepare_bytes: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
-    """Prepares bytes that must be refused as bad input, without a trace; returns the message."""
+    """Prepares bytes that must be refused as bad input without output; returns the message."""
 
     def run(content: bytes, **options: bool) -> str:
         with pytest.raises(InputDataError) as caught:
@@ -102,3 +102,11 @@ def refuse_bytes(prepare_bytes: Callable[..., Any], tmp_path: Path) -> Callable[
         return str(caught.value)
 
     return run
+
+
+@pytest.fixture
+def dead_process() -> int:
+    """The process ID of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid

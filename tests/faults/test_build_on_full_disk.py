@@ -20,10 +20,10 @@ def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> 
     assert "no space left" in told
 
 
-def test_finished_segments_stay_and_the_build_goes_on(
+def test_finished_segments_are_kept_and_the_build_resumes(
     run_builder, proteins, tmp_path, contents, small_disk
 ):
-    """On a disk of 600 KiB; where none can be mounted, on one that only takes small files."""
+    """On a disk of 600 KiB; where no disk can be mounted, with a limit on the size of files."""
     run_builder(BUILD, proteins, tmp_path / "whole")
     with small_disk(tmp_path / "disk", "600k") as is_mounted:
         out = tmp_path / "disk" / "data"
@@ -48,13 +48,13 @@ def test_finished_segments_stay_and_the_build_goes_on(
 
 
 @pytest.mark.parametrize("limit", [0, 2_000])
-def test_nothing_is_left_where_nothing_could_be_finished(run_builder, proteins, tmp_path, limit):
+def test_no_files_are_left_if_no_segment_was_finished(run_builder, proteins, tmp_path, limit):
     out = tmp_path / "new" / "data"
     assert_one_sentence(run_builder(BUILD, proteins, out, limit), out.parent)
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
 
 
-def test_a_disk_that_is_full_when_the_digests_are_written(run_builder, tmp_path):
+def test_a_full_disk_is_reported_when_digests_are_written(run_builder, tmp_path):
     source, out = tmp_path / "short.fasta", tmp_path / "new" / "data"
     letters = "ACDEFGHIKLMNPQRSTVWY"
     words = product(letters, letters, letters)
@@ -68,8 +68,8 @@ def test_a_disk_that_is_full_when_the_digests_are_written(run_builder, tmp_path)
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_table_of_digests_that_does_not_fit_is_an_error_and_no_crash(run_builder, tmp_path):
-    """The room is taken when the table is made: a map of a hole would end in a bus error."""
+def test_a_table_of_digests_that_does_not_fit_is_an_error_not_a_crash(run_builder, tmp_path):
+    """Space is allocated when the table is created: a mapped sparse file would cause SIGBUS."""
     done = run_builder(PROGRAMS / "fill_digest_table.py", tmp_path / "table")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in {"27", "28"}

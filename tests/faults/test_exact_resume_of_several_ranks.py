@@ -1,4 +1,4 @@
-"""Several ranks resume exactly, on other numbers of ranks, and with a full disk."""
+"""Several ranks resume exactly, also on other numbers of ranks and after a full disk."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ HARD = (
     "trainer.ema_decay=0.9",
     "trainer.log_every=5",
 )
-# Dropout is a rank's own.
+# Without dropout, which differs between ranks.
 PLAIN = (*COMMON, "trainer.log_every=1")
 MOVED_AT = 5
 
@@ -44,7 +44,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Runs(NamedTuple):
-    """Where the runs are, and what two ranks said of them."""
+    """The folder of the runs, what two ranks printed, and the log of rank 0."""
 
     folder: Path
     told: list[str]
@@ -52,7 +52,7 @@ class Runs(NamedTuple):
 
 
 def copy_at(run: Path, step: int, target: Path) -> None:
-    """A copy of a run as a process left it that was killed after a step."""
+    """Copies a run as a process killed after a step would have left it."""
     shutil.copytree(run, target)
     for path in all_checkpoints(target):
         if step_of(path) > step:
@@ -66,7 +66,7 @@ def runs(
     train_tiny: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Runs:
-    """Runs of one rank here, of two in two processes, and of four in four."""
+    """Runs of one rank in this process, and of two and four ranks in other processes."""
     folder = tmp_path_factory.mktemp("ranks")
     train_tiny(folder / "one", *PLAIN)
     copy_at(folder / "one", MOVED_AT, folder / "one-to-two")
@@ -98,7 +98,7 @@ def test_two_ranks_killed_after_every_step(runs: Runs, state_of: Read, log_of: R
 
 @pytest.mark.parametrize("moved", ["one-to-two", "two-to-one", "two-to-four"])
 def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> None:
-    """The same global batches, and losses that differ by what sums in another order do."""
+    """The global batches are the same; losses differ by the rounding of sums in another order."""
     one, other = log_of(runs.folder / "one"), log_of(runs.folder / moved)
     assert [row["step"] for row in other] == [row["step"] for row in one]
     for expected, found in zip(one, other, strict=True):
@@ -121,7 +121,7 @@ def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> Non
 
 
 def samples(runs: Runs, name: str) -> dict[tuple[int, ...], list[int]]:
-    """The samples of each batch of a run, all ranks together, by the place after it."""
+    """Returns the samples of each global batch of a run, by the position after it."""
     found = defaultdict(list)
     for path in runs.folder.glob(f"samples-{name}-*.jsonl"):
         for line in path.read_text().splitlines():
@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_for_the_rank_that_saves(runs: Runs) -> None:
 def test_all_ranks_have_the_projections_of_rank_0(
     redraw: str, run_ranks: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """Where processors differ in the last bits of a draw; here it is more that they differ in."""
+    """Draws may differ in their last bits between processors; here they differ by more."""
     program = PROGRAMS / "differing_projections.py"
     printed = run_ranks(tmp_path, program, f"attention.redraw_every={redraw}")
     (before, after), (before_1, after_1) = map(json.loads, printed)

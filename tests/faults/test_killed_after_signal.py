@@ -1,6 +1,6 @@
-"""A signal and no patience: SIGKILL a moment later, a second signal, a first too soon.
+"""SIGKILL soon after a signal, a second signal, and signals before the run has started.
 
-The moments are many and the imports slow, so one process imports, and a fork of it trains.
+Imports are slow, so one process imports the modules, and forks of it train.
 """
 
 import json
@@ -41,10 +41,10 @@ def run_program(
 
 
 @pytest.mark.slow
-def test_killed_a_moment_after_the_signal(
+def test_a_run_killed_soon_after_a_signal_resumes(
     run_program: Callable, train_tiny: Callable[..., Path], tmp_path: Path, log_of: Callable
 ) -> None:
-    """The new checkpoint is there or the previous one is, and the run resumes from it."""
+    """Either the new checkpoint or the previous one is intact, and the run resumes from it."""
     turns = 12
     codes = run_program("kill_after_signal.py", str(turns))
     # Some were killed before they had saved and ended, and no start failed.
@@ -60,7 +60,7 @@ def test_killed_a_moment_after_the_signal(
 
 
 @pytest.mark.slow
-def test_a_second_signal_a_signal_twice_and_a_signal_too_soon(
+def test_second_repeated_and_early_signals_have_their_exit_codes(
     run_program: Callable, tmp_path: Path
 ) -> None:
     codes = run_program("signal_runs.py")

@@ -17,7 +17,7 @@ def cluster_table(tmp_path_factory):
 
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["plain", "clusters"])
-def test_a_killed_build_goes_on_to_the_same_bytes(
+def test_a_killed_build_resumes_to_the_same_bytes(
     run_builder, proteins, tmp_path, kills, kind, cluster_table
 ):
     program, tables = PROGRAMS / "kill_builds.py", [cluster_table] if kind == "clusters" else []
@@ -25,14 +25,14 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["killed"] == kills
-    # Kills happened while there were finished segments, which were not repeated.
+    # Some builds had finished segments when they were killed; those segments are not repeated.
     assert max(told["kept"]) > 0
     assert "resuming" in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "clusters"])
-def test_no_step_is_a_bad_moment(run_builder, tmp_path, kind, cluster_table):
+def test_a_build_killed_at_any_call_resumes(run_builder, tmp_path, kind, cluster_table):
     source = tmp_path / "few.fasta"
     source.write_text("".join(f">p{i}\n{'MKVLAW' * (i % 90 + 1)}\n" for i in range(250)))
     (tmp_path / "builds").mkdir()
@@ -45,6 +45,8 @@ def test_no_step_is_a_bad_moment(run_builder, tmp_path, kind, cluster_table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["reader", "encoder"])
-def test_one_process_of_a_build_is_killed(run_builder, proteins, tmp_path, victim):
+def test_a_build_resumes_after_one_of_its_processes_is_killed(
+    run_builder, proteins, tmp_path, victim
+):
     done = run_builder(PROGRAMS / "kill_one_process.py", proteins, tmp_path, victim, timeout=120)
     assert done.returncode == 0, done.stderr

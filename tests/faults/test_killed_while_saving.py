@@ -25,7 +25,7 @@ def run_program(program: str, run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_killed_at_30_moments(tmp_path: Path) -> None:
+def test_killed_at_30_random_moments(tmp_path: Path) -> None:
     assert run_program("kill_saving_at_random.py", tmp_path / "run") == "30"
 
 

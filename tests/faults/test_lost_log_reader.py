@@ -1,4 +1,4 @@
-"""A reader of standard error that ends, or a full disk under a log, does not end the work."""
+"""A reader of standard error that ends, or a full disk for a log, does not end a command."""
 
 import subprocess
 import sys
@@ -14,8 +14,8 @@ from protlm.paths import sample_dir
 PROGRAM = Path(__file__).parent / "programs" / "write_to_closed_pipe.py"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 
-# Standard error as the shell makes it: its reader has gone at once, after a line, or was never
-# there; its disk is full; or it is closed.
+# Redirections of standard error: its reader ends at once or after two lines, its disk is full, or
+# it is closed.
 LOSSES = {
     "no reader": "2> >(exec true)",
     "a reader of two lines": "2> >(head -2 >/dev/null)",
@@ -30,7 +30,7 @@ Shell = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
-    """Runs `protlm ARGUMENTS...` with a redirection; the readers have gone before it starts."""
+    """Runs `protlm ARGUMENTS...` with a redirection; the readers end before it starts."""
 
     def run(arguments: str, redirection: str) -> "subprocess.CompletedProcess[str]":
         command = f"{{ sleep 0.3; exec {sys.executable} -m protlm {arguments}; }} {redirection}"
@@ -48,7 +48,7 @@ def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
 
 
 def slow_but(*fast: str) -> list[Any]:
-    """All ways to lose the log, all but some of them marked slow."""
+    """Returns all redirections; those that are not named are marked slow."""
     return [loss if loss in fast else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES]
 
 

@@ -7,7 +7,7 @@ PROGRAM = Path(__file__).parent / "programs" / "build_as_nobody.py"
 
 
 def open_for_all(folder):
-    """Lets everybody enter the folder of the test."""
+    """Makes the folder of the test accessible to all users."""
     for parent in [folder, *folder.parents]:
         if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)

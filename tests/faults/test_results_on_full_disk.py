@@ -1,4 +1,4 @@
-"""Files of results on a full disk, by two writers at once, and after a killed writer."""
+"""Result files on a full disk, by two writers at once, and after a killed writer."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_a_small_disk_ends_a_command_with_one_sentence(
 ) -> None:
     """As when another process fills the disk after the free space was checked: the estimate is 0.
 
-    Where no disk can be mounted, on one that takes only small files.
+    Where no disk can be mounted, the size of files is limited.
     """
     with small_disk(tmp_path / "disk", "300k") as is_mounted:
         output = tmp_path / "disk" / "out.h5"
@@ -66,7 +66,7 @@ def test_a_small_disk_ends_a_command_with_one_sentence(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 60_000])
-def test_hdf5_reads_back_what_the_disk_refused(
+def test_hdf5_reads_its_tables_although_the_disk_is_full(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More entries than HDF5 keeps in memory, so that it reads its own tables again."""
@@ -113,7 +113,7 @@ def test_the_second_of_two_writers_replaces_nothing(
 
 
 @pytest.mark.parametrize("name", ["out.h5", "x" * 250])
-def test_what_a_killed_writer_left_is_removed(
+def test_the_files_of_a_killed_writer_are_removed(
     name: str, one_process: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / name

@@ -20,12 +20,13 @@ from protlm.training.module import LanguageModeling
 
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.mark.parametrize("turns", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_both_ranks_stop_after_the_same_step_and_go_on(
+def test_both_ranks_stop_after_the_same_step_and_resume(
     turns: int, run_ranks: Callable, tmp_path: Path, state_of: Read, log_of: Read
 ) -> None:
     one, other = run_ranks(tmp_path, PROGRAMS / "signal_ranks.py", turns)
@@ -37,7 +38,7 @@ def test_both_ranks_stop_after_the_same_step_and_go_on(
     name = checkpoint_name(steps[-1])
     found, expected = (state_of(tmp_path / run / "checkpoints" / name) for run in ("run", "whole"))
     assert [key for key in expected if found[key] != expected[key]] == []
-    # The uninterrupted run is over here, and so validates.
+    # The uninterrupted run also validates after its last step.
     assert log_of(tmp_path / "run") == [
         row for row in log_of(tmp_path / "whole") if row in log_of(tmp_path / "run")
     ]
@@ -47,7 +48,7 @@ def test_both_ranks_stop_after_the_same_step_and_go_on(
 def test_each_signal_ends_a_run_with_a_checkpoint(
     name: str, train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A validation that is due is left to the next start, however long it takes."""
+    """A validation that is due is postponed to the next start."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
     signal_in_step(monkeypatch, 2, signal.Signals[name])
     monkeypatch.setattr(LanguageModeling, "validation_step", lambda *_: pytest.fail("validates"))
@@ -61,7 +62,7 @@ def test_each_signal_ends_a_run_with_a_checkpoint(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS) == set()
 
 
-def test_a_validation_is_cut_short_and_done_again(
+def test_an_interrupted_validation_is_repeated(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_of: Read
 ) -> None:
     settings = (
@@ -96,7 +97,7 @@ def test_a_validation_is_cut_short_and_done_again(
 def test_inside_a_slurm_job_lightning_has_no_handler(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own would save from within the handler and call scontrol."""
+    """Lightning's handler would save a checkpoint within the handler, and call scontrol."""
     variables = {"JOB_ID": "4711", "JOB_NAME": "protlm", "NTASKS": "1", "NNODES": "1"}
     variables |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_ID": "0"}
     variables |= {"NTASKS_PER_NODE": "1", "NODELIST": "127.0.0.1"}
@@ -117,27 +118,35 @@ def test_inside_a_slurm_job_lightning_has_no_handler(
     assert newest is not None and step_of(newest) == 3
 
 
+@pytest.fixture
+def start_two_ranks(one_process: dict[str, str], tiny_settings: list[str], tmp_path: Path) -> Start:
+    """Starts `protlm train` with two ranks, whose output is written to `log`."""
+
+    def start(*further: str) -> "subprocess.Popen[str]":
+        settings = [*tiny_settings, "run_dir=run", "trainer.devices=2", *further]
+        with (tmp_path / "log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "protlm", "train", *settings],
+                cwd=tmp_path,
+                env=one_process,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+
+    return start
+
+
 @pytest.mark.slow
 def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
-    one_process: dict[str, str],
-    tiny_settings: list[str],
+    start_two_ranks: Start,
     tmp_path: Path,
     wait_for_step: Callable,
     ranks_below: Callable,
     assert_gone: Callable,
 ) -> None:
-    """Under Lightning's own launcher, and the signal to the rank that it has started."""
-    settings = ["run_dir=run", "trainer.devices=2", "trainer.log_every=1"]
-    command = [sys.executable, "-m", "protlm", "train", *tiny_settings, *settings]
-    with (tmp_path / "log").open("w") as log:
-        first = subprocess.Popen(
-            [*command, "trainer.max_steps=100000"],
-            cwd=tmp_path,
-            env=one_process,
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
+    """Lightning's launcher starts rank 1, which receives the signal."""
+    first = start_two_ranks("trainer.log_every=1", "trainer.max_steps=100000")
     try:
         wait_for_step(tmp_path / "run", 3, first)
         (second,) = ranks_below(first.pid).values()
@@ -152,24 +161,14 @@ def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
 
 
 @pytest.mark.slow
-def test_a_signal_to_a_rank_that_starts_ends_the_run_with_its_exit_code(
-    one_process: dict[str, str],
-    tiny_settings: list[str],
+def test_a_signal_to_a_starting_rank_ends_the_run_with_its_exit_code(
+    start_two_ranks: Start,
     tmp_path: Path,
     ranks_below: Callable,
     assert_gone: Callable,
 ) -> None:
-    """While rank 1 still imports its modules, and rank 0 waits for it."""
-    settings = [*tiny_settings, "run_dir=run", "trainer.devices=2"]
-    with (tmp_path / "log").open("w") as log:
-        first = subprocess.Popen(
-            [sys.executable, "-m", "protlm", "train", *settings],
-            cwd=tmp_path,
-            env=one_process,
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
+    """Rank 1 is still importing modules, and rank 0 waits for it."""
+    first = start_two_ranks()
     try:
         deadline = time.monotonic() + 200
         while not (found := ranks_below(first.pid)) and time.monotonic() < deadline:
@@ -185,13 +184,13 @@ def test_a_signal_to_a_rank_that_starts_ends_the_run_with_its_exit_code(
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_before_the_first_step(run_ranks: Callable, tmp_path: Path) -> None:
-    """While the loaders start, where Lightning's handler would wait for the other rank."""
+    """While the loaders start, Lightning's handler would wait for the other rank."""
     printed = run_ranks(tmp_path, PROGRAMS / "signal_while_starting.py")
     assert [json.loads(told) for told in printed] == [[1, 75]] * 2
 
 
 def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
-    """Has this process send itself a signal in the middle of an optimiser step."""
+    """Makes this process send itself a signal during an optimizer step."""
     work = LanguageModeling.training_step
 
     def training_step(self: LanguageModeling, batch: Any, index: int) -> Any:

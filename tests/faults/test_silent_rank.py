@@ -1,4 +1,4 @@
-"""A rank that never comes: the others give up, all end, and the log says where each stood."""
+"""A rank that stalls: all ranks end after the time-out, and the log has the stack of each."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_the_time_out_ends_all_ranks(
     tmp_path: Path,
     assert_gone: Callable,
 ) -> None:
-    """Under Lightning's own launcher, where rank 0 has started rank 1."""
+    """Under Lightning's launcher, where rank 0 starts rank 1."""
     settings = [*tiny_settings, "run_dir=run", "trainer.devices=2", "trainer.timeout_minutes=0.2"]
     done = subprocess.run(
         [sys.executable, PROGRAM, *settings, "trainer.max_steps=100"],

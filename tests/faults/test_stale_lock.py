@@ -41,22 +41,18 @@ def locked(tmp_path):
     return lock
 
 
-def dead_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(locked, proteins, capsys):
-    out = locked(host=socket.gethostname(), pid=dead_process(), since=SINCE, start="0")
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(
+    locked, dead_process, proteins, capsys
+):
+    out = locked(host=socket.gethostname(), pid=dead_process, since=SINCE, start="0")
     prepare([proteins], out, split_rule=RULE)
     assert "taking over from process" in capsys.readouterr().err
     assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
-def test_of_two_processes_one_takes_over(locked, monkeypatch):
-    """Both start while the first is still reading who left the lock file."""
-    out = locked(host=socket.gethostname(), pid=dead_process(), since=SINCE, start="0")
+def test_of_two_processes_one_takes_over(locked, dead_process, monkeypatch):
+    """Both start while the first still reads the lock file."""
+    out = locked(host=socket.gethostname(), pid=dead_process, since=SINCE, start="0")
     read = lock._read
 
     def read_slowly(path):
@@ -104,7 +100,7 @@ def test_a_running_process_is_never_taken_over(tmp_path, proteins):
 
 @pytest.fixture
 def start_holder(tmp_path):
-    """Starts a process that locks `tmp_path`, by a command in front of Python if one is given."""
+    """Starts a process that locks `tmp_path`; a command may precede Python."""
     holders = []
 
     def start(*command):
@@ -136,7 +132,7 @@ def test_a_zombie_does_not_keep_the_lock(start_holder, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.pidns
 def test_a_process_in_another_container_keeps_the_lock(start_holder, tmp_path):
-    """Its process ID, 1, is that of another process here, or of none."""
+    """Its process ID, 1, belongs to another process here."""
     start_holder("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     for break_lock in (False, True):
         with pytest.raises(OutputError, match="is being built by process 1 on"):
@@ -144,15 +140,15 @@ def test_a_process_in_another_container_keeps_the_lock(start_holder, tmp_path):
 
 
 def test_the_children_of_a_killed_process_do_not_keep_the_lock(tmp_path):
-    """Workers notice the death of their parent only after a while."""
+    """Workers end some time after their parent."""
     context = multiprocessing.get_context("fork")
-    go_on, ready = context.Event(), context.Event()
+    released, ready = context.Event(), context.Event()
 
     def hold():
         BuildLock(tmp_path)
         if not os.fork():
             ready.set()
-            go_on.wait(60)
+            released.wait(60)
             os._exit(0)
         signal.pause()
 
@@ -166,7 +162,7 @@ def test_the_children_of_a_killed_process_do_not_keep_the_lock(tmp_path):
         holder.join()
         BuildLock(tmp_path).release()
     finally:
-        go_on.set()
+        released.set()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
 
 @pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
-    """There the lock file alone says that somebody may be writing."""
+    """There only the lock file shows that another process may be writing."""
 
     def refuse(*arguments):
         raise OSError(fault, os.strerror(fault))
@@ -220,8 +216,8 @@ def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
     assert BuildLock(tmp_path, break_lock=True).is_held
 
 
-def test_a_lock_file_that_is_removed_while_it_is_locked_is_made_again(tmp_path, monkeypatch):
-    """The owner before removes it between the next one's `open` and `flock`."""
+def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    """The previous owner removes it between `open` and `flock`."""
     lock_file, removed = fcntl.flock, []
 
     def remove_and_lock(*arguments):
@@ -237,7 +233,7 @@ def test_a_lock_file_that_is_removed_while_it_is_locked_is_made_again(tmp_path, 
 def test_a_job_that_a_cluster_terminates_releases_its_lock(
     run_builder, proteins, tmp_path, contents
 ):
-    """It may resume on another machine, which could not judge the lock."""
+    """It may resume on another machine, which cannot check whether the owner is running."""
     out = tmp_path / "data"
     done = run_builder(PROGRAMS / "build_terminated.py", proteins, out)
     assert done.returncode == 130, done.stderr
@@ -280,7 +276,7 @@ def test_a_process_that_lost_its_lock_writes_nothing_more(tmp_path):
         lock.check()
 
 
-def test_a_builder_that_lost_its_lock_leaves_everything_to_the_other(tmp_path, proteins):
+def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
 

@@ -1,4 +1,4 @@
-"""A file that expands a thousandfold is rejected without filling memory."""
+"""A file that expands a thousandfold is rejected in bounded memory."""
 
 import gzip
 from pathlib import Path
