@@ -2,25 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-PROGRAM = """
-import warnings
-from protlm import errors
-
-def command():
-    source = "warnings.warn('odd, but harmless')"
-    exec(compile(source, errors.__file__, "exec"), {"warnings": warnings})
-    warnings.warn("another's", UserWarning)
-
-errors.exit_with_message(command)
-"""
+PROGRAM = Path(__file__).parent / "programs" / "warn.py"
 
 
 def test_only_the_warnings_of_libraries_contain_their_place() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=False)
     ours, theirs = done.stderr.splitlines()
     assert done.returncode == 0
     assert ours == "protlm: warning: odd, but harmless"
-    assert theirs == "<string>:8: UserWarning: another's"
+    assert theirs == f"{PROGRAM}:12: UserWarning: another's"

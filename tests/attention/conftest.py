@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
         return Inputs(*heads, self.hidden_BLD.masked_fill(padding_BL1, value), self.mask_BL)
 
     def without_padding(self) -> "Inputs":
-        """Nothing masked: what stood in the padding is 0.5."""
+        """The same without a mask, and with 0.5 in place of the padding."""
         return self.with_padding(0.5)._replace(mask_BL=torch.ones_like(self.mask_BL))
 
     def differentiable(self) -> "Inputs":
@@ -184,7 +184,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def make_inputs() -> Callable[..., Inputs]:
-    """Draws float64 inputs of a length; NaN stands in all padding."""
+    """Draws float64 inputs of a length; all padding is NaN."""
 
     def make(length: int, *, head_dim: int = HEAD_DIM, seed: int = 0) -> Inputs:
         generator = torch.Generator().manual_seed(seed)

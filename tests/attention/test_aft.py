@@ -379,9 +379,7 @@ def test_more_positions_than_tables_are_refused(name: str) -> None:
         ("aft_conv", {"kernel_size": 8}, "attention.kernel_size=8 must be odd and at least 3"),
     ],
 )
-def test_settings_without_sense_are_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_impossible_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create(name, OPTIONS[name] | options, **SIZES)
 
@@ -395,7 +393,7 @@ def test_tables_begin_small() -> None:
 
 
 @MODES
-def test_padding_around_it_does_not_change_what_a_sequence_gives(
+def test_padding_does_not_change_the_output_of_a_sequence(
     causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
     """Tables are read by the index in the tensor: padding at the end changes nothing."""

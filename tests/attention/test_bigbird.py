@@ -79,7 +79,7 @@ def test_no_position_counts_twice(num_global: int) -> None:
         torch.testing.assert_close(map_HLL * number, (map_HLL > 0).double(), rtol=1e-9, atol=1e-9)
 
 
-def test_a_block_in_the_middle_sees_what_the_paper_says() -> None:
+def test_a_block_in_the_middle_sees_the_blocks_of_the_paper() -> None:
     """{0, i - 1, i, i + 1, last} and r more; in rows 1 and n - 2 the window has a global block."""
     size, number, num_random = 4, 20, 2
     map_HLL = weights(bigbird(**ITC), size * number)
@@ -258,7 +258,7 @@ def test_parts_may_differ_in_dtype_under_autocast(make_inputs: Callable[..., Any
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         bigbird(**options)
 

@@ -1,4 +1,4 @@
-"""What every mechanism must pass."""
+"""The tests that every mechanism must pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +68,7 @@ def test_output_and_gradients_of_further_options_are_the_reference(
 
 
 @pytest.mark.parametrize("length", [65, 130])
-def test_without_padding_too_and_nothing_given_is_written_to(
+def test_reference_without_padding_and_inputs_unchanged(
     case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism = case.create().double()
@@ -88,7 +88,7 @@ def test_without_padding_too_and_nothing_given_is_written_to(
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
-def test_error_stays_in_the_budget_of_the_dtype(
+def test_error_is_within_the_bound_of_the_dtype(
     case: Any, causal: bool, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism = case.create()
@@ -103,7 +103,7 @@ def test_error_stays_in_the_budget_of_the_dtype(
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
-def test_gradient_error_stays_in_the_budget_of_the_dtype(
+def test_gradient_error_is_within_the_bound_of_the_dtype(
     case: Any, causal: bool, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism, exact = case.create(), case.create().double()
@@ -115,7 +115,7 @@ def test_gradient_error_stays_in_the_budget_of_the_dtype(
         assert relative_error(one, other) <= budget
 
 
-def test_bfloat16_errors_with_further_options_stay_in_the_budget(
+def test_bfloat16_errors_with_further_options_are_within_the_bound(
     further_case: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism, exact = further_case.create(), further_case.create().double()
@@ -147,7 +147,7 @@ def test_shape_and_dtype_are_those_of_the_values(
     assert out.dtype == dtype
 
 
-def test_padding_reaches_nothing(case: Any, causal: bool, make_inputs: Callable[..., Any]) -> None:
+def test_padding_has_no_influence(case: Any, causal: bool, make_inputs: Callable[..., Any]) -> None:
     mechanism = case.create().double()
     results = []
     for value in (torch.nan, torch.inf, 0.0):
@@ -236,7 +236,7 @@ def test_autocast_keeps_the_dtype_of_the_values(
 
 
 def assert_map(case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]) -> None:
-    """Compares the map with what the mechanism makes of values, as far as it is linear in them."""
+    """Compares the map with the outputs for given values, for maps that are linear in them."""
     mechanism = case.create().double()
     inputs = make_inputs(length)
     whole = map_of(mechanism, inputs, causal=causal)
@@ -266,7 +266,7 @@ def test_the_map_with_further_options_is_the_output_on_identity_values(
     assert_map(further_case, causal, 65, make_inputs)
 
 
-def test_a_map_can_be_had_where_gradients_are_off_for_good(
+def test_a_map_is_computed_in_inference_mode(
     case: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism = case.create().double()

@@ -1,4 +1,4 @@
-"""The table of mechanisms in the documents is what the code says."""
+"""The table of mechanisms in the documents agrees with the code."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def cells(name: str, lines: list[str]) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_agrees_with_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert docs_table.with_table(page) == page, "type: make docs"
 
@@ -34,7 +34,7 @@ def test_every_mechanism_has_a_row_and_every_cell_words(lines: list[str]) -> Non
     assert all(all(cells(name, lines)) for name in names())
 
 
-def test_what_is_measured_is_right(lines: list[str]) -> None:
+def test_the_measured_cells_are_correct(lines: list[str]) -> None:
     _, idea, modes, cost, longest, state, parameters, *_ = cells("performer_softmax", lines)
     # The sums of [v | 1] by feature, and a reference for each.
     assert (modes, cost, state, parameters) == ("both", "L R K", f"{66 * 256:,}", "0")
@@ -43,6 +43,6 @@ def test_what_is_measured_is_right(lines: list[str]) -> None:
     assert (cells("softmax", lines)[5], cells("bigbird", lines)[5]) == ("grows with L", "none")
 
 
-def test_a_page_without_a_place_is_refused_and_left_alone() -> None:
+def test_a_page_without_the_markers_is_refused_and_left_unchanged() -> None:
     with pytest.raises(UserError, match="no place for the table"):
         docs_table.with_table(f"# Page\n{docs_table.END}\n")

@@ -1,4 +1,4 @@
-"""Hybrid heads: each kind is the same as alone, and settings reach the linear mechanism."""
+"""Hybrid heads: each kind equals the mechanism alone, and settings reach the linear one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ SIZES = {"head_dim": 8, "model_dim": 16, "max_length": 512}
 
 
 def hybrid(*, num_heads: int = 2, **options: Any) -> Attention:
-    """A small one in float64."""
+    """A small hybrid in float64."""
     return create("hybrid", options, num_heads=num_heads, seed=3, **SIZES).double()
 
 
@@ -138,12 +138,12 @@ def test_memory_grows_with_the_length_only(causal: bool, largest_tensor: Any) ->
         ),
     ],
 )
-def test_settings_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         hybrid(**options)
 
 
-def test_mechanisms_that_cannot_are_not_offered() -> None:
+def test_unsuitable_mechanisms_are_not_suggested() -> None:
     with pytest.raises(UserError) as error:
         hybrid(mechanism="softmax")
     offered = str(error.value).split("there are: ")[1].split(", ")

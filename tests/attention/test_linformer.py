@@ -23,7 +23,7 @@ def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LEN
 
 
 def set_projections(mechanism: Any, keys: Tensor, values: Tensor | None = None) -> None:
-    """Gives every head of a mechanism these matrices; those it does not have are left out."""
+    """Sets the matrices of every head of a mechanism; it may have none for values."""
     with torch.no_grad():
         mechanism.key_projection.copy_(keys)
         if mechanism.value_projection is not None:

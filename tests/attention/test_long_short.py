@@ -27,7 +27,7 @@ def make(*, model_dim: int = 16, **options: Any) -> LongShort:
 
 
 def draw_norms(mechanism: LongShort) -> None:
-    """LayerNorms as they are after some training."""
+    """Draws LayerNorms such as training may yield."""
     for norm in (mechanism.near_norm, mechanism.far_norm):
         if norm is not None:
             torch.nn.init.normal_(norm.weight, mean=1, std=0.3)
@@ -52,7 +52,7 @@ def map_of(mechanism: LongShort, inputs: Any, *, causal: bool) -> Tensor:
 
 
 def in_segments(length: int, window: int) -> Tensor:
-    """Which positions are in a position's segment, or within half a segment of it, LL."""
+    """Whether a position is in another's segment or within half a segment of it, LL."""
     position_L = torch.arange(length)
     start_L1 = (position_L // window * window)[:, None]
     first, end = start_L1 - window // 2, start_L1 + window + window // 2
@@ -136,9 +136,7 @@ def test_causally_a_position_sees_its_window_and_earlier_chunks(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_nothing_is_seen_of_a_chunk_of_padding(
-    causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_chunk_of_padding_is_not_visible(causal: bool, make_inputs: Callable[..., Any]) -> None:
     """A residue of a late chunk sees no summary: all before it is padding."""
     mechanism = make(window=1)
     draw_norms(mechanism)
@@ -225,7 +223,7 @@ def test_it_has_the_parameters_that_it_uses(options: dict[str, Any], names: set[
     ("option", "value", "least"),
     [("window", 0, 1), ("rank", -1, 0), ("chunk", 0, 1), ("memory", 0, 1)],
 )
-def test_settings_that_make_no_sense_are_refused(option: str, value: int, least: int) -> None:
+def test_impossible_settings_are_refused(option: str, value: int, least: int) -> None:
     message = rf"attention\.{option}={value} must be at least {least}; type attention\.{option}="
     with pytest.raises(UserError, match=message):
         make(**{option: value})

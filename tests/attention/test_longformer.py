@@ -18,7 +18,7 @@ HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
 
 
 def longformer(*, num_heads: int = HEADS, **options: Any) -> Attention:
-    """A small one in float64."""
+    """A small Longformer in float64."""
     sizes = {"num_heads": num_heads, "head_dim": HEAD_DIM, "model_dim": num_heads * HEAD_DIM}
     return create("longformer", options, **sizes, max_length=4096).double()
 
@@ -69,7 +69,7 @@ def test_all_positions_global_is_softmax(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_key_counts_once(causal: bool, make_inputs: Callable[..., Any]) -> None:
-    """With equal logits all keys that a row sees weigh the same, whatever they are seen as."""
+    """With equal logits all keys that a row sees have the same weight, local or global."""
     inputs = make_inputs(40)
     inputs = inputs._replace(q_BHLK=torch.zeros_like(inputs.q_BHLK))
     whole = map_of(longformer(window=8, num_global=3), inputs, causal=causal)[0, 0]

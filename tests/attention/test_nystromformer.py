@@ -82,7 +82,7 @@ def test_a_matrix_without_some_landmarks_has_the_inverse_of_the_others() -> None
 
 
 def test_every_matrix_has_its_own_start() -> None:
-    """Elsewhere the start is divided by the largest norm of the batch."""
+    """Other implementations divide the start by the largest norm of the batch."""
     a = softmax_matrices(12)
     # All weight in one column: the norm is 12, as large as it can be.
     a[2, 1] = F.one_hot(torch.zeros(12, dtype=torch.int64), 12).double()
@@ -94,7 +94,7 @@ def test_every_matrix_has_its_own_start() -> None:
 
 
 def test_an_inverse_near_its_limit_keeps_the_precision_of_float32() -> None:
-    """The inverse magnifies errors the more the nearer it is; in float32 they would be 2e-5."""
+    """Near the inverse, errors are amplified; in float32 they would be 2e-5."""
     generator = torch.Generator().manual_seed(0)
     # Alike within 32 positions, so that the landmarks are not means of noise.
     shape = (3, 1, 4, 512 // 32, 64)
@@ -257,7 +257,7 @@ def peer(num_heads: int, length: int, *, num_landmarks: int, conv_kernel: int | 
 
 
 def outputs_of_both(theirs: Any, hidden_BLD: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Ours, with the weights of theirs, and theirs, BLD."""
+    """The outputs of protlm's mechanism with the peer's weights, and of the peer, BLD."""
     num_heads = theirs.num_attention_heads
     sizes = {"num_heads": num_heads, "head_dim": 8, "model_dim": 8 * num_heads, "max_length": 1}
     ours = create("nystromformer", options, **sizes).double()

@@ -1,4 +1,4 @@
-"""Every mechanism says what it can do and explains its options, and refuses what it has not."""
+"""Every mechanism declares its modes, documents its options, and rejects unknown options."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["sotfmax", "../softmax", "base", "performer.base", ""])
-def test_an_unknown_mechanism_names_those_there_are(name: str) -> None:
+def test_an_unknown_mechanism_names_the_existing_ones(name: str) -> None:
     with pytest.raises(UserError, match="does not exist") as error:
         create(name, {}, num_heads=2, head_dim=8, model_dim=16, max_length=64)
     assert all(known in str(error.value) for known in names())
@@ -33,7 +33,7 @@ def test_every_option_is_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_class_says_what_it_can_do(name: str) -> None:
+def test_a_class_declares_its_modes(name: str) -> None:
     cls = mechanism(name)
     assert cls.supports_bidirectional or cls.supports_causal
     assert cls.cost and cls.advice and cls.map_meaning

@@ -103,7 +103,7 @@ def test_samples_of_a_state_continue_separately(
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
-def test_error_stays_in_the_budget_of_the_dtype(
+def test_error_is_within_the_bound_of_the_dtype(
     recurrent_case: Any, dtype: torch.dtype, budget: float, whole_inputs: Callable[..., Any]
 ) -> None:
     inputs = whole_inputs(257).to(dtype)

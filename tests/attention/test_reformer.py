@@ -102,7 +102,7 @@ def test_a_position_sees_itself_only_as_a_last_resort(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_fixed_buckets_make_a_known_mask(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only one's bucket, one's chunk and the one before; the first sees nothing of the last."""
+    """Only its bucket, in its chunk and the one before; the first chunk does not see the last."""
     # Three chunks of two in bucket 0, two in bucket 1, one in bucket 2.
     fix_buckets(monkeypatch, [[0, 0, 1, 0, 1, 0, 0, 1, 0, 2]])
     chunks = {0: (0, 0), 1: (0, 0), 3: (0, 1), 5: (0, 1), 6: (0, 2), 8: (0, 2)}

@@ -20,55 +20,12 @@ from protlm.data.shards.manifest import Clusters, Counts, IndexEntry, Manifest, 
 from protlm.data.shards.mapped_shard import ARRAYS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = Path(__file__).parent / "programs" / "first_batches.py"
 NUM_SHARDS, PER_SHARD, RESIDUES = 440, 568_182, 250_000_000
 # Clusters of four, and the places in the run that are looked at: pass and first position.
 MEMBERS = 4
 NUM_CLUSTERS = NUM_SHARDS * PER_SHARD // MEMBERS
 WINDOW, PLACES = 16_384, ((0, 0), (3, 3_000 * 16_384))
-
-FIRST_BATCHES = """
-import json, re, resource, sys
-from pathlib import Path
-from protlm.data.batching.plan import BatchStream, Progress
-from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.packing import Packing
-from protlm.data.dataset import SequenceDataset
-from protlm.data.batching.forecast import forecast
-from protlm.data.masking import MaskingRule
-from protlm.data.batching.mixture import Mixture
-from protlm.data.shards.data_set import open_clusters, open_split
-
-def used():
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
-    return {"faults": usage.ru_minflt + usage.ru_majflt, "mib": int(peak) / 1024}
-
-rules = {"sequences": LengthBuckets, "concatenated": Packing}
-rule = rules[sys.argv[2]](131_072, 1_024)
-before = used()
-clusters = None
-if sys.argv[3] == "cluster":
-    clusters = [open_clusters(Path(sys.argv[1]), "train", verify="sizes")]
-split = open_split(Path(sys.argv[1]), "train", verify="sizes", shuffled=True)
-data = Mixture([split], clusters=clusters)
-order = data.order(seed=0)
-told = forecast(data.lengths_of, order, rule)
-dataset = SequenceDataset(data, objective="masked", masking=MaskingRule(), seed=0)
-assert rule.window_size == 16_384
-for start in (Progress(), Progress(3, 3_000 * 16_384)):
-    stream = BatchStream(data.lengths_of, order, rule, start=start, num_batches=10**9)
-    batch = dataset[next(iter(stream))]
-after = used()
-print(json.dumps({
-    "sequences": len(data),
-    "clusters": data.num_clusters,
-    "is_exact": told.is_exact,
-    "rows": len(batch.samples_B),
-    "mib": after["mib"],
-    "more_mib": after["mib"] - before["mib"],
-    "faults": after["faults"] - before["faults"],
-}))
-"""
 
 
 def make_holes(file: h5py.File, sizes: dict[str, int], kinds: dict[str, str]) -> None:
@@ -144,7 +101,7 @@ def test_a_batch_of_250_million_sequences_takes_little(
 ) -> None:
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_BATCHES, enormous, mode, sampling],
+        [sys.executable, PROGRAM, enormous, mode, sampling],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

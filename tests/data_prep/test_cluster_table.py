@@ -14,7 +14,7 @@ from protlm.errors import InputDataError
 
 @pytest.fixture
 def rows():
-    """Of 2,000 members, of which some come twice; a representative's rows may be apart."""
+    """Rows of 2,000 members, some repeated; rows of one representative need not be adjacent."""
     rng = random.Random(0)
     rows = [(f"R{rng.randrange(300)}", f"P{i}") for i in range(2_000)]
     return [*rows, *rng.sample(rows, 50)]
@@ -42,7 +42,7 @@ def assert_finds(table, rows):
 def test_members_have_the_cluster_of_their_representative(
     write, rows, tmp_path, monkeypatch, num_rows, name
 ):
-    """In one run or in many, and looked up in one piece or in many."""
+    """Sorted in one run or in several, and looked up in one batch or in several."""
     monkeypatch.setattr(module, "_ROWS", max(num_rows, 60 if num_rows == 1 else 1))
     monkeypatch.setattr(module, "_LOOKUPS", 33)
     table = ClusterTable(write(rows, name), near=tmp_path)
@@ -87,7 +87,7 @@ def test_a_member_of_two_clusters_is_rejected_with_both_lines(write, rows, monke
 
 @pytest.mark.parametrize("num_rows", [3, 1 << 21])
 def test_names_with_equal_hashes_are_not_a_conflict(write, monkeypatch, num_rows):
-    """Of 250 million names some two may have one: then the first row counts."""
+    """Among 250 million names two may share a hash: then the first row counts."""
     monkeypatch.setattr(module, "_ROWS", num_rows)
     monkeypatch.setattr(module, "name_hash", lambda name: int(name[1:]) % 10 + ord(name[0]) * 100)
     rows = [("A1", "P1"), ("A1", "P2"), ("A2", "P3"), ("A3", "P12"), ("A3", "P5")]

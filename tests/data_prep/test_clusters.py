@@ -33,7 +33,7 @@ def notes_of(rule, identifier, split):
 
 @pytest.fixture(scope="module")
 def clusters():
-    """Representatives and their members, of which each is one: 3,000 proteins in 600 clusters."""
+    """Representatives and their members: 3,000 proteins in 600 clusters."""
     rng = random.Random(0)
     names = [f"P{i:05d}" for i in range(3_000)]
     clusters = {names[5 * i]: names[5 * i : 5 * i + 5] for i in range(600)}
@@ -113,7 +113,7 @@ def test_only_held_out_members_are_in_memory(table):
 
 
 def test_names_are_those_of_mmseqs(table):
-    """MMseqs2 writes P12345 for sp|P12345|AATM_RABIT; a table may have either."""
+    """MMseqs2 writes P12345 for sp|P12345|AATM_RABIT; a table may contain either."""
     bare, full = table([("P1", "P1"), ("P1", "P2")]), [("sp|P1|A_B", "sp|P1|A_B")]
     full = table([*full, ("sp|P1|A_B", "tr|P2|C_D")], "full.tsv")
     for name in ("P2", "tr|P2|C_D"):
@@ -123,7 +123,7 @@ def test_names_are_those_of_mmseqs(table):
 
 @pytest.fixture
 def kinases(tmp_path, clusters):
-    """Every 50th protein is of a family."""
+    """A family of every 50th protein."""
     path = tmp_path / "families.tsv"
     path.write_text("".join(f"P{i:05d}\tPF00069\n" for i in range(0, 3_000, 50)))
     return HeldOutFamilies(path, ["PF00069"])
@@ -166,7 +166,7 @@ def test_an_invalid_table_is_an_error_with_its_line(tmp_path, content, message):
 
 
 def test_a_member_of_two_clusters_is_an_error_with_its_lines(table, clusters):
-    """Two records of one name, in clusters that may part: one of them would leak."""
+    """Two records of one name, in clusters that may be in different splits, would leak."""
     rule = cluster_split(table(rows_of(clusters)), TENTHS)
     sides = {one: split_of(rule, one) for one in clusters}
     train = [one for one, side in sides.items() if side == "train"]

@@ -1,5 +1,6 @@
 """The set of digests behaves like a set, in memory and on disk."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 from protlm.data_prep.duplicates import DigestSet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = Path(__file__).parent / "programs" / "grow_digest_table.py"
 
 
 def digests(rng, size, *, kinds):
-    """Digests of which many are equal and many more fall on one slot."""
+    """Digests of which many are equal and many more have the same slot."""
     picked = rng.integers(0, kinds, size).astype(np.uint64)
     high = (picked % np.uint64(97)) << np.uint64(57)
     return np.stack([high, picked], axis=1)
@@ -50,35 +52,11 @@ def test_the_digest_of_zeros_is_an_ordinary_digest(tmp_path):
     assert known.add(zeros).tolist() == [False, False]
 
 
-# Grown to where a table of 2^17 slots on disk is full, and with one eight times as large.
-MEMORY = """
-import re, sys
-from pathlib import Path
-import numpy as np
-from protlm.data_prep.duplicates import DigestSet
-
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-known = DigestSet(Path(sys.argv[1]), memory_slots=1 << 14)
-rng = np.random.default_rng(0)
-before = 0
-for number in range(int(sys.argv[2])):
-    digests = rng.integers(0, 2**64, (150_000, 2), np.uint64)
-    # In order they walk through the table, which is fast; some as they come touch all of it.
-    known.add(digests[np.argsort(digests[:, 0])][:-10_000])
-    known.add(digests[:10_000] ^ np.uint64(1))
-    if number == 1:
-        before = peak()
-print(len(known), peak() - before)
-"""
-
-
 @pytest.mark.slow
 def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "table", "100"],
-        cwd=ROOT,
+        [sys.executable, PROGRAM, tmp_path / "table", "100"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,

@@ -70,7 +70,7 @@ def test_the_default_families_are_the_papers(table):
 
 
 def test_a_family_is_held_out_as_a_whole_and_nothing_else(table):
-    """Against a look at every line: no entry of a held-out family is anywhere else."""
+    """Compared with a scan of all lines: no entry of a held-out family is in another split."""
     rows = {f"Q{i:05d}": [f"PF{i * 7 % 30:05d}", f"PF{i % 11:05d}"] for i in range(3_000)}
     lines = [f"{entry}\t{';'.join(families)};" for entry, families in rows.items()]
     wanted = {"PF00003", "PF00028"}

@@ -1,4 +1,4 @@
-"""Clusters on their way from a table to the index: by one process, by many, by jobs, merged."""
+"""Clusters of a table reach the index: by one process, by several, by jobs, and merged."""
 
 import json
 import pickle
@@ -256,7 +256,7 @@ def test_jobs_give_the_same_result_as_one_process(release, table, tmp_path, cont
 
 
 @pytest.mark.slow
-def test_local_jobs_have_the_table(release, table, tmp_path, monkeypatch):
+def test_local_jobs_read_the_table(release, table, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     prepare_by_jobs(
         files_of(release),

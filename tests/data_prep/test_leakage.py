@@ -123,7 +123,7 @@ def test_fractions_are_counted_by_tenths():
 
 
 def test_a_sample_keeps_no_shard_open(planted):
-    """Of many shards each would stay mapped."""
+    """Otherwise every shard would remain mapped."""
     _, held_out = module._open(planted)
     assert all(tokens.base is None for one in held_out.values() for tokens in one.compared)
 
@@ -220,7 +220,7 @@ def test_mmseqs_searches_for_homologs(planted, capsys):
 
 @pytest.mark.usefixtures("mmseqs")
 def test_hits_are_assigned_to_their_split(make_splits):
-    """Beside sequences that are too short to be compared."""
+    """Sequences that are too short to be compared are counted separately."""
     rng = np.random.default_rng(2)
     train = [random_protein(rng) for _ in range(20)]
     splits = {"first": ["MKV", train[0], "MK", *train[1:5]], "second": ["M"], "third": train[5:8]}
@@ -245,7 +245,7 @@ time.sleep(100)
 """
 
 
-def test_a_job_that_is_ended_leaves_no_copy_of_the_data_set(
+def test_a_terminated_job_leaves_no_copy_of_the_data_set(
     make_splits, protlm_command, tmp_path, assert_gone
 ):
     directory = make_splits({"train": ["MKTAYIAKQRQI"], "valid": ["MKTAYIAKQRWW"]})

@@ -1,4 +1,4 @@
-"""Clustering by MMseqs2, of which the tests have an imitation: clusters share ten residues."""
+"""Clustering by MMseqs2, replaced here by a stub whose clusters share ten residues."""
 
 import gzip
 import os
@@ -173,7 +173,7 @@ def test_duplicate_names_are_rejected_before_clustering(install, out, tmp_path, 
 
 
 def test_a_changing_source_is_reported_and_leaves_nothing(install, out, tmp_path):
-    """Clustering takes hours; what was added since would be split without its relatives."""
+    """Clustering takes hours; records added since then would be split without their relatives."""
     source = tmp_path / "growing.fasta"
     source.write_text(">a\nMKTAYIAKQRQI\n")
     install(FAKE + "open({source!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n", source=str(source))

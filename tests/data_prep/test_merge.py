@@ -135,7 +135,7 @@ def test_lists_stay_bounded(parts, tmp_path, monkeypatch):
 
 
 def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch):
-    """Also its folders: a file whose name is lost with the power is lost."""
+    """Including its folders: in a power failure a file would be lost with its name."""
     synced, sync = set(), os.fsync
 
     def noted_sync(descriptor):

@@ -95,7 +95,7 @@ def test_the_same_input_gives_the_same_bytes_by_any_number_of_workers(tmp_path, 
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_shards_do_not_change_what_is_in_a_split(tmp_path):
+def test_the_size_of_shards_does_not_change_a_split(tmp_path):
     sizes = (1, 20_000, 10**9)
     for size in sizes:
         options = PrepareOptions(shard_residues=size)
@@ -112,7 +112,7 @@ def test_shards_do_not_change_what_is_in_a_split(tmp_path):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_short_sequences_do_not_accumulate_in_memory(fasta, out, monkeypatch):
-    """A shard of peptides has many more of them, with names and offsets, than one of proteins."""
+    """A shard of peptides has many more names and offsets than a shard of proteins."""
     monkeypatch.setattr("protlm.data_prep.segments._MAX_SEQUENCES", 1_000)
     source = fasta(b"".join(b">p%d\nMKV\n" % number for number in range(5_000)))
     prepare([source], out, split_rule=ALL_TRAIN)
@@ -270,7 +270,7 @@ def test_duplicates_are_indexed_only_on_request(fasta, out, monkeypatch):
     assert built[False] == built[True] - {"digests/first-00000.bin"}
 
 
-def test_later_copies_can_be_left_out(fasta, out):
+def test_later_copies_can_be_omitted(fasta, out):
     one, other = fasta(b">a\nMKV\n>b\nMKL\n>c\nMKV\n"), fasta(b">d\nMKL\n>e\nMKW\n", "other")
     options = PrepareOptions(deduplicate=True)
     report = prepare([one, other], out, split_rule=ALL_TRAIN, options=options)
@@ -280,8 +280,8 @@ def test_later_copies_can_be_left_out(fasta, out):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_first_copy_stays_whatever_split_it_is_in(fasta, out, tmp_path):
-    """As in a set of Python, over many blocks, segments and splits."""
+def test_the_first_copy_is_kept_in_any_split(fasta, out, tmp_path):
+    """Compared with a Python set, over several blocks, segments and splits."""
     rng = np.random.default_rng(0)
     numbers = rng.integers(0, 700, 3_000)
     pairs = [(f"p{i}", "MKV" + "LA" * (n % 50) + "KRDEW"[n % 5] * n) for i, n in enumerate(numbers)]

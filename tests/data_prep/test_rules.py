@@ -22,7 +22,7 @@ TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
 @pytest.fixture
 def tables(tmp_path):
-    """A split, a family and a cluster table of the tiny sample, by what they are."""
+    """A split, a family and a cluster table of the tiny sample, by kind."""
     identifiers = [record.identifier for record in read_records(TINY, Tally())]
     paths = {name: tmp_path / f"{name}.tsv" for name in ("split", "family", "cluster")}
     rows = "".join(f"{one}\ttrain\n" for one in identifiers)
@@ -139,7 +139,7 @@ def test_prepare_holds_out_families_and_whole_clusters(
 
 
 def test_an_empty_hold_out_is_an_error_and_leaves_nothing(protlm_in_process, tmp_path, tables):
-    """A table of other accessions than those of the sources must not pass unnoticed."""
+    """A table with accessions of other sources is reported."""
     tables["family"].write_text("Entry\tPfam\nX1\tPF00001;\nX2\tPF00002;\n")
     arguments = ["prepare", TINY, "--out", "D", "--family-table", tables["family"]]
     arguments += ["--ood-families", "PF00001,PF00002"]

@@ -12,7 +12,7 @@ def record(length=10, **known):
 
 
 def filtered(selection: Selection, one: Record) -> tuple[bool, dict[str, int], dict[str, int]]:
-    """Whether it is taken, and what is counted."""
+    """Returns whether a record is selected, and the counts."""
     tally = Tally()
     taken = list(selection.select(iter([one]), tally)) == [one]
     return taken, dict(tally.filtered), dict(tally.noted)
@@ -35,7 +35,7 @@ def test_bounds_of_the_length_are_included(length, reason):
     assert filtered(Selection(min_length=50, max_length=60), record(length)) == expected
 
 
-def test_fragments_are_left_out_if_marked():
+def test_marked_fragments_are_omitted():
     selection = Selection(no_fragments=True)
     assert filtered(selection, record(is_fragment=True)) == (False, {"fragment": 1}, {})
     assert filtered(selection, record(is_fragment=False)) == TAKEN
@@ -71,7 +71,7 @@ def test_an_organism_is_a_name_with_its_strains_or_a_taxon(organisms, known, rea
 
 
 def test_an_empty_organism_is_rejected():
-    """It would be the organism of every record that has none."""
+    """It would match every record without an organism."""
     with pytest.raises(UserError, match="--organism"):
         Selection(organisms=("9606", " "))
 

@@ -17,7 +17,7 @@ def random_protein(rng, length=400, letters=STANDARD):
 
 
 def mutated(rng, sequence, identity):
-    """Every residue is kept with the probability `identity`, else another takes its place."""
+    """Keeps each residue with the probability `identity`, and otherwise substitutes another."""
     codes = np.array([STANDARD.index(letter) for letter in sequence])
     others = (codes + rng.integers(1, 20, len(codes))) % 20
     mixed = np.where(rng.random(len(codes)) < identity, codes, others)
@@ -63,7 +63,7 @@ def test_a_sketch_is_a_sample_of_distinct_kmers():
 
 
 def test_all_kmers_are_equally_likely():
-    """Half of the protein is of the letters with the lowest numbers, the other of the highest."""
+    """Half of the protein has the letters with the lowest numbers, half those with the highest."""
     rng = np.random.default_rng(5)
     halves = [random_protein(rng, 400, letters) for letters in ("LAGVSERTID", "PKQNFYMHWC")]
     index = SketchIndex([sketch(tokens_of("".join(halves)))])
@@ -74,7 +74,7 @@ def test_all_kmers_are_equally_likely():
 
 @pytest.mark.parametrize("pairs", [1, 100, 1 << 23])
 def test_the_index_agrees_with_sets(pairs, monkeypatch):
-    """In any batches, however the work is cut, with repeats and letters that are in no k-mer."""
+    """For any batches and any division of work, with repeats and letters that no k-mer has."""
     monkeypatch.setattr(module, "_PAIRS", pairs)
     rng = np.random.default_rng(2)
     parts = [random_protein(rng, 12, "ACXL") for _ in range(30)]
@@ -96,7 +96,7 @@ def test_the_index_agrees_with_sets(pairs, monkeypatch):
 
 
 def test_work_is_divided_to_bound_memory(monkeypatch):
-    """A hundred sketches of one protein, and a batch of it: every k-mer is of a hundred pairs."""
+    """A hundred sketches of one protein, and a batch of it: each k-mer is in a hundred pairs."""
     monkeypatch.setattr(module, "_PAIRS", 10_000)
     protein = tokens_of(random_protein(np.random.default_rng(6), 60))
     index = SketchIndex([sketch(protein)] * 100)
@@ -113,7 +113,7 @@ def test_work_is_divided_to_bound_memory(monkeypatch):
 
 
 def test_adjacent_sequences_share_no_kmers():
-    """Adjacent sequences of a batch form no common k-mers."""
+    """No k-mer extends across the border of two sequences of a batch."""
     index = SketchIndex([sketch(tokens_of("MKVLWAARND"))])
     index.search([tokens_of("MKVLW"), tokens_of("AARND")])
     assert index.highest_shares.tolist() == [0]
@@ -151,7 +151,7 @@ def test_the_sketch_estimates_containment_which_is_a_power_of_identity(planted, 
 
 
 def test_copies_are_found_by_their_identity(planted):
-    """At a threshold of one half: copies at 95 %, none at 80 % and below, and no stranger."""
+    """At a threshold of 0.5: copies at 95 % but none at 80 % or less, and no unrelated protein."""
     found = {identity: (shares >= 0.5).mean() for identity, shares in planted[0].items()}
     assert found[1] == 1
     assert found[0.95] > 0.95

@@ -30,7 +30,7 @@ def test_every_file_is_looked_up_once(tmp_path, monkeypatch):
     assert len(looked_up) == 200
 
 
-def test_hidden_files_of_a_folder_are_left_alone(tmp_path):
+def test_hidden_files_of_a_folder_are_ignored(tmp_path):
     for name in ("a.fasta", ".DS_Store"):
         (tmp_path / name).touch()
     assert list_files([tmp_path]) == [tmp_path / "a.fasta"]
@@ -50,7 +50,7 @@ def test_a_file_by_two_names_is_one_file(tmp_path, again):
 
 
 def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):
-    """Root may look everywhere, so the system's answer to others is given here."""
+    """Root may read any folder, so the error of the system is simulated."""
     (tmp_path / "a.fasta").touch()
 
     def refuse(path):
@@ -66,7 +66,7 @@ def test_entries_that_are_not_files_are_named(tmp_path):
     (tmp_path / "loop.fasta").symlink_to("loop.fasta")
     with pytest.raises(InputDataError, match=r"loop\.fasta is not a file"):
         list_files([tmp_path])
-    # By its own name it is looked at when it is opened.
+    # A file that is named itself is checked when it is opened.
     assert list_files([tmp_path / "loop.fasta"]) == [tmp_path / "loop.fasta"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputDataError, match="empty is empty"):

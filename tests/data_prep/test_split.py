@@ -51,7 +51,7 @@ def test_the_hash_is_a_number_between_0_and_1():
 
 @pytest.mark.parametrize("fraction", [0, 2**-60, 0.01, 0.1, 1 / 3, 0.5, 0.999, 1 - 2**-53])
 def test_split_borders_agree_with_rounded_numbers(fraction):
-    """As numbers places are rounded: those of some thousand hashes may be one number."""
+    """As floating-point numbers, some thousand hashes may be rounded to one value."""
     rules = {"valid": HashSplit(fraction, 0), "test": HashSplit(0, fraction)}
     middle = int(fraction * 2**64)
     for place in {0, 1, 2**64 - 1, *range(middle - 3_000, middle + 3_000, 7)}:

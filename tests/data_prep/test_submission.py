@@ -36,7 +36,7 @@ def release(tmp_path):
 
 
 def merged(release, tmp_path) -> Path:
-    """The files of the release, each prepared here, and merged."""
+    """The files of the release, each prepared in this process, and merged."""
     parts = []
     for name in ("one", "two"):
         parts.append(tmp_path / name)
@@ -88,7 +88,7 @@ def prepare_locally(release, tmp_path, **options):
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Runs jobs one after the other, here; returns the parts that were made."""
+    """Runs jobs one after the other in this process; returns the parts."""
     made = []
 
     def submitter(submission, num_workers):
@@ -105,7 +105,7 @@ def in_this_process(monkeypatch):
 
 @pytest.mark.usefixtures("in_this_process")
 def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, contents):
-    """They may be days of work of a cluster."""
+    """They may have taken a cluster days."""
 
     def fill_the_disk(directory, parts):
         (directory / "train").mkdir()
@@ -168,7 +168,7 @@ def test_no_job_continues_after_another_failed(release, tmp_path, monkeypatch):
 
 
 def command_lines():
-    """Those of all processes."""
+    """The command lines of all processes."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         # It may have ended since.
         with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ def command_lines():
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A machine of a cluster whose `sbatch` is given."""
+    """A cluster node on which `sbatch` is this program."""
     folder = tmp_path / "bin"
     folder.mkdir()
 
@@ -202,7 +202,7 @@ def submit(release, tmp_path, workers=1, **parameters):
 
 @pytest.mark.parametrize("executor", list(Executor))
 def test_jobs_are_submitted_in_turns(tmp_path, cluster, monkeypatch, executor):
-    """Two jobs of two cores are all that four cores run, and two all that this scheduler takes."""
+    """Four cores run two jobs of two cores; this scheduler accepts two jobs at a time."""
     cluster("exit 1")
     sizes = []
 
@@ -231,7 +231,7 @@ def test_errors_of_sbatch_are_one_sentence(release, tmp_path, cluster, sbatch):
 
 @pytest.mark.parametrize(("given", "cores"), [({}, 3), ({"cpus_per_task": 4}, 4)])
 def test_a_job_has_the_cores_of_its_workers(release, tmp_path, cluster, given, cores):
-    """SLURM 22.05 gives srun one core of the job's where it does not ask for them again."""
+    """From SLURM 22.05 on, srun has one core unless it requests those of its job."""
     cluster(f'cp "$1" {tmp_path}/script; exit 1')
     with pytest.raises(UserError, match="could not be submitted"):
         submit(release, tmp_path, workers=3, **given)
@@ -248,7 +248,7 @@ def test_a_missing_cluster_is_reported(release, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["release"]
 
 
-def test_without_submitit_it_says_what_to_install(release, tmp_path, monkeypatch):
+def test_the_error_without_submitit_names_the_package(release, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"pip install 'protlm\[cluster\]'"):
         prepare_locally(release, tmp_path)
@@ -300,7 +300,7 @@ def test_settings_without_slurm_are_rejected(executor, told):
 
 
 def test_submitit_accepts_the_parameters(tmp_path, monkeypatch):
-    """The names are submitit's, also for SLURM, which is not here."""
+    """The names are those of submitit, also for SLURM, which is not installed here."""
     from submitit import AutoExecutor, SlurmExecutor
 
     monkeypatch.setattr(SlurmExecutor, "affinity", classmethod(lambda cls: 2))

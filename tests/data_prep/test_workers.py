@@ -1,4 +1,4 @@
-"""Workers: results in order, and a clean end whatever happens to a worker."""
+"""Workers: results in order, and a clean end if a worker dies."""
 
 import contextlib
 import errno
@@ -23,6 +23,7 @@ from protlm.data_prep.workers import WorkerDiedError, in_order
 from protlm.errors import ExitCode, InputDataError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = Path(__file__).parent / "programs" / "print_worker_ids.py"
 
 
 def results(function, count, workers):
@@ -93,22 +94,27 @@ def test_items_are_not_read_far_ahead():
 
 
 def test_the_function_is_shared_and_not_copied():
-    """A rule may hold a table of gigabytes, and what cannot be pickled."""
+    """A rule may contain gigabytes of tables, and objects that cannot be pickled."""
     held = {"unpicklable": lambda number: number + 1}
     assert results(held["unpicklable"], 5, 2)[-1] == ("tag 4", 5)
 
 
+def items_of_many_sizes():
+    """Items of 0 to 3 MB, large ones before small ones, whose tags are their sizes."""
+    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
+    return [(size, bytes([size % 251]) * size) for size in sizes]
+
+
 def test_items_and_results_of_any_size_are_complete():
     """A buffer with large content is reused for small content."""
-    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
-    items = ((size, bytes([size % 251]) * size) for size in sizes)
+    items = items_of_many_sizes()
     stream = in_order(lambda item: (item[::-1], len(item)), items, 3)
-    assert list(stream) == [(n, (bytes([n % 251]) * n, n)) for n in sizes]
+    assert list(stream) == [(size, (item, size)) for size, item in items]
 
 
 def test_buffers_release_the_memory_of_large_items(monkeypatch):
     def held():
-        """Bytes in the files without a name that this process has open."""
+        """Returns the bytes in unlinked files that this process has open."""
         files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
         sizes = []
         for file in files:
@@ -126,7 +132,7 @@ def test_buffers_release_the_memory_of_large_items(monkeypatch):
 
 
 @pytest.mark.parametrize("refusal", [None, errno.EACCES, errno.ENOSYS])
-def test_a_system_without_files_in_memory(monkeypatch, refusal):
+def test_items_are_complete_on_a_system_without_files_in_memory(monkeypatch, refusal):
     def refuse(name):
         raise OSError(refusal, os.strerror(refusal))
 
@@ -134,7 +140,8 @@ def test_a_system_without_files_in_memory(monkeypatch, refusal):
         monkeypatch.delattr(os, "memfd_create")
     else:
         monkeypatch.setattr(os, "memfd_create", refuse)
-    test_items_and_results_of_any_size_are_complete()
+    items = items_of_many_sizes()
+    assert list(in_order(lambda item: item[::-1], items, 3)) == items
 
 
 def test_an_error_contains_the_worker_s_traceback():
@@ -173,7 +180,7 @@ def test_an_error_that_cannot_be_pickled_is_reported(kind):
 
 
 def open_files_and_workers():
-    # What others left to be collected may close its files at any moment.
+    # Garbage of earlier tests may close its files at any moment.
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
 
@@ -200,7 +207,7 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence():
 
 @pytest.mark.parametrize("parity", [0, 1])
 def test_the_death_of_any_worker_is_detected(parity):
-    """Also while the other one lives on, and would be waited for without end."""
+    """Also while the other worker is running, which would be waited for indefinitely."""
 
     def die(number):
         time.sleep(0.01)
@@ -212,41 +219,19 @@ def test_the_death_of_any_worker_is_detected(parity):
         results(die, 30, 2)
 
 
-# The parent says who its workers are, and is then killed or interrupted in mid-stream.
-PARENT = """
-import os, signal, sys, time
-from protlm.data_prep.interruption import sigterm_as_interrupt
-from protlm.data_prep.interruption import interrupts_held
-from protlm.data_prep.workers import in_order
-from protlm.errors import exit_with_message
-
-def work(number):
-    time.sleep(0.05)
-    return os.getpid()
-
-def run():
-    with sigterm_as_interrupt():
-        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
-            print(pid, flush=True)
-
-# A shell lets what it starts in the background ignore Ctrl-C.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-exit_with_message(run)
-"""
-
-
 @pytest.fixture
 def parent():
+    """A process with two workers, which is to be killed or interrupted."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=ROOT,
+        [sys.executable, PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     yield process
-    # With the workers, which hold its pipes if they live on.
+    # With its workers, which would keep its pipes open.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -287,7 +272,7 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(parent):
 
 
 def test_a_job_whose_processes_are_terminated_one_by_one(parent):
-    """As in SLURM: workers that die first do not mean that memory ran out."""
+    """As in SLURM: that workers die first is not reported as a lack of memory."""
     for worker in two_workers(parent):
         os.kill(worker, signal.SIGTERM)
     time.sleep(0.3)
@@ -304,7 +289,7 @@ def test_a_single_worker_that_is_terminated(parent):
 
 
 def test_workers_ignore_signals_that_the_parent_handles():
-    """A cluster gives submitit's SIGUSR2 to all processes of a job: one of them is to end it."""
+    """SLURM sends submitit's SIGUSR2 to all processes of a job; only the parent handles it."""
     this = os.getpid()
 
     def end(number, frame):
@@ -322,7 +307,7 @@ def test_workers_ignore_signals_that_the_parent_handles():
 
 
 def test_a_signal_to_a_child_that_is_not_yet_a_worker(monkeypatch):
-    """The child would clean up what is its parent's: the lock, and the folder it builds in."""
+    """The child would otherwise remove its parent's lock and work folder."""
     fork, this = os.fork, os.getpid()
 
     def fork_and_interrupt():
@@ -344,7 +329,7 @@ def test_a_signal_to_a_child_that_is_not_yet_a_worker(monkeypatch):
 def test_a_second_ctrl_c_does_not_keep_workers_alive(monkeypatch):
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
     next(stream)
-    # A signal that one thread has blocked comes by another: such as draws a bar of progress.
+    # A signal that one thread blocks may be delivered to another, such as that of a progress bar.
     over = threading.Event()
     threading.Thread(target=over.wait, daemon=True).start()
     kill = BaseProcess.kill

@@ -1,4 +1,4 @@
-"""Whatever bytes come, the reader gives records that are right or one of our errors."""
+"""For any bytes, the reader returns correct records or raises one of protlm's errors."""
 
 import gzip
 import random
@@ -30,7 +30,7 @@ PIECES = (
 
 
 def arbitrary(rng: random.Random) -> bytes:
-    """Noise, pieces of the formats, or a real file that was damaged."""
+    """Noise, fragments of the formats, or a damaged real file."""
     kind = rng.randrange(10)
     if kind == 0:
         return rng.randbytes(rng.randrange(60))
@@ -83,16 +83,16 @@ def check(number: int, seed: int, path: Path) -> None:
     assert min(outcomes.values()) > number / 10, outcomes
 
 
-def test_arbitrary_bytes_give_records_or_our_error(tmp_path):
+def test_arbitrary_bytes_give_records_or_an_error_of_protlm(tmp_path):
     check(600, 0, tmp_path / "fuzz")
 
 
 @pytest.mark.slow
-def test_ten_thousand_arbitrary_files_give_records_or_our_error(tmp_path):
+def test_ten_thousand_arbitrary_files_give_records_or_an_error_of_protlm(tmp_path):
     check(10_000, 1, tmp_path / "fuzz")
 
 
 @pytest.mark.slow
-def test_so_do_small_blocks(tmp_path, monkeypatch):
+def test_arbitrary_bytes_in_small_blocks_give_records_or_an_error_of_protlm(tmp_path, monkeypatch):
     monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 500)
     check(5_000, 2, tmp_path / "fuzz")

@@ -25,7 +25,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def assert_found(directory: Path, path: Path, bit: int) -> None:
-    """Flips a bit, looks whether it is found by both, and flips it back."""
+    """Flips a bit, asserts that verification and training find it, and flips it back."""
     before = path.stat().st_size
     flip(path, bit)
     named = str(path) if path.suffix == ".h5" else "manifest.json"
@@ -71,7 +71,7 @@ def test_a_flipped_token_is_found_when_it_is_read(data_set: Path, bit: int) -> N
             _ = split[index]
 
 
-def test_training_leaves_nothing_behind(
+def test_rejected_training_writes_no_files(
     data_set: Path, train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = data_set / "train" / "shard-00001.h5"

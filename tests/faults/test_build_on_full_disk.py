@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-BUILD = "exit_with_message(lambda: build(sys.argv[1:2], sys.argv[2]))"
-# A limit on the size of files is to those who write what a full disk is.
-LIMITED = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-"""
+PROGRAMS = Path(__file__).parent / "programs"
+BUILD = PROGRAMS / "build_data_set.py"
 
 
 def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> None:
@@ -24,15 +20,15 @@ def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> 
     assert "no space left" in told
 
 
-def test_finished_segments_stay_and_the_build_goes_on(
+def test_finished_segments_are_kept_and_the_build_resumes(
     run_builder, proteins, tmp_path, contents, small_disk
 ):
-    """On a disk of 600 KiB; where none can be mounted, on one that only takes small files."""
+    """On a disk of 600 KiB; where no disk can be mounted, with a limit on the size of files."""
     run_builder(BUILD, proteins, tmp_path / "whole")
     with small_disk(tmp_path / "disk", "600k") as is_mounted:
         out = tmp_path / "disk" / "data"
-        program = BUILD if is_mounted else LIMITED + BUILD
-        done = run_builder(program, proteins, out, 50_000)
+        limits = [] if is_mounted else [50_000]
+        done = run_builder(BUILD, proteins, out, *limits)
         assert_one_sentence(done, out)
         assert not out.exists()
         partial = out.with_name("data.partial")
@@ -52,61 +48,29 @@ def test_finished_segments_stay_and_the_build_goes_on(
 
 
 @pytest.mark.parametrize("limit", [0, 2_000])
-def test_nothing_is_left_where_nothing_could_be_finished(run_builder, proteins, tmp_path, limit):
+def test_no_files_are_left_if_no_segment_was_finished(run_builder, proteins, tmp_path, limit):
     out = tmp_path / "new" / "data"
-    assert_one_sentence(run_builder(LIMITED + BUILD, proteins, out, limit), out.parent)
+    assert_one_sentence(run_builder(BUILD, proteins, out, limit), out.parent)
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
 
 
-# Four splits of sequences so short that their digests are the largest file of the segment.
-SHORT = """
-class Quarters:
-    def split_of(self, record, digest):
-        return f"split_{digest[0] % 4}"
-
-    def notes_of(self, record, split):
-        return ()
-
-    def describe(self):
-        return {}
-
-options = PrepareOptions(deduplicate=True)
-source, out = map(Path, sys.argv[1:3])
-exit_with_message(lambda: prepare([source], out, split_rule=Quarters(), options=options))
-"""
-
-
-def test_a_disk_that_is_full_when_the_digests_are_written(run_builder, tmp_path):
+def test_a_full_disk_is_reported_when_digests_are_written(run_builder, tmp_path):
     source, out = tmp_path / "short.fasta", tmp_path / "new" / "data"
     letters = "ACDEFGHIKLMNPQRSTVWY"
     words = product(letters, letters, letters)
     source.write_text("".join(f">{i}\nMKV{''.join(word)}\n" for i, word in enumerate(words)))
-    done = run_builder(SHORT, source, tmp_path / "whole")
+    program = PROGRAMS / "build_short_sequences.py"
+    done = run_builder(program, source, tmp_path / "whole")
     assert done.returncode == 0, done.stderr
     largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*.h5"))
     assert largest < 120_000 < 8_000 * 16
-    assert_one_sentence(run_builder(LIMITED + SHORT, source, out, 120_000), out.parent)
+    assert_one_sentence(run_builder(program, source, out, 120_000), out.parent)
     assert list(out.parent.iterdir()) == []
 
 
-TABLE = """
-import numpy as np, resource
-from protlm.data_prep.duplicates import DigestSet
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, resource.RLIM_INFINITY))
-known = DigestSet(Path(sys.argv[1]), memory_slots=1 << 16)
-rng = np.random.default_rng(0)
-try:
-    for _ in range(100):
-        known.add(rng.integers(0, 2**64, (10_000, 2), np.uint64))
-except OSError as error:
-    print(error.errno, len(known))
-"""
-
-
-def test_a_table_of_digests_that_does_not_fit_is_an_error_and_no_crash(run_builder, tmp_path):
-    """The room is taken when the table is made: a map of a hole would end in a bus error."""
-    done = run_builder(TABLE, tmp_path / "table")
+def test_a_table_of_digests_that_does_not_fit_is_an_error_not_a_crash(run_builder, tmp_path):
+    """Space is allocated when the table is created: a mapped sparse file would cause SIGBUS."""
+    done = run_builder(PROGRAMS / "fill_digest_table.py", tmp_path / "table")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in {"27", "28"}
 
@@ -116,15 +80,10 @@ def test_a_large_shard_fills_a_disk_of_16_mib(run_builder, tmp_path, small_disk)
     with source.open("w") as file:
         for i in range(400):
             file.write(f">p{i}\n{'ACDEFGHIKLMNPQRSTVWY' * 2_500}\n")
-    large = "exit_with_message(lambda: build_large(sys.argv[1:2], sys.argv[2]))"
-    program = """
-def build_large(sources, out):
-    prepare([Path(s) for s in sources], Path(out), split_rule=HashSplit(0, 0))
-"""
     with small_disk(tmp_path / "disk", "16m") as is_mounted:
         out = tmp_path / "disk" / "data"
-        limited = program if is_mounted else program + LIMITED
-        done = run_builder(limited + large, source, out, 16 << 20)
+        limits = [] if is_mounted else [16 << 20]
+        done = run_builder(PROGRAMS / "build_large_shard.py", source, out, *limits)
         assert_one_sentence(done, out.parent)
         assert list(out.parent.iterdir()) == []
     shutil.rmtree(tmp_path / "disk")

@@ -27,7 +27,7 @@ def options(**named) -> PrepareOptions:
 
 
 class Meddling:
-    """A split rule during which something happens, at one record."""
+    """A split rule that calls a function at one record."""
 
     def __init__(self, act, at="P1500"):
         self.act, self.at = act, at
@@ -57,7 +57,7 @@ def stop():
 
 @pytest.fixture
 def begun(source, tmp_path):
-    """A build that was interrupted half-way."""
+    """A build that was interrupted halfway."""
     out = tmp_path / "data"
     with pytest.raises(KeyboardInterrupt):
         prepare([source], out, split_rule=Meddling(stop), options=options())
@@ -66,7 +66,7 @@ def begun(source, tmp_path):
 
 
 def write(path, content):
-    """Changes a file and leaves its time as it was."""
+    """Changes a file but not its modification time."""
     status = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -104,7 +104,7 @@ def test_a_source_that_changed_before_the_build_is_continued(begun, source, chan
     assert contents(begun.with_name("data.partial") / "data") == before
 
 
-def test_what_was_begun_can_be_begun_anew(begun, source, contents):
+def test_an_interrupted_build_can_start_again(begun, source, contents):
     append(source)
     prepare([source], begun, split_rule=RULE, options=options(restart=True))
     whole = begun.with_name("whole")
@@ -112,7 +112,7 @@ def test_what_was_begun_can_be_begun_anew(begun, source, contents):
     assert contents(begun) == contents(whole)
 
 
-def test_a_changed_letter_is_found_where_size_and_time_are_the_same(begun, source):
+def test_a_changed_letter_is_found_when_size_and_time_are_the_same(begun, source):
     content = bytearray(source.read_bytes())
     content[20] = ord("W") if content[20] != ord("W") else ord("A")
     write(source, content)
@@ -120,7 +120,7 @@ def test_a_changed_letter_is_found_where_size_and_time_are_the_same(begun, sourc
         prepare([source], begun, split_rule=RULE, options=options())
 
 
-def test_a_file_that_ends_before_the_place_is_found(begun, source):
+def test_a_file_that_ends_before_the_resumed_position_is_rejected(begun, source):
     status = source.stat()
     source.write_bytes(source.read_bytes()[:20_000].rpartition(b">")[0])
     # A file that grew back to its size with holes.
@@ -166,7 +166,7 @@ def test_a_source_that_was_read_is_not_opened_again(source, tmp_path, proteins, 
         ),
     ],
 )
-def test_other_settings_do_not_continue_what_was_begun(begun, source, changed, told):
+def test_a_build_does_not_resume_with_other_settings(begun, source, changed, told):
     with pytest.raises(UserError, match=f"was begun {told}: .*--restart"):
         prepare(
             [source],
@@ -176,7 +176,7 @@ def test_other_settings_do_not_continue_what_was_begun(begun, source, changed, t
         )
 
 
-def test_another_rule_or_other_sources_do_not_continue_what_was_begun(begun, source):
+def test_a_build_does_not_resume_with_another_rule_or_other_sources(begun, source):
     told = r"another split rule \(test_fraction: 0\.1, not 0\.2\): .*--restart"
     with pytest.raises(UserError, match=told):
         prepare([source], begun, split_rule=HashSplit(0.1, 0.2), options=options())
@@ -187,8 +187,8 @@ def test_another_rule_or_other_sources_do_not_continue_what_was_begun(begun, sou
             prepare(sources, begun, split_rule=RULE, options=options())
 
 
-def test_what_an_earlier_version_did_not_know_is_not_asked_for(begun, source):
-    """A plan without a flag, as before there was one; and one with a flag that we do not know."""
+def test_a_build_of_an_earlier_version_resumes_without_its_missing_settings(begun, source):
+    """A plan without a flag that was added later; and a plan with an unknown flag."""
     plan = begun.with_name("data.partial") / "plan.json"
     fields = read_checked(plan, dict)
     del fields["settings"]["--deduplicate"]
@@ -208,7 +208,7 @@ def test_the_number_of_workers_may_change(begun, source, tmp_path, contents):
 
 
 def test_a_source_that_was_read_ahead_is_not_yet_finished(source, tmp_path, contents):
-    """Two workers have the reader in the second file while the first one's first segment ends."""
+    """With two workers the reader is in the second file when the first segment is finished."""
 
     def fail():
         raise InputDataError("stop here")
@@ -224,7 +224,9 @@ def test_a_source_that_was_read_ahead_is_not_yet_finished(source, tmp_path, cont
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_standard_input_is_compared_with_what_it_was(source, tmp_path, monkeypatch, contents):
+def test_standard_input_is_compared_with_that_of_the_interrupted_build(
+    source, tmp_path, monkeypatch, contents
+):
     def build(out, rule=RULE):
         with source.open("rb") as file:
             monkeypatch.setattr(sys, "stdin", file)
@@ -242,7 +244,7 @@ def test_standard_input_is_compared_with_what_it_was(source, tmp_path, monkeypat
 
 
 def test_standard_input_is_continued_from_another_folder(source, tmp_path, monkeypatch):
-    """It lies in none."""
+    """Standard input does not depend on the working directory."""
     (tmp_path / "elsewhere").mkdir()
     for folder, rule in ((tmp_path, Meddling(stop)), (tmp_path / "elsewhere", RULE)):
         monkeypatch.chdir(folder)
@@ -253,10 +255,10 @@ def test_standard_input_is_continued_from_another_folder(source, tmp_path, monke
 
 
 @pytest.mark.parametrize("is_other", [False, True])
-def test_standard_input_that_was_read_to_its_end_is_compared_too(
+def test_standard_input_that_was_read_to_its_end_is_also_compared(
     source, tmp_path, monkeypatch, contents, is_other
 ):
-    """A file is identified by size and time, and a stream only by its bytes."""
+    """A file is identified by its size and time, a stream only by its bytes."""
     first = tmp_path / "first.fasta"
     first.write_text("".join(f">F{i}\n{'MKVLAWERT' * 40}\n" for i in range(190)))
 

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written harms none of the others, and ends no run unasked."""
+"""A failure to write a checkpoint leaves the others intact, and ends a run only on request."""
 
 import subprocess
 import tempfile
@@ -32,7 +32,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> None:
-    """Lets the disk be full for checkpoints from a step on."""
+    """Simulates a full disk for checkpoints from a step on."""
     save = torch.save
 
     def save_a_part(contents: dict[str, Any], file: Any) -> None:
@@ -47,7 +47,7 @@ def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> No
 def test_a_small_disk_keeps_what_fits(
     whole: Path, train_tiny: Train, tmp_path: Path, small_disk: Callable, state_of: Read
 ) -> None:
-    """On a disk with room for two and a half; where none can be mounted, on one that says so."""
+    """On a disk with space for two and a half checkpoints, simulated if none can be mounted."""
     room = int(2.5 * all_checkpoints(whole)[0].stat().st_size)
     patch = pytest.MonkeyPatch()
     with small_disk(tmp_path / "disk", str(room)) as is_mounted, patch.context() as full:
@@ -73,7 +73,7 @@ def test_a_small_disk_keeps_what_fits(
             assert state_of(run / "checkpoints" / path.name) == state_of(path)
 
 
-def test_the_training_goes_on_without_one_checkpoint(
+def test_training_continues_without_one_checkpoint(
     whole: Path,
     train_tiny: Train,
     tmp_path: Path,
@@ -93,7 +93,7 @@ def test_the_training_goes_on_without_one_checkpoint(
     assert log_of(run) == log_of(whole)
 
 
-def test_or_the_run_ends_at_the_first_failure(
+def test_the_run_ends_at_the_first_failure_on_request(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_from(2, monkeypatch)
@@ -111,7 +111,7 @@ def test_a_disk_that_becomes_read_only(
     monkeypatch: pytest.MonkeyPatch,
     state_of: Read,
 ) -> None:
-    """Permission is lost in mid-run: the log warns once, the checkpoints each time."""
+    """Permission is lost during the run: the log warns once, checkpoints warn each time."""
     save = SaveCheckpoints._save
     with small_disk(tmp_path / "disk", "64m") as is_mounted:
         run = tmp_path / "disk" / "run"

@@ -1,4 +1,4 @@
-"""`protlm data export | head`, and standard input that ends early or is not there."""
+"""`protlm data export | head`, and standard input that ends early or is closed."""
 
 import gzip
 import os
@@ -32,7 +32,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("reader", ["head -1", "true", "head -c 100000"])
-def test_export_ends_quietly_when_nobody_reads(tiny_data, tmp_path, reader):
+def test_export_ends_silently_without_a_reader(tiny_data, tmp_path, reader):
     done = shell(f"protlm data export {tiny_data} | {reader}", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     if reader != "true":
@@ -40,7 +40,7 @@ def test_export_ends_quietly_when_nobody_reads(tiny_data, tmp_path, reader):
 
 
 @pytest.mark.parametrize("command", ["info", "export"])
-def test_what_is_printed_on_a_full_disk_is_one_sentence(tiny_data, tmp_path, command):
+def test_standard_output_on_a_full_disk_is_an_error_of_one_sentence(tiny_data, tmp_path, command):
     done = shell(f"protlm data {command} {tiny_data} > /dev/full", tmp_path)
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith("protlm: standard output: no space left")
@@ -62,7 +62,7 @@ def test_standard_input_is_prepared(tmp_path):
     ],
     ids=["cut gzip", "nothing", "closed"],
 )
-def test_input_that_ends_early_is_one_sentence(tmp_path, command):
+def test_input_that_ends_early_is_an_error_of_one_sentence(tmp_path, command):
     done = shell(command, tmp_path)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
@@ -70,7 +70,7 @@ def test_input_that_ends_early_is_one_sentence(tmp_path, command):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_that_ends_early_is_whole_as_far_as_it_goes(tmp_path):
+def test_truncated_text_is_read_to_its_end(tmp_path):
     """Plain FASTA cut short is undetectable; its last record is shorter."""
     (tmp_path / "plain.fasta").write_bytes(gzip.decompress(TINY.read_bytes()))
     done = shell("head -c 20000 plain.fasta | protlm prepare - --out data", tmp_path)

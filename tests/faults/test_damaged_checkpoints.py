@@ -55,7 +55,7 @@ def assert_refused(run: Path, good: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_no_other_model_is_used_unasked(damage: Callable[[Path], object], run: Path) -> None:
+def test_no_other_model_is_used_silently(damage: Callable[[Path], object], run: Path) -> None:
     _, third, fourth = all_checkpoints(run)
     damage(fourth)
     assert_refused(run, third)
@@ -68,15 +68,15 @@ def test_no_model_is_guessed_where_the_pointer_is_damaged(content: bytes | None,
     assert_refused(run, all_checkpoints(run)[-1])
 
 
-def test_a_pointer_to_what_is_not_there_is_no_guess_either(run: Path) -> None:
+def test_no_model_is_guessed_where_the_pointer_is_dangling(run: Path) -> None:
     (run / "checkpoints" / LATEST).write_text("step-99999999.ckpt\n")
     assert_refused(run, all_checkpoints(run)[-1])
 
 
-def test_training_goes_on_from_the_newest_whole_one(
+def test_training_resumes_from_the_newest_intact_checkpoint(
     run: Path, whole: Path, train_tiny: Train, state_of: Read, log_of: Read
 ) -> None:
-    """Steps 3 and 4 come again, are logged once, and replace the damaged checkpoints."""
+    """Steps 3 and 4 are repeated, are logged once, and replace the damaged checkpoints."""
     second, third, fourth = all_checkpoints(run)
     flip_a_bit(fourth, random.Random(0))
     sum_path(third).unlink()
@@ -92,10 +92,10 @@ def test_training_goes_on_from_the_newest_whole_one(
     verify(run)
 
 
-def test_what_is_damaged_does_not_count_among_those_that_are_kept(
+def test_damaged_checkpoints_do_not_count_as_kept(
     run: Path, train_tiny: Train, killed_after: Callable
 ) -> None:
-    """After the third step the second one has to be there still, beside the damaged fourth."""
+    """After step 3 the checkpoint of step 2 is still there, beside the damaged one of step 4."""
     second, third, fourth = all_checkpoints(run)
     for path in (third, fourth):
         path.write_bytes(b"")
@@ -108,7 +108,7 @@ def test_what_is_damaged_does_not_count_among_those_that_are_kept(
     protlm.load(run)
 
 
-def test_where_none_is_whole_nothing_is_begun_or_removed(
+def test_without_an_intact_checkpoint_no_file_is_written_or_removed(
     run: Path, train_tiny: Train, contents: Callable[[Path], dict[str, bytes]]
 ) -> None:
     for path in all_checkpoints(run):
@@ -122,7 +122,7 @@ def test_where_none_is_whole_nothing_is_begun_or_removed(
     assert (contents(run / "checkpoints"), (run / "metrics.csv").read_bytes()) == before
 
 
-def test_verify_tells_the_state_of_every_checkpoint(
+def test_verify_prints_the_state_of_every_checkpoint(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second, third, fourth = all_checkpoints(run)
@@ -149,7 +149,7 @@ def test_info_names_the_best(run: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def flipped_bits(run: Path, count: int) -> list[Path]:
-    """Flips bits one after the other; returns the checkpoints that were taken for whole."""
+    """Flips bits one at a time; returns the checkpoints that were accepted."""
     (path,) = all_checkpoints(run)[-1:]
     contents, taken, rng = path.read_bytes(), [], random.Random(3)
     for number in range(count):
@@ -174,8 +174,8 @@ def test_1000_flipped_bits_are_refused(run: Path) -> None:
     assert flipped_bits(run, 1_000) == []
 
 
-def test_a_folder_is_checked_as_a_file_is(tmp_path: Path) -> None:
-    """A checkpoint may be a folder, to which each rank writes its part."""
+def test_a_checkpoint_folder_is_checked_like_a_file(tmp_path: Path) -> None:
+    """A checkpoint may be a folder with a part from each rank."""
     folder = tmp_path / "step-00000001.ckpt"
     for name in (".metadata", "__0_0.distcp", "part/__1_0.distcp"):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)

@@ -12,7 +12,7 @@ def test_an_empty_file_is_refused(refuse_bytes, content):
     assert "line 1: the file is empty" in refuse_bytes(content)
 
 
-def test_a_file_without_one_record_of_use_is_refused(refuse_bytes):
+def test_a_file_without_a_valid_record_is_refused(refuse_bytes):
     assert "none of the 2 records can be used: 2 blank sequence" in refuse_bytes(b">a\n>b\n")
 
 

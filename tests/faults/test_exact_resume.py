@@ -45,7 +45,7 @@ def uninterrupted(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def go_back(uninterrupted: Path, tmp_path: Path) -> Callable[[int], Path]:
-    """A copy of the uninterrupted run as a process left it that was killed after a step."""
+    """Copies the uninterrupted run as a process killed after a step would have left it."""
 
     def copy(step: int) -> Path:
         run = shutil.copytree(uninterrupted, tmp_path / f"from-{step}")
@@ -59,7 +59,7 @@ def go_back(uninterrupted: Path, tmp_path: Path) -> Callable[[int], Path]:
 
 
 def assert_same(run: Path, whole: Path, state_of: Read, log_of: Read) -> None:
-    """Everything in every checkpoint, and the log."""
+    """Compares the log, and all contents of all checkpoints."""
     names = [path.name for path in all_checkpoints(whole)]
     assert [path.name for path in all_checkpoints(run)] == names
     for name in names:
@@ -90,7 +90,9 @@ def test_killed_after_every_step(
     assert_same(run, uninterrupted, state_of, log_of)
 
 
-def test_the_run_is_a_hard_one(uninterrupted: Path, log_of: Read, state_of: Read) -> None:
+def test_the_run_covers_the_difficult_cases(
+    uninterrupted: Path, log_of: Read, state_of: Read
+) -> None:
     rows = log_of(uninterrupted)
     assert [row["step"] for row in rows if "train_loss" in row] == [5, 10]
     assert [row["step"] for row in rows if "valid_loss" in row] == [4, 8, 12]
@@ -126,7 +128,7 @@ def test_several_steps_after_the_kill(
         pytest.param(STEPS, 5, marks=pytest.mark.slow),
     ],
 )
-def test_killed_in_mid_validation(
+def test_killed_during_a_validation(
     step: int,
     every: int,
     train_tiny: Train,
@@ -136,7 +138,7 @@ def test_killed_in_mid_validation(
     state_of: Read,
     log_of: Read,
 ) -> None:
-    """No repeated or missing row, at the last step too, wherever the run resumes."""
+    """No row is repeated or missing, wherever the run resumes, also at the last step."""
     validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
 
@@ -155,14 +157,14 @@ def test_killed_in_mid_validation(
     assert (run / "loss.png").is_file()
 
 
-def test_stopped_again_in_the_validation_that_is_redone(
+def test_stopped_again_in_the_repeated_validation(
     train_tiny: Train,
     killed_after: Callable,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     log_of: Read,
 ) -> None:
-    """No step was made: the checkpoint that the run went on from is not written a second time."""
+    """No step was made, so the checkpoint from which the run resumed is not written again."""
     settings = ("trainer.valid_every=2", "trainer.checkpoint_every=2", "data.tokens_per_batch=512")
     run = tmp_path / "run"
     with killed_after(2):
@@ -180,7 +182,7 @@ def test_stopped_again_in_the_validation_that_is_redone(
     assert [row["step"] for row in log_of(run) if "valid_loss" in row] == [2, 4]
 
 
-def test_a_complete_run_stays_as_it_is(uninterrupted: Path, train_tiny: Train) -> None:
+def test_a_complete_run_is_left_unchanged(uninterrupted: Path, train_tiny: Train) -> None:
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt*")}
     train_tiny(uninterrupted, *HARD)
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt*")} == before
@@ -195,7 +197,7 @@ def test_with_other_numbers_of_workers(
     state_of: Read,
     log_of: Read,
 ) -> None:
-    """Workers run ahead of the training: what they have prepared when it ends is not lost."""
+    """Workers run ahead of the training: the batches they have prepared are not skipped."""
     run = tmp_path / "run"
     with killed_after(5):
         train_tiny(run, *HARD, "data.num_workers=2")
@@ -238,7 +240,7 @@ def test_sampling_by_cluster(
     state_of: Read,
     log_of: Read,
 ) -> None:
-    """Over the ends of epochs, with masks, crops and dropout."""
+    """Across the ends of epochs, with masks, crops and dropout."""
     settings = (*HARD, "data.sampling=cluster", f"data.dir={tiny_clusters}")
     whole, run = tmp_path / "whole", tmp_path / "run"
     train_tiny(whole, *settings)

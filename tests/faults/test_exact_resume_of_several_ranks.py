@@ -1,4 +1,4 @@
-"""Several ranks resume exactly, on other numbers of ranks, and with a full disk."""
+"""Several ranks resume exactly, also on other numbers of ranks and after a full disk."""
 
 import json
 import shutil
@@ -34,78 +34,17 @@ HARD = (
     "trainer.ema_decay=0.9",
     "trainer.log_every=5",
 )
-# Dropout is a rank's own.
+# Without dropout, which differs between ranks.
 PLAIN = (*COMMON, "trainer.log_every=1")
 MOVED_AT = 5
 
 Read = Callable[[Path], Any]
 
-PROGRAM = """
-from protlm.errors import OutputError
-from protlm.checkpoints import format as checkpoints
-from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
-
-class Killed(BaseException):
-    pass
-
-work, end_batch, save = (
-    LanguageModeling.training_step, SaveCheckpoints.on_train_batch_end, checkpoints.save
-)
-killed_at, full_at, name = None, None, ""
-
-def training_step(self, batch, index):
-    with open(f"samples-{name}-{number}.jsonl", "a") as file:
-        print(json.dumps([batch.after, batch.samples_B.tolist()]), file=file)
-    return work(self, batch, index)
-
-def end_batch_and_die(self, trainer, *rest):
-    end_batch(self, trainer, *rest)
-    if trainer.global_step == killed_at:
-        raise Killed
-
-def save_where_there_is_room(contents, path):
-    if contents["global_step"] == full_at:
-        path.write_bytes(b"a part of it")
-        raise OSError(28, "No space left on device")
-    save(contents, path)
-
-LanguageModeling.training_step = training_step
-SaveCheckpoints.on_train_batch_end = end_batch_and_die
-checkpoints.save = save_where_there_is_room
-
-def go(run, settings, killed=None, full=None):
-    global killed_at, full_at, name
-    killed_at, full_at, name = killed, full, run
-    try:
-        return train(run, *settings)
-    except Killed:
-        return None
-    except OutputError as error:
-        return str(error), int(error.exit_code)
-"""
-
-TWO_RANKS = (
-    PROGRAM
-    + f"""
-go("whole", {HARD})
-for step in range(1, {STEPS} + 1):
-    go("killed", {HARD}, killed=step)
-go("killed", {HARD})
-go("one-to-two", {PLAIN})
-go("two-to-others", {PLAIN}, killed={MOVED_AT})
-short = ["trainer.max_steps=4", "trainer.checkpoint_every=1", "trainer.valid_every=9"]
-print(json.dumps([
-    go("warned", short, full=2),
-    go("stopped", [*short, "trainer.on_save_error=stop"], full=2),
-    go("at-the-end", short, full=4),
-]))
-"""
-)
-FOUR_RANKS = PROGRAM + f"""go("two-to-four", {PLAIN})"""
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Runs(NamedTuple):
-    """Where the runs are, and what two ranks said of them."""
+    """The folder of the runs, what two ranks printed, and the log of rank 0."""
 
     folder: Path
     told: list[str]
@@ -113,7 +52,7 @@ class Runs(NamedTuple):
 
 
 def copy_at(run: Path, step: int, target: Path) -> None:
-    """A copy of a run as a process left it that was killed after a step."""
+    """Copies a run as a process killed after a step would have left it."""
     shutil.copytree(run, target)
     for path in all_checkpoints(target):
         if step_of(path) > step:
@@ -127,16 +66,17 @@ def runs(
     train_tiny: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Runs:
-    """Runs of one rank here, of two in two processes, and of four in four."""
+    """Runs of one rank in this process, and of two and four ranks in other processes."""
     folder = tmp_path_factory.mktemp("ranks")
     train_tiny(folder / "one", *PLAIN)
     copy_at(folder / "one", MOVED_AT, folder / "one-to-two")
-    told = run_ranks(folder, TWO_RANKS)
+    lists = map(json.dumps, (HARD, PLAIN))
+    told = run_ranks(folder, PROGRAMS / "resume_ranks.py", STEPS, MOVED_AT, *lists)
     log = (folder / "rank-0.log").read_text()
     for target in ("two-to-one", "two-to-four"):
         shutil.copytree(folder / "two-to-others", folder / target)
     train_tiny(folder / "two-to-one", *PLAIN)
-    run_ranks(folder, FOUR_RANKS, ranks=4)
+    run_ranks(folder, PROGRAMS / "resume_on_four_ranks.py", *PLAIN, ranks=4)
     return Runs(folder, told, log)
 
 
@@ -158,7 +98,7 @@ def test_two_ranks_killed_after_every_step(runs: Runs, state_of: Read, log_of: R
 
 @pytest.mark.parametrize("moved", ["one-to-two", "two-to-one", "two-to-four"])
 def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> None:
-    """The same global batches, and losses that differ by what sums in another order do."""
+    """The global batches are the same; losses differ by the rounding of sums in another order."""
     one, other = log_of(runs.folder / "one"), log_of(runs.folder / moved)
     assert [row["step"] for row in other] == [row["step"] for row in one]
     for expected, found in zip(one, other, strict=True):
@@ -181,7 +121,7 @@ def test_on_another_number_of_ranks(moved: str, runs: Runs, log_of: Read) -> Non
 
 
 def samples(runs: Runs, name: str) -> dict[tuple[int, ...], list[int]]:
-    """The samples of each batch of a run, all ranks together, by the place after it."""
+    """Returns the samples of each global batch of a run, by the position after it."""
     found = defaultdict(list)
     for path in runs.folder.glob(f"samples-{name}-*.jsonl"):
         for line in path.read_text().splitlines():
@@ -220,24 +160,10 @@ def test_a_disk_that_is_full_for_the_rank_that_saves(runs: Runs) -> None:
 def test_all_ranks_have_the_projections_of_rank_0(
     redraw: str, run_ranks: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """Where processors differ in the last bits of a draw; here it is more that they differ in."""
-    program = f"""
-from protlm.attention.ops.projection import Projection
-from protlm.training.callbacks.same_step import CheckSameStep
-
-draw, seen = Projection.draw, []
-Projection.draw = lambda *given: draw(*given) + number
-
-def look(module):
-    seen.append([float(buffer.double().sum()) for buffer in module.network.buffers()])
-
-CheckSameStep.setup = lambda callback, trainer, module, stage: look(module)
-LanguageModeling.on_train_end = look
-redraw = "attention.redraw_every={redraw}"
-train("run", "attention=performer_softmax", redraw, "trainer.max_steps=3")
-print(json.dumps(seen))
-"""
-    (before, after), (before_1, after_1) = map(json.loads, run_ranks(tmp_path, program))
+    """Draws may differ in their last bits between processors; here they differ by more."""
+    program = PROGRAMS / "differing_projections.py"
+    printed = run_ranks(tmp_path, program, f"attention.redraw_every={redraw}")
+    (before, after), (before_1, after_1) = map(json.loads, printed)
     assert before != before_1
     assert after == after_1
     assert (after == before) == (redraw == "null")

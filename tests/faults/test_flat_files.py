@@ -1,4 +1,4 @@
-"""Flat files come out of the preparation as Bio.SwissProt reads them; broken entries by name.
+"""Flat files are prepared as Bio.SwissProt reads them; invalid entries are listed by name.
 
 That mutated entries are rejected or read alike is tested with the scanner itself.
 """

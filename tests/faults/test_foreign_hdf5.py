@@ -146,7 +146,7 @@ FOREIGN = [
 
 
 def assert_refused(directory: Path) -> None:
-    """By the check, by `data.verify=full` at opening, and by `sizes` before the first use."""
+    """By `data verify`, by `data.verify=full` at opening, and by `sizes` before the first use."""
     path = re.escape(str(directory / SHARD))
     assert any(re.search(path, fault) for fault in verify(directory))
     with pytest.raises(InputDataError, match=path):
@@ -179,7 +179,7 @@ def test_a_foreign_array_is_refused(
     assert_refused(data_set)
 
 
-def test_an_array_that_reaches_beyond_the_file_is_refused(data_set: Path, trust: Trust) -> None:
+def test_an_array_that_extends_beyond_the_file_is_refused(data_set: Path, trust: Trust) -> None:
     path = data_set / SHARD
     with h5py.File(path) as file:
         arrays = {name: file[name][:] for name in file}
@@ -216,7 +216,7 @@ def test_another_number_of_residues_than_the_manifest_s_is_refused(
     ],
     ids=["fewer", "more", "none", "beyond", "signed", "big-endian", "float"],
 )
-def test_offsets_that_are_none_are_refused(
+def test_invalid_offsets_are_refused(
     data_set: Path, trust: Trust, name: str, spoil: Callable
 ) -> None:
     with h5py.File(data_set / SHARD, "r+") as file:
@@ -230,7 +230,7 @@ def test_offsets_that_are_none_are_refused(
 @pytest.mark.parametrize(
     "content", [b"", b"\x89HDF\r\n\x1a\n", b"\x89HDF\r\n\x1a\n" + bytes(4096), b"MKV" * 99]
 )
-def test_a_file_that_is_no_hdf5_is_refused(data_set: Path, trust: Trust, content: bytes) -> None:
+def test_a_file_that_is_not_hdf5_is_refused(data_set: Path, trust: Trust, content: bytes) -> None:
     (data_set / SHARD).write_bytes(content)
     trust(data_set, SHARD)
     assert_refused(data_set)

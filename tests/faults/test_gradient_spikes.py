@@ -28,7 +28,7 @@ SETTINGS = (
 
 @pytest.fixture
 def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Multiplies the loss of the batches with these numbers, counted from the first of the run."""
+    """Multiplies the loss of the batches of these numbers, counted from the first of the run."""
 
     def patch(*numbers: int, factor: float = math.nan) -> None:
         work = LanguageModeling.training_step
@@ -52,10 +52,10 @@ def learned(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key.startswith(LEARNED)}
 
 
-def test_an_infinite_gradient_leaves_a_step_out(
+def test_a_step_with_an_infinite_gradient_is_skipped(
     spoil: Callable, train_tiny: Train, tmp_path: Path, state_of: Read
 ) -> None:
-    """The loss is finite, so all samples of the step are told."""
+    """The loss is finite, so all samples of the step are listed."""
     spoil(1, factor=1e38)
     with pytest.warns(UserWarning, match="step 2 was skipped: the gradient is not finite"):
         run = train_tiny(tmp_path / "run", *SETTINGS)
@@ -65,7 +65,7 @@ def test_an_infinite_gradient_leaves_a_step_out(
     assert learned(states[0]) == learned(states[1])
 
 
-def test_a_spike_is_left_out_and_its_window_is_in_the_checkpoint(
+def test_a_spike_is_skipped_and_its_window_is_in_the_checkpoint(
     spoil: Callable,
     train_tiny: Train,
     tmp_path: Path,
@@ -91,7 +91,7 @@ def test_a_spike_is_left_out_and_its_window_is_in_the_checkpoint(
     )
 
 
-def test_without_a_guard_a_spike_is_a_step(
+def test_without_a_limit_a_spike_is_an_ordinary_step(
     spoil: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:
     spoil(3, factor=1000.0)
@@ -99,7 +99,7 @@ def test_without_a_guard_a_spike_is_a_step(
     assert not (run / BAD_BATCHES).exists()
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_impossible_settings_are_refused() -> None:
     for setting in ("trainer.max_bad_steps=0", "trainer.max_gradient_norm_ratio=0.5"):
         with pytest.raises(UserError, match=setting):
             compose(TrainConfig, [setting])

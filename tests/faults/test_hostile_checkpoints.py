@@ -1,4 +1,4 @@
-"""Neither a pickle nor a name in a config or a checkpoint reaches code that is not ours."""
+"""No pickle, and no name in a config or a checkpoint, executes code outside protlm."""
 
 import json
 import os
@@ -40,7 +40,7 @@ NAMES = (
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """A file that is there only when somebody's code has run."""
+    """A file that exists only if foreign code has run."""
     return tmp_path / "canary"
 
 
@@ -56,7 +56,7 @@ def exported(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 class Malicious:
-    """Unpickling it makes the canary."""
+    """An object whose unpickling creates the canary."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -82,7 +82,7 @@ PICKLES: dict[str, Callable[[Malicious, Path], object]] = {
 def test_a_pickle_is_never_executed(
     spoil: Callable[[Malicious, Path], object], run: Path, canary: Path, train_tiny: Train
 ) -> None:
-    """Its SHA-256 is right: an attacker who writes a checkpoint writes that too."""
+    """Its SHA-256 is correct: an attacker who writes a checkpoint also writes its checksum."""
     newest = checkpoints.latest(run)
     assert newest is not None
     spoil(Malicious(canary), newest)
@@ -98,14 +98,14 @@ def test_a_pickle_is_never_executed(
         with pytest.raises(UserError, match=newest.name):
             use()
     assert not canary.exists()
-    # The canary sings when it is let.
+    # With the protection off, the canary is created.
     with suppress(RuntimeError):
         torch.load(newest, weights_only=False)
     assert canary.exists()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_in_a_config_reaches_no_other_code(
+def test_a_name_in_a_config_executes_no_other_code(
     name: str, tiny_data: Path, tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "canary.py").write_text(f"open({str(canary)!r}, 'w')\n")
@@ -134,7 +134,7 @@ def test_a_name_in_a_config_reaches_no_other_code(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_in_a_checkpoint_reaches_no_other_code(
+def test_a_name_in_a_checkpoint_executes_no_other_code(
     name: str,
     exported: Path,
     run: Path,
@@ -163,7 +163,7 @@ def test_a_name_in_a_checkpoint_reaches_no_other_code(
 
 
 def test_a_config_of_a_run_is_data(run: Path, train_tiny: Train, canary: Path) -> None:
-    """YAML tags make no objects, and interpolations reach neither the environment nor a command."""
+    """YAML tags create no objects; interpolations read no variables and run no commands."""
     written = run / "config.yaml"
     before = written.read_text()
     for line in (

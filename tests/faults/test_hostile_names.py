@@ -1,4 +1,4 @@
-"""Configs, names and identifiers of strangers are refused in a sentence or made harmless."""
+"""Untrusted configs, names and identifiers are refused in a sentence or escaped."""
 
 import io
 import shutil
@@ -50,7 +50,7 @@ def test_a_config_of_another_program(
     assert "\n" not in str(caught.value)
 
 
-def test_names_that_no_file_can_have(
+def test_names_that_are_impossible_for_a_file(
     protlm_in_process: Callable, tiny_run: Path, tiny_data: Path, tiny_fasta: Path, tmp_path: Path
 ) -> None:
     long = "x" * 300
@@ -88,7 +88,7 @@ def test_escapes_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert [c for c in printed.getvalue() if not c.isprintable() and c != "\n"] == []
 
 
-def test_escapes_do_not_reach_a_terminal_by_an_error(
+def test_escapes_do_not_reach_the_terminal_in_an_error(
     protlm_in_process: Callable, tiny_run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "x.fasta").write_text(">P\x1b[2J\nMKT\n>P\x1b[2J\nMKT\n")
@@ -109,7 +109,7 @@ def test_escapes_do_not_reach_the_table_of_rejected_records(
     assert [c for c in table if not c.isprintable() and c not in "\t\n"] == []
 
 
-def test_an_identifier_makes_no_record_of_its_own(
+def test_an_identifier_cannot_add_a_record(
     make_data_set: Callable[..., Path], tmp_path: Path
 ) -> None:
     directory = make_data_set([("P1\n>FAKE", "MKT"), ("P2\x1b[2J", "MKV")])

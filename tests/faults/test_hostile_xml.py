@@ -1,4 +1,4 @@
-"""XML that defines entities, reaches for other files, is cut off, or is of another schema."""
+"""XML that defines entities, references other files, is truncated, or has another schema."""
 
 import gzip
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_declarations_are_refused_and_nothing_else_is_read(
     assert "SECRET" not in message
 
 
-def test_a_file_that_was_cut_off_is_refused_with_its_last_accession(refuse_bytes):
+def test_a_truncated_file_is_refused_with_its_last_accession(refuse_bytes):
     message = refuse_bytes(XML[: XML.index(b"</entry>", len(XML) // 2)])
     assert "ends prematurely, near accession P" in message
 

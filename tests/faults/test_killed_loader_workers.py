@@ -40,7 +40,7 @@ def test_loader_workers_end_with_a_killed_run(
 
 
 def descendants(ancestor: int) -> dict[int, str | None]:
-    """The processes below another, by number, with their start times."""
+    """The descendants of a process, by process ID, with their start times."""
     parents = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):

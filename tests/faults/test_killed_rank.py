@@ -1,4 +1,4 @@
-"""Torchrun, whose ranks start apart and of which one is killed."""
+"""Ranks of torchrun that start at different times, and one that is killed."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ from protlm.paths import conf_dir
 pytestmark = pytest.mark.slow
 
 
-def test_ranks_that_start_apart_have_one_run_directory(pair_run: Path) -> None:
-    """No name depends on the clock, so it does not matter in which second a rank starts."""
+def test_ranks_that_start_at_different_times_have_one_run_directory(pair_run: Path) -> None:
+    """No name depends on the clock, so ranks may start in different seconds."""
     assert [path.name for path in pair_run.parent.iterdir() if path.is_dir()] == ["run"]
     assert [file for file in conf_dir().rglob("*.yaml") if "now:" in file.read_text()] == []
 
 
-def test_a_killed_rank_ends_the_run_and_a_restart_goes_on(
+def test_a_killed_rank_ends_the_run_and_a_restart_resumes_it(
     one_process: dict[str, str],
     pair_settings: list[str],
     tmp_path: Path,

@@ -1,6 +1,5 @@
-"""A reader of standard error that ends, or a full disk under a log, does not end the work."""
+"""A reader of standard error that ends, or a full disk for a log, does not end a command."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +11,11 @@ import pytest
 from protlm.checkpoints.format import all_checkpoints
 from protlm.paths import sample_dir
 
+PROGRAM = Path(__file__).parent / "programs" / "write_to_closed_pipe.py"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 
-# Standard error as the shell makes it: its reader has gone at once, after a line, or was never
-# there; its disk is full; or it is closed.
+# Redirections of standard error: its reader ends at once or after two lines, its disk is full, or
+# it is closed.
 LOSSES = {
     "no reader": "2> >(exec true)",
     "a reader of two lines": "2> >(head -2 >/dev/null)",
@@ -30,7 +30,7 @@ Shell = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
-    """Runs `protlm ARGUMENTS...` with a redirection; the readers have gone before it starts."""
+    """Runs `protlm ARGUMENTS...` with a redirection; the readers end before it starts."""
 
     def run(arguments: str, redirection: str) -> "subprocess.CompletedProcess[str]":
         command = f"{{ sleep 0.3; exec {sys.executable} -m protlm {arguments}; }} {redirection}"
@@ -48,7 +48,7 @@ def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
 
 
 def slow_but(*fast: str) -> list[Any]:
-    """All ways to lose the log, all but some of them marked slow."""
+    """Returns all redirections; those that are not named are marked slow."""
     return [loss if loss in fast else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES]
 
 
@@ -85,22 +85,9 @@ def test_a_failure_keeps_its_exit_code_without_a_reader(shell: Shell, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-PIPE = """
-import os, sys
-from protlm.errors import exit_with_message
-
-def command():
-    reader, writer = os.pipe()
-    os.close(reader)
-    os.write(writer, b"to a worker that has ended")
-
-exit_with_message(command)
-"""
-
-
-def test_a_pipe_to_another_process_is_not_standard_output() -> None:
+def test_a_pipe_to_another_process_is_not_standard_output(one_process: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PIPE], capture_output=True, text=True, env=os.environ, check=False
+        [sys.executable, PROGRAM], capture_output=True, text=True, env=one_process, check=False
     )
     assert done.returncode == 1
     assert "internal error" in done.stderr

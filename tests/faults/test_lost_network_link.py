@@ -1,6 +1,6 @@
-"""Two network namespaces as two nodes, and the link between them cut in mid-step.
+"""Two network namespaces as two nodes, and the link between them cut during a step.
 
-Needs root and `ip` (iproute2), as a container of CI has them; elsewhere it fails and says so.
+Needs root and `ip` (iproute2), as in a container of CI; elsewhere it fails with a message.
 """
 
 import os
@@ -76,7 +76,7 @@ def start(
         process.wait()
 
 
-def test_a_cut_link_ends_both_nodes_and_a_restart_goes_on(
+def test_a_cut_link_ends_both_nodes_and_a_restart_resumes_the_run(
     namespaces: list[str],
     start: Callable,
     tmp_path: Path,

@@ -14,7 +14,7 @@ SHARD = "train/shard-00001.h5"
 
 
 def assert_found(directory: Path, shard: str = SHARD, *, how: tuple[str, ...] = ("full",)) -> None:
-    """Both the check and the opening of the split name the shard."""
+    """Asserts that verification and opening the split name the shard."""
     name = re.escape(str(directory / shard))
     for verify_by in how:
         with pytest.raises(InputDataError, match=f"{name}.*protlm data verify"):
@@ -73,7 +73,7 @@ def test_an_extra_file(data_set: Path) -> None:
     assert verify(data_set) == [f"{extra} is not in the manifest"]
 
 
-def test_everything_that_is_wrong_is_listed(data_set: Path) -> None:
+def test_all_faults_are_listed(data_set: Path) -> None:
     (data_set / SHARD).unlink()
     (data_set / "valid" / "shard-00000.h5").write_bytes(b"")
     (data_set / "notes.txt").touch()

@@ -21,15 +21,16 @@ from protlm.training import module
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
 
+PROGRAM = Path(__file__).parent / "programs" / "nan_on_one_rank.py"
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
-# The weights, what the optimiser knows of them, the schedule and the average: what a step changes.
+# What a step changes: the weights, the state of the optimizer, the schedule and the average.
 LEARNED = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
 
 
 @pytest.fixture
 def spoil_logits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
-    """Makes the logits of these batches NaN; returns the samples they had."""
+    """Makes the logits of these batches NaN; returns their samples."""
 
     def patch(*numbers: int) -> list[list[int]]:
         work, samples = LanguageModeling.training_step, []
@@ -69,7 +70,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_bad_loss_leaves_a_step_out(
+def test_a_step_with_a_nan_loss_is_skipped(
     accumulate: int,
     spoil_logits: Callable,
     train_tiny: Train,
@@ -77,7 +78,7 @@ def test_a_bad_loss_leaves_a_step_out(
     tmp_path: Path,
     state_of: Read,
 ) -> None:
-    """One bad batch of those that are accumulated spoils the step; only its samples are told."""
+    """One NaN among accumulated batches skips the step; only that batch's samples are listed."""
     samples = spoil_logits(3 * accumulate - 1)
     settings = (*SETTINGS, f"trainer.accumulate_grad_batches={accumulate}")
     with pytest.warns(UserWarning, match="step 3 was skipped: the loss is not finite"):
@@ -89,12 +90,12 @@ def test_a_bad_loss_leaves_a_step_out(
     states = [state_of(run / "checkpoints" / f"step-{n:08d}.ckpt") for n in (2, 3, 4)]
     assert learned(states[0]) == learned(states[1])
     assert learned(states[1]) != learned(states[2])
-    # The data are consumed all the same.
+    # The data are consumed nevertheless.
     places = [state["SequenceData.samples"] for state in states]
     assert places == sorted(set(places)) and line["samples"] == places[1]
 
 
-def test_left_out_steps_are_not_in_the_mean_loss(
+def test_skipped_steps_are_not_in_the_mean_loss(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:
     clean = train_tiny(tmp_path / "clean", "trainer.log_every=1")
@@ -112,10 +113,10 @@ def test_left_out_steps_are_not_in_the_mean_loss(
     assert [math.isnan(loss) for loss in losses(alone)] == [False, False, True, False]
 
 
-def test_an_infinite_loss_whose_gradient_is_finite_leaves_a_step_out(
+def test_a_step_with_an_infinite_loss_and_a_finite_gradient_is_skipped(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of a target whose probability is 0."""
+    """Such as the loss of a target whose probability is 0."""
     sums_of = module.target_sums
     calls = []
 
@@ -131,7 +132,7 @@ def test_an_infinite_loss_whose_gradient_is_finite_leaves_a_step_out(
     assert line["gradient_norm"] is not None
 
 
-def test_a_run_with_a_bad_step_resumes_exactly(
+def test_a_run_with_skipped_steps_resumes_exactly(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path, state_of: Read, log_of: Read
 ) -> None:
     spoil_logits(1, 4)
@@ -154,7 +155,7 @@ def test_a_run_with_a_bad_step_resumes_exactly(
     assert lines(run) == lines(whole)
 
 
-def test_too_many_in_a_row_end_the_run(
+def test_too_many_skipped_steps_in_a_row_end_the_run(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:
     spoil_logits(1, 3, 4, 5)
@@ -176,10 +177,10 @@ def test_too_many_in_a_row_end_the_run(
     assert [line["step"] for line in lines(tmp_path / "run")] == [2, 4, 5, 6]
 
 
-def test_bad_steps_before_and_after_a_stop_are_in_a_row(
+def test_skipped_steps_before_and_after_a_resume_are_in_a_row(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:
-    """A run that diverged ends however often it is requeued."""
+    """A run that diverged ends although it is requeued."""
     spoil_logits(1, 2, 3)
     settings = ("trainer.max_bad_steps=3",)
     with pytest.warns(UserWarning, match="was skipped"):
@@ -191,7 +192,7 @@ def test_bad_steps_before_and_after_a_stop_are_in_a_row(
         train_tiny(tmp_path / "run", *settings, "trainer.max_steps=9")
 
 
-def test_where_nothing_can_be_written_the_run_goes_on(
+def test_the_run_continues_if_the_list_cannot_be_written(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:
     spoil_logits(2)
@@ -210,10 +211,10 @@ def test_where_nothing_can_be_written_the_run_goes_on(
     assert any("bad_batches.jsonl cannot be written: Permission denied" in text for text in said)
 
 
-def test_a_list_of_bad_batches_that_cannot_be_shortened_stops_no_continued_run(
+def test_a_run_resumes_if_the_list_cannot_be_shortened(
     spoil_logits: Callable, train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full must not cost the list either."""
+    """Nor does a full disk lose the list."""
     spoil_logits(2)
     with pytest.warns(UserWarning, match="was skipped"):
         run = train_tiny(tmp_path / "run")
@@ -233,28 +234,8 @@ def test_a_list_of_bad_batches_that_cannot_be_shortened_stops_no_continued_run(
     assert lines(run) == before
 
 
-PROGRAM = """
-work = LanguageModeling.training_step
-
-def training_step(self, batch, index):
-    if index == 2 and number == 1:
-        bias = self.network.head.bias
-        kept = bias.data.clone()
-        bias.data.fill_(float("nan"))
-        out = work(self, batch, index)
-        bias.data.copy_(kept)
-        print(json.dumps([n for n in batch.samples_B.tolist() if n >= 0]), flush=True)
-        return out
-    return work(self, batch, index)
-
-LanguageModeling.training_step = training_step
-settings = ["trainer.checkpoint_every=1", "trainer.keep_checkpoints=9", "trainer.log_every=1"]
-assert train("run", *settings, "trainer.max_steps=5") == (5, 0)
-"""
-
-
 @pytest.mark.slow
-def test_a_nan_on_one_rank_leaves_the_step_out_on_both(
+def test_a_nan_on_one_rank_skips_the_step_on_both(
     run_ranks: Callable, train_tiny: Train, tmp_path: Path, tiny_data: Path, state_of: Read
 ) -> None:
     _, printed = run_ranks(tmp_path, PROGRAM)

@@ -1,4 +1,4 @@
-"""No header, junk before it, FASTQ and UTF-16 are refused with their line; a mark is not."""
+"""Text without a header, FASTQ and UTF-16 are refused with their line; a BOM is removed."""
 
 import pytest
 
@@ -15,7 +15,7 @@ FASTA = b">a\nMKV\n"
         (FASTA.decode().encode("utf-16"), "line 1: the text is UTF-16"),
     ],
 )
-def test_what_is_no_fasta_is_refused_with_its_line(refuse_bytes, content, message):
+def test_other_formats_are_refused_with_their_line(refuse_bytes, content, message):
     assert message in refuse_bytes(content)
 
 

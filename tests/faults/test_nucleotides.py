@@ -20,7 +20,7 @@ def test_a_file_of_nucleotides_is_refused(refuse_bytes, prepare_bytes, letters):
     assert noted["record of the letters ACGTUN alone"] == 1_100
 
 
-def test_nucleotides_among_proteins_are_told(prepare_bytes):
+def test_nucleotides_among_proteins_are_reported(prepare_bytes):
     content = fasta("ACDEFGHIKLMNPQRSTVWY", 100) + fasta("ACGT", 7, first=100)
     counts = prepare_bytes(content)["counts"]
     assert counts["noted"] == {"record of the letters ACGTUN alone": 7}

@@ -1,4 +1,4 @@
-"""NUL, tabs, line ends of every kind and letters that are not ASCII."""
+"""NUL, tabs, all kinds of line ends, and letters outside ASCII."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Checkpoints with a right SHA-256 and odd contents are bad input, in one sentence."""
+"""Checkpoints with a correct SHA-256 and invalid contents are bad input, in one sentence."""
 
 import json
 import resource
@@ -134,7 +134,7 @@ def test_another_description(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers(value: float, newest: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_numbers(value: float, newest: Path, tmp_path: Path) -> None:
     contents = checkpoints.load_training(newest)
     contents["state_dict"]["network.head.bias"][3] = value
     checkpoints.save_training(contents, newest)
@@ -162,6 +162,6 @@ def test_a_checkpoint_in_parts_of_another_shape(contents: object, tmp_path: Path
         read_parts(tmp_path)
 
 
-def test_a_name_that_no_file_can_have() -> None:
+def test_a_name_that_is_impossible_for_a_file() -> None:
     with pytest.raises(InputDataError, match="File name too long"):
         protlm.load(Path("x" * 300))

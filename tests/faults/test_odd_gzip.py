@@ -19,7 +19,7 @@ PACKED = gzip.compress(FIRST + SECOND, mtime=0)
     ],
     ids=["plain", "one member", "two members", "zeros"],
 )
-def test_the_bytes_decide(prepare_bytes, content):
+def test_the_format_follows_from_the_bytes_not_the_name(prepare_bytes, content):
     # All are called proteins.fasta.
     report = prepare_bytes(content)
     assert report["splits"]["train"]["sequences"] == 2
@@ -32,7 +32,7 @@ def test_garbage_is_refused_unless_it_is_ignored(refuse_bytes, prepare_bytes):
     assert report["splits"]["train"]["sequences"] == 2
 
 
-def test_the_command_takes_a_wrong_name_and_on_request_garbage(protlm_in_process, tmp_path):
+def test_the_command_accepts_a_wrong_name_and_on_request_garbage(protlm_in_process, tmp_path):
     (tmp_path / "plain.fasta.gz").write_bytes(FIRST)
     (tmp_path / "packed.fasta").write_bytes(gzip.compress(SECOND) + b"garbage")
     arguments = ["prepare", "plain.fasta.gz", "packed.fasta", "--out", "data"]

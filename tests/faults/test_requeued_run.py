@@ -1,4 +1,4 @@
-"""Exit 75 and the same command, five times over: one log without gaps or repeats."""
+"""A run that is requeued five times has one log, without gaps or repeated rows."""
 
 import os
 import signal

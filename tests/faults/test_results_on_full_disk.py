@@ -1,4 +1,4 @@
-"""Files of results on a full disk, by two writers at once, and after a killed writer."""
+"""Result files on a full disk, by two writers at once, and after a killed writer."""
 
 import os
 import subprocess
@@ -18,14 +18,8 @@ from protlm.data.records import Tally, read_records
 from protlm.errors import OutputError
 from protlm.paths import complete_file, complete_folder, sample_dir
 
+PROGRAMS = Path(__file__).parent / "programs"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
-
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
-from protlm.cli import main
-main()
-"""
 
 
 @pytest.mark.parametrize("limit", [0, 100, 20_000, 300_000])
@@ -37,7 +31,7 @@ def test_a_quota_ends_a_command_with_one_sentence(
     if command == "embed":
         arguments += ["--include", "per_tok"]
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), *map(str, arguments)],
+        [sys.executable, PROGRAMS / "limited_protlm.py", str(limit), *map(str, arguments)],
         env=one_process,
         capture_output=True,
         text=True,
@@ -52,16 +46,16 @@ def test_a_quota_ends_a_command_with_one_sentence(
 def test_a_small_disk_ends_a_command_with_one_sentence(
     tiny_run: Path, protlm_command: Callable, tmp_path: Path, small_disk: Callable
 ) -> None:
-    """A disk that another process fills after the space was looked at: the estimate is small."""
+    """As when another process fills the disk after the free space was checked: the estimate is 0.
+
+    Where no disk can be mounted, the size of files is limited.
+    """
     with small_disk(tmp_path / "disk", "300k") as is_mounted:
-        if not is_mounted:
-            pytest.skip("no disk can be mounted here")
         output = tmp_path / "disk" / "out.h5"
-        program = "import protlm.commands.embed as e; e.entry_bytes = lambda *_: 0\n"
-        program += "from protlm.cli import main; main()"
+        limit = "-1" if is_mounted else "300000"
         arguments = ["embed", TINY_FASTA, "-m", tiny_run, "-o", output, "--include", "per_tok"]
         done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
+            [sys.executable, PROGRAMS / "protlm_without_estimate.py", limit, *arguments],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
             capture_output=True,
             text=True,
@@ -72,7 +66,7 @@ def test_a_small_disk_ends_a_command_with_one_sentence(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 60_000])
-def test_hdf5_reads_back_what_the_disk_refused(
+def test_hdf5_reads_its_tables_although_the_disk_is_full(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More entries than HDF5 keeps in memory, so that it reads its own tables again."""
@@ -118,25 +112,16 @@ def test_the_second_of_two_writers_replaces_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "d", "out.h5"]
 
 
-WRITE = """
-import sys, time
-from pathlib import Path
-from protlm.paths import complete_file
-with complete_file(Path(sys.argv[1])) as file:
-    file.write_text("a part")
-    print("written", flush=True)
-    time.sleep(60)
-"""
-
-
 @pytest.mark.parametrize("name", ["out.h5", "x" * 250])
-def test_what_a_killed_writer_left_is_removed(
+def test_the_files_of_a_killed_writer_are_removed(
     name: str, one_process: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / name
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITE, str(path)], env=one_process, stdout=subprocess.PIPE
+            [sys.executable, PROGRAMS / "write_slowly.py", path],
+            env=one_process,
+            stdout=subprocess.PIPE,
         )
         for _ in range(2)
     ]

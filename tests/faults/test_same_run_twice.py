@@ -1,4 +1,4 @@
-"""Of two processes that train one run, the second reports who the first is."""
+"""Of two processes that train one run, the second is rejected and names the first."""
 
 import json
 import os
@@ -18,27 +18,17 @@ from protlm.errors import ExitCode, OutputError
 from protlm.lock import LOCK, LockOwner
 from protlm.training.run_lock import locked
 
+PROGRAM = Path(__file__).parent / "programs" / "hold_lock.py"
 Train = Callable[..., Path]
 SINCE = "2026-01-01T00:00:00+00:00"
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from protlm.lock import FolderLock
-
-FolderLock(Path(sys.argv[1]))
-print(flush=True)
-sys.stdin.read()
-"""
-
-
 @contextmanager
 def held(run: Path) -> Iterator[LockOwner]:
-    """Has another process hold the lock of a run, and yields that process."""
+    """Starts a process that locks a run, and yields the owner of the lock."""
     run.mkdir(exist_ok=True)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run)],
+        [sys.executable, PROGRAM, run],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -56,16 +46,10 @@ def write_lock(run: Path, holder: LockOwner) -> None:
     (run / LOCK).write_text(json.dumps(vars(holder)))
 
 
-def dead_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def test_the_second_process_is_rejected(
     train_tiny: Train, tmp_path: Path, contents: Callable[[Path], dict[str, bytes]]
 ) -> None:
-    """Both a new run and one that exists already; nothing in it changes."""
+    """For a new run and for an existing one, in which no file changes."""
     run = tmp_path / "run"
     for steps in (2, 4):
         with held(run) as owner:
@@ -81,16 +65,15 @@ def test_the_second_process_is_rejected(
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(
-    train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: Train, dead_process: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pid = dead_process()
-    write_lock(tmp_path / "run", LockOwner(socket.gethostname(), pid, SINCE))
+    write_lock(tmp_path / "run", LockOwner(socket.gethostname(), dead_process, SINCE))
     train_tiny(tmp_path / "run", "trainer.max_steps=2")
-    assert f"taking over from process {pid}" in capsys.readouterr().err
+    assert f"taking over from process {dead_process}" in capsys.readouterr().err
     assert latest(tmp_path / "run") is not None
 
 
-def test_another_machine_is_rejected_and_the_advice_helps(
+def test_the_lock_of_another_machine_is_kept_until_it_is_removed(
     train_tiny: Train, tmp_path: Path
 ) -> None:
     lock = tmp_path / "run" / LOCK
@@ -125,7 +108,9 @@ def test_a_requeued_slurm_job_takes_over_its_own_run(
             pass
 
 
-def test_other_ranks_of_the_run_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_of_the_run_do_not_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_lock(tmp_path, LockOwner("elsewhere", 1, SINCE))
     for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         with monkeypatch.context() as patch:
@@ -135,7 +120,7 @@ def test_other_ranks_of_the_run_pass(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / LOCK).exists()
 
 
-def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
+def test_the_lock_is_released_when_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), locked(tmp_path / "run"):
         assert (tmp_path / "run" / LOCK).is_file()
         raise KeyboardInterrupt
@@ -143,7 +128,9 @@ def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_commands(tiny_data: Path, tmp_path: Path, protlm_command: Callable) -> None:
+def test_the_second_of_two_commands_is_rejected(
+    tiny_data: Path, tmp_path: Path, protlm_command: Callable
+) -> None:
     """The first process, which has two ranks, continues undisturbed."""
     settings = [
         *("model=tiny", f"data.dir={tiny_data}", "run_dir=run", "data.max_length=128"),

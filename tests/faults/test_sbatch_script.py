@@ -34,7 +34,7 @@ sys.exit(max(128 - code if code < 0 else code for code in (task.wait() for task 
 SCONTROL = '#!/usr/bin/env bash\necho "$@" >> scontrol.log\n'
 
 
-def test_it_is_bash_and_asks_for_what_resuming_needs() -> None:
+def test_it_is_valid_bash_and_requests_the_options_for_resuming() -> None:
     subprocess.run(["bash", "-n", SCRIPT], check=True)
     asked = re.findall(r"^#SBATCH (\S+)", SCRIPT.read_text(), re.MULTILINE)
     assert {"--signal=USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
@@ -64,7 +64,7 @@ def cluster(tmp_path: Path, one_process: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_preempted_and_requeued_until_it_is_done(
+def test_a_job_is_requeued_until_it_is_complete(
     cluster: dict[str, str],
     pair_settings: list[str],
     tmp_path: Path,

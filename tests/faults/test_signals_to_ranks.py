@@ -20,39 +20,16 @@ from protlm.training.module import LanguageModeling
 
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]
+Start = Callable[..., "subprocess.Popen[str]"]
 
-# The ranks draw the same moments: a while after the first step of each start, wherever they are.
-PROGRAM = """
-rng, ended = random.Random(0), []
-sent = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
-work = LanguageModeling.training_step
-first = 0
-
-def training_step(self, batch, index):
-    if self.trainer.global_step == first:
-        whom, which, wait = draw
-        if number in whom:
-            threading.Timer(wait, os.kill, [os.getpid(), which]).start()
-    return work(self, batch, index)
-
-LanguageModeling.training_step = training_step
-settings = ["trainer.valid_every=7", "trainer.log_every=5", "trainer.keep_checkpoints=500"]
-for turn in range(TURNS):
-    whom = [[0], [1], [0, 1]][turn % 3]
-    draw = whom, rng.choice(sent), rng.uniform(0, 0.2)
-    ended.append(train("run", *settings, "trainer.max_steps=1000000"))
-    first = ended[-1][0]
-first = -1
-whole = train("whole", *settings, f"trainer.max_steps={ended[-1][0]}")
-print(json.dumps([ended, whole]))
-"""
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.mark.parametrize("turns", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_both_ranks_stop_after_the_same_step_and_go_on(
+def test_both_ranks_stop_after_the_same_step_and_resume(
     turns: int, run_ranks: Callable, tmp_path: Path, state_of: Read, log_of: Read
 ) -> None:
-    one, other = run_ranks(tmp_path, PROGRAM.replace("TURNS", str(turns)))
+    one, other = run_ranks(tmp_path, PROGRAMS / "signal_ranks.py", turns)
     assert one == other
     ended, whole = json.loads(one)
     assert [code for _, code in ended] == [ExitCode.PREEMPTED] * turns
@@ -61,7 +38,7 @@ def test_both_ranks_stop_after_the_same_step_and_go_on(
     name = checkpoint_name(steps[-1])
     found, expected = (state_of(tmp_path / run / "checkpoints" / name) for run in ("run", "whole"))
     assert [key for key in expected if found[key] != expected[key]] == []
-    # The uninterrupted run is over here, and so validates.
+    # The uninterrupted run also validates after its last step.
     assert log_of(tmp_path / "run") == [
         row for row in log_of(tmp_path / "whole") if row in log_of(tmp_path / "run")
     ]
@@ -71,7 +48,7 @@ def test_both_ranks_stop_after_the_same_step_and_go_on(
 def test_each_signal_ends_a_run_with_a_checkpoint(
     name: str, train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A validation that is due is left to the next start, however long it takes."""
+    """A validation that is due is postponed to the next start."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
     signal_in_step(monkeypatch, 2, signal.Signals[name])
     monkeypatch.setattr(LanguageModeling, "validation_step", lambda *_: pytest.fail("validates"))
@@ -85,7 +62,7 @@ def test_each_signal_ends_a_run_with_a_checkpoint(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS) == set()
 
 
-def test_a_validation_is_cut_short_and_done_again(
+def test_an_interrupted_validation_is_repeated(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_of: Read
 ) -> None:
     settings = (
@@ -120,7 +97,7 @@ def test_a_validation_is_cut_short_and_done_again(
 def test_inside_a_slurm_job_lightning_has_no_handler(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own would save from within the handler and call scontrol."""
+    """Lightning's handler would save a checkpoint within the handler, and call scontrol."""
     variables = {"JOB_ID": "4711", "JOB_NAME": "protlm", "NTASKS": "1", "NNODES": "1"}
     variables |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_ID": "0"}
     variables |= {"NTASKS_PER_NODE": "1", "NODELIST": "127.0.0.1"}
@@ -141,27 +118,35 @@ def test_inside_a_slurm_job_lightning_has_no_handler(
     assert newest is not None and step_of(newest) == 3
 
 
+@pytest.fixture
+def start_two_ranks(one_process: dict[str, str], tiny_settings: list[str], tmp_path: Path) -> Start:
+    """Starts `protlm train` with two ranks, whose output is written to `log`."""
+
+    def start(*further: str) -> "subprocess.Popen[str]":
+        settings = [*tiny_settings, "run_dir=run", "trainer.devices=2", *further]
+        with (tmp_path / "log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "protlm", "train", *settings],
+                cwd=tmp_path,
+                env=one_process,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+
+    return start
+
+
 @pytest.mark.slow
 def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
-    one_process: dict[str, str],
-    tiny_settings: list[str],
+    start_two_ranks: Start,
     tmp_path: Path,
     wait_for_step: Callable,
     ranks_below: Callable,
     assert_gone: Callable,
 ) -> None:
-    """Under Lightning's own launcher, and the signal to the rank that it has started."""
-    settings = ["run_dir=run", "trainer.devices=2", "trainer.log_every=1"]
-    command = [sys.executable, "-m", "protlm", "train", *tiny_settings, *settings]
-    with (tmp_path / "log").open("w") as log:
-        first = subprocess.Popen(
-            [*command, "trainer.max_steps=100000"],
-            cwd=tmp_path,
-            env=one_process,
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
+    """Lightning's launcher starts rank 1, which receives the signal."""
+    first = start_two_ranks("trainer.log_every=1", "trainer.max_steps=100000")
     try:
         wait_for_step(tmp_path / "run", 3, first)
         (second,) = ranks_below(first.pid).values()
@@ -176,24 +161,14 @@ def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
 
 
 @pytest.mark.slow
-def test_a_signal_to_a_rank_that_starts_ends_the_run_with_its_exit_code(
-    one_process: dict[str, str],
-    tiny_settings: list[str],
+def test_a_signal_to_a_starting_rank_ends_the_run_with_its_exit_code(
+    start_two_ranks: Start,
     tmp_path: Path,
     ranks_below: Callable,
     assert_gone: Callable,
 ) -> None:
-    """While rank 1 still imports its modules, and rank 0 waits for it."""
-    settings = [*tiny_settings, "run_dir=run", "trainer.devices=2"]
-    with (tmp_path / "log").open("w") as log:
-        first = subprocess.Popen(
-            [sys.executable, "-m", "protlm", "train", *settings],
-            cwd=tmp_path,
-            env=one_process,
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
+    """Rank 1 is still importing modules, and rank 0 waits for it."""
+    first = start_two_ranks()
     try:
         deadline = time.monotonic() + 200
         while not (found := ranks_below(first.pid)) and time.monotonic() < deadline:
@@ -207,28 +182,15 @@ def test_a_signal_to_a_rank_that_starts_ends_the_run_with_its_exit_code(
     assert_gone(found[1])
 
 
-STARTING = """
-from protlm.training.datamodule import SequenceData
-make = SequenceData.train_dataloader
-
-def train_dataloader(self):
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return make(self)
-
-SequenceData.train_dataloader = train_dataloader
-print(json.dumps(train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")))
-"""
-
-
 @pytest.mark.slow
 def test_a_signal_to_one_rank_before_the_first_step(run_ranks: Callable, tmp_path: Path) -> None:
-    """While the loaders start, where Lightning's handler would wait for the other rank."""
-    assert [json.loads(told) for told in run_ranks(tmp_path, STARTING)] == [[1, 75]] * 2
+    """While the loaders start, Lightning's handler would wait for the other rank."""
+    printed = run_ranks(tmp_path, PROGRAMS / "signal_while_starting.py")
+    assert [json.loads(told) for told in printed] == [[1, 75]] * 2
 
 
 def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
-    """Has this process send itself a signal in the middle of an optimiser step."""
+    """Makes this process send itself a signal during an optimizer step."""
     work = LanguageModeling.training_step
 
     def training_step(self: LanguageModeling, batch: Any, index: int) -> Any:

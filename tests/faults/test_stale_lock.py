@@ -23,6 +23,7 @@ from protlm.data_prep.work_folder import Plan, work_folder
 from protlm.errors import OutputError
 from protlm.lock import LOCK
 
+PROGRAMS = Path(__file__).parent / "programs"
 RULE = HashSplit(0, 0)
 SINCE = "2026-01-01T00:00:00+00:00"
 
@@ -40,22 +41,18 @@ def locked(tmp_path):
     return lock
 
 
-def dead_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(locked, proteins, capsys):
-    out = locked(host=socket.gethostname(), pid=dead_process(), since=SINCE, start="0")
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(
+    locked, dead_process, proteins, capsys
+):
+    out = locked(host=socket.gethostname(), pid=dead_process, since=SINCE, start="0")
     prepare([proteins], out, split_rule=RULE)
     assert "taking over from process" in capsys.readouterr().err
     assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
-def test_of_two_processes_one_takes_over(locked, monkeypatch):
-    """Both start while the first is still reading who left the lock file."""
-    out = locked(host=socket.gethostname(), pid=dead_process(), since=SINCE, start="0")
+def test_of_two_processes_one_takes_over(locked, dead_process, monkeypatch):
+    """Both start while the first still reads the lock file."""
+    out = locked(host=socket.gethostname(), pid=dead_process, since=SINCE, start="0")
     read = lock._read
 
     def read_slowly(path):
@@ -101,25 +98,14 @@ def test_a_running_process_is_never_taken_over(tmp_path, proteins):
     held.release()
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from protlm.lock import FolderLock
-
-FolderLock(Path(sys.argv[1]))
-print(flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture
 def start_holder(tmp_path):
-    """Starts a process that locks `tmp_path`, by a command in front of Python if one is given."""
+    """Starts a process that locks `tmp_path`; a command may precede Python."""
     holders = []
 
     def start(*command):
         process = subprocess.Popen(
-            [*command, sys.executable, "-c", HOLD, str(tmp_path)],
+            [*command, sys.executable, PROGRAMS / "hold_lock.py", tmp_path],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -146,7 +132,7 @@ def test_a_zombie_does_not_keep_the_lock(start_holder, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.pidns
 def test_a_process_in_another_container_keeps_the_lock(start_holder, tmp_path):
-    """Its process ID, 1, is that of another process here, or of none."""
+    """Its process ID, 1, belongs to another process here."""
     start_holder("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     for break_lock in (False, True):
         with pytest.raises(OutputError, match="is being built by process 1 on"):
@@ -154,15 +140,15 @@ def test_a_process_in_another_container_keeps_the_lock(start_holder, tmp_path):
 
 
 def test_the_children_of_a_killed_process_do_not_keep_the_lock(tmp_path):
-    """Workers notice the death of their parent only after a while."""
+    """Workers end some time after their parent."""
     context = multiprocessing.get_context("fork")
-    go_on, ready = context.Event(), context.Event()
+    released, ready = context.Event(), context.Event()
 
     def hold():
         BuildLock(tmp_path)
         if not os.fork():
             ready.set()
-            go_on.wait(60)
+            released.wait(60)
             os._exit(0)
         signal.pause()
 
@@ -176,7 +162,7 @@ def test_the_children_of_a_killed_process_do_not_keep_the_lock(tmp_path):
         holder.join()
         BuildLock(tmp_path).release()
     finally:
-        go_on.set()
+        released.set()
 
 
 @pytest.mark.parametrize(
@@ -198,29 +184,23 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
 
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fstat", "Path.write_text"])
 @pytest.mark.parametrize("mode", ["a", "w"], ids=["before", "truncated"])
-def test_a_builder_killed_while_it_locks_leaves_no_lock(
+def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
     run_builder, proteins, tmp_path, moment, mode
 ):
     """The same command continues after a kill at any moment, without --break-lock."""
-    killed = f"""
-import signal
-from protlm.lock import LOCK, Path, fcntl, os
-def kill(*arguments, **named):
-    next(Path(sys.argv[2]).parent.rglob(LOCK)).open({mode!r})
-    os.kill(os.getpid(), signal.SIGKILL)
-{moment} = kill
-build(sys.argv[1:2], sys.argv[2])
-"""
+    program = PROGRAMS / "build_killed_while_locking.py"
     out = tmp_path / "data"
-    assert run_builder(killed, proteins, out).returncode == -signal.SIGKILL
-    done = run_builder("build(sys.argv[1:2], sys.argv[2])", proteins, out)
+    killed = run_builder(program, proteins, out, *moment.split("."), mode)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "data.partial" / LOCK).read_bytes() == b""
+    done = run_builder(PROGRAMS / "build_data_set.py", proteins, out)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
-    """There the lock file alone says that somebody may be writing."""
+    """There only the lock file shows that another process may be writing."""
 
     def refuse(*arguments):
         raise OSError(fault, os.strerror(fault))
@@ -236,8 +216,8 @@ def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
     assert BuildLock(tmp_path, break_lock=True).is_held
 
 
-def test_a_lock_file_that_is_removed_while_it_is_locked_is_made_again(tmp_path, monkeypatch):
-    """The owner before removes it between the next one's `open` and `flock`."""
+def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    """The previous owner removes it between `open` and `flock`."""
     lock_file, removed = fcntl.flock, []
 
     def remove_and_lock(*arguments):
@@ -250,37 +230,20 @@ def test_a_lock_file_that_is_removed_while_it_is_locked_is_made_again(tmp_path, 
     assert len(removed) == 1
 
 
-TOLD_TO_END = """
-import os, signal
-from protlm.data_prep.encode import Encoder
-
-work, begun = Encoder.__call__, []
-
-def end(encoder, block):
-    begun.append(block)
-    if len(begun) == 20:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return work(encoder, block)
-
-Encoder.__call__ = end
-exit_with_message(lambda: build(sys.argv[1:2], sys.argv[2]))
-"""
-
-
 def test_a_job_that_a_cluster_terminates_releases_its_lock(
     run_builder, proteins, tmp_path, contents
 ):
-    """It may resume on another machine, which could not judge the lock."""
+    """It may resume on another machine, which cannot check whether the owner is running."""
     out = tmp_path / "data"
-    done = run_builder(TOLD_TO_END, proteins, out)
+    done = run_builder(PROGRAMS / "build_terminated.py", proteins, out)
     assert done.returncode == 130, done.stderr
     assert "protlm: interrupted" in done.stderr
     partial = out.with_name("data.partial")
     assert (partial / "journal" / "segment-00003.json").exists()
     assert not (partial / LOCK).exists()
-    again = "build(sys.argv[1:2], sys.argv[2]); build(sys.argv[1:2], sys.argv[3])"
-    done = run_builder(again, proteins, out, tmp_path / "whole")
-    assert done.returncode == 0, done.stderr
+    for folder in (out, tmp_path / "whole"):
+        done = run_builder(PROGRAMS / "build_data_set.py", proteins, folder)
+        assert done.returncode == 0, done.stderr
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -313,7 +276,7 @@ def test_a_process_that_lost_its_lock_writes_nothing_more(tmp_path):
         lock.check()
 
 
-def test_a_builder_that_lost_its_lock_leaves_everything_to_the_other(tmp_path, proteins):
+def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
 

@@ -1,4 +1,4 @@
-"""A sweep as jobs: `protlm train --multirun` with Hydra's launcher of submitit, on this machine."""
+"""`protlm train --multirun` with Hydra's submitit launcher, on this machine."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from protlm.checkpoints.format import latest
 
 
 def sweep(folder: Path, env: Mapping[str, str], *settings: str) -> subprocess.CompletedProcess[str]:
-    """A sweep over two seeds, each with a job and a run of its own."""
+    """Runs a sweep over two seeds: a job and a run for each."""
     launched = ["--multirun", "hydra/launcher=submitit_local", "seed=0,1"]
     return subprocess.run(
         [sys.executable, "-m", "protlm", "train", *launched, *settings],

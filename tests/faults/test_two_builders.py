@@ -1,4 +1,4 @@
-"""Of two builders of one output one succeeds, and the other names it."""
+"""Of two builders of one output one succeeds; the other is rejected and names the first."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from protlm.lock import LOCK
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `protlm prepare` and returns at once; what is left at the end is stopped."""
+    """Starts `protlm prepare` and returns at once; running processes are killed at the end."""
     started = []
 
     def run(*arguments: str) -> "subprocess.Popen[str]":

@@ -6,20 +6,9 @@ from pathlib import Path
 
 import pytest
 
+PROGRAM = Path(__file__).parent / "programs" / "change_directory.py"
+
 pytestmark = pytest.mark.slow
-
-PROGRAM = """
-from protlm.errors import UserError
-
-train("run", "trainer.max_steps=2")
-if number == 1:
-    Path("elsewhere").mkdir()
-    os.chdir("elsewhere")
-try:
-    print(json.dumps(train("run", "trainer.max_steps=4")))
-except UserError as error:
-    print(json.dumps(str(error)))
-"""
 
 
 def test_ranks_that_see_other_checkpoints_are_refused(

@@ -350,29 +350,6 @@ def test_attention_inputs_are_those_of_the_forward_pass() -> None:
     assert blocks_of(model)[0].attention.value.weight.grad is not None
 
 
-TWO_RANKS = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-sys.path.insert(0, sys.argv[4])
-from test_reversible import example, loss, network
-
-rank = int(sys.argv[1])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-model = network(dropout=0.0).double()
-# Small buckets: gradients are sent while others are computed.
-parallel = DistributedDataParallel(model, bucket_cap_mb=0.02)
-tokens_BL, mask_BL = (x[4 * rank : 4 * rank + 4] for x in example(batch=8))
-with parallel.no_sync():
-    loss(parallel(tokens_BL[:2], mask_BL[:2], causal=False).logits_BLV).backward()
-loss(parallel(tokens_BL[2:], mask_BL[2:], causal=False).logits_BLV).backward()
-torch.save({name: p.grad for name, p in model.named_parameters()}, f"{sys.argv[3]}/{rank}.pt")
-dist.destroy_process_group()
-"""
-
-
 def test_gradients_are_sent_while_others_are_computed(tmp_path: Path) -> None:
     model = network(dropout=0.0).double()
     seen: list[Tensor] = []
@@ -409,11 +386,11 @@ def test_gradients_are_sent_while_others_are_computed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
     meeting = tmp_path / "meeting"
-    here = str(Path(__file__).parent)
+    program = Path(__file__).parent / "programs" / "gradient_of_rank.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(rank), str(meeting), str(tmp_path), here],
+            [sys.executable, program, str(rank), meeting, tmp_path],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,5 +1,6 @@
 """The private state of Lightning: each trick works, and is still needed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader
 from protlm.training import lightning_internals as internals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = Path(__file__).parent / "programs" / "wait_for_lost_rank.py"
 VALIDATION_BATCHES = 4
 
 
@@ -238,27 +240,11 @@ def test_quiet_and_interruptible(quiet: bool, fit: Fit) -> None:
     assert (caught == []) == quiet
 
 
-# Rank 0, which waits in a collective for a rank that it started and that was ended by a signal.
-LOST_RANK = """
-import subprocess, sys, time
-from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from protlm.training.lightning_internals import end_with_exit_code_of_ranks
-
-if sys.argv[1] == "trick":
-    end_with_exit_code_of_ranks()
-sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-ranks = [subprocess.Popen(sleep), subprocess.Popen(sleep)]
-ranks[1].terminate()
-_ChildProcessObserver(main_pid=os.getpid(), child_processes=ranks, sleep_period=0.1).start()
-time.sleep(60)
-"""
-
-
 @pytest.mark.parametrize("trick", [True, False])
 def test_end_with_exit_code_of_ranks(trick: bool) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", "import os" + LOST_RANK, "trick" if trick else "none"],
-        cwd=ROOT,
+        [sys.executable, PROGRAM, "trick" if trick else "none"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=100,

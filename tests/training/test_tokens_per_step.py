@@ -16,6 +16,7 @@ from protlm.errors import UserError
 from protlm.training.module import LanguageModeling
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = Path(__file__).parent / "programs" / "gradients_of_ranks.py"
 STEP = (
     "trainer.tokens_per_step=2048",
     "trainer.log_every=1",
@@ -101,55 +102,6 @@ def test_the_size_of_a_step_is_the_recipe(
         train_tiny(tmp_path / "run", *STEP, "trainer.accumulate_grad_batches=2")
 
 
-# Ranks are forks of one process that has imported everything and computed nothing.
-PROGRAM = """
-import os, socket, sys
-import torch
-import protlm.commands.train as command
-from protlm.composition import compose
-from protlm.config import TrainConfig
-from protlm.training.module import LanguageModeling
-import pytorch_lightning, protlm.model.pretrained
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-def rank_of(world, parts, rank, port):
-    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    launched |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "test"}
-    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in launched.items()})
-    divide = LanguageModeling.on_before_optimizer_step
-    def divide_and_note(self, optimizer):
-        divide(self, optimizer)
-        if rank == 0:
-            gradients = [p.grad.detach().flatten() for p in self.parameters()]
-            torch.save(torch.cat(gradients), f"{world}-{parts}.pt")
-    LanguageModeling.on_before_optimizer_step = divide_and_note
-    build = command.build_network
-    command.build_network = lambda *args, **named: build(*args, **named).to(DTYPE)
-    settings = [f"run_dir=run-{world}-{parts}", f"trainer.devices={world}"]
-    settings += [f"data.tokens_per_batch={-(-2048 // parts)}"]
-    command.train(compose(TrainConfig, [*sys.argv[2:], *settings]))
-
-DTYPE = getattr(torch, sys.argv[1])
-for world, parts in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (2, 2)):
-    port, children = free_port(), []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            try:
-                rank_of(world, parts, rank, port)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * world
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float64", 1e-7)])
 def test_ranks_and_micro_batches_have_the_same_gradient(
@@ -162,7 +114,7 @@ def test_ranks_and_micro_batches_have_the_same_gradient(
     settings += ["schedule.warmup_steps=0", "objective.mask_fraction=0.03"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, dtype, *settings],
+        [sys.executable, PROGRAM, dtype, *settings],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -289,7 +289,7 @@ def test_generalized_kernels_are_their_integrals(kernel: str) -> None:
     assert largest_z(draws, expected_by_quadrature(kernel, x, y)) < 4
 
 
-def test_an_epsilon_adds_what_it_should_to_the_kernel() -> None:
+def test_the_kernel_with_an_epsilon_has_its_expectation() -> None:
     epsilon = 0.5
     x, y = vectors(1.5)
     draws = generalized_draws({"kernel": "relu", "kernel_epsilon": epsilon}, x, y)

@@ -141,7 +141,7 @@ def test_torch_compile_sees_one_graph_with_the_same_result(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_a_nan_that_comes_back_for_padding_reaches_nothing(
+def test_a_nan_gradient_at_padding_has_no_influence(
     performer: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism = performer.create()

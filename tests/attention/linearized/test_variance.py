@@ -60,7 +60,7 @@ def simulated_and_predicted(settings: dict[str, Any], size: float) -> tuple[floa
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_prediction_is_what_estimates_do(settings: dict[str, Any]) -> None:
+def test_the_prediction_is_the_variance_of_estimates(settings: dict[str, Any]) -> None:
     simulated, predicted = simulated_and_predicted(settings, 0.25)
     assert simulated == pytest.approx(predicted, rel=0.02)
 

@@ -114,7 +114,7 @@ def test_a_mask_may_broadcast(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(found, dense(q, k, v, visible), rtol=1e-12, atol=1e-12)
 
 
-def test_a_kernel_that_meets_only_hidden_keys_at_first_goes_on() -> None:
+def test_a_kernel_whose_first_keys_are_masked_is_correct() -> None:
     """Fused kernels take 512 keys at a time: the first of them are hidden here."""
     q, k, v = draw(1, 2, 1, 6, 8), draw(1, 2, 1, 1100, 8, seed=1), draw(1, 2, 1, 1100, 8, seed=2)
     visible = torch.arange(1100).expand(1, 1, 1, 6, 1100) >= 1050

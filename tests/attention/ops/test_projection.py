@@ -108,7 +108,7 @@ def test_givens_blocks_are_products_of_that_many_rotations() -> None:
 def test_blocks_are_independent(sampling: RowSampling) -> None:
     pairs = blocks(sampling).unflatten(0, (-1, 2)).flatten(1)
     half = DIM * DIM
-    # Entries of one block do depend on each other in some laws, so only the corner is looked at.
+    # Entries of one block depend on each other in some laws, so only the corner is tested.
     assert correlations(pairs)[:half, half:].max() < Z
     assert correlations(pairs.square())[:half, half:].max() < Z
 
@@ -148,7 +148,7 @@ def test_a_draw_is_a_pure_function_of_seed_and_index(sampling: RowSampling) -> N
         assert not torch.isin(rows.norm(dim=1), others.norm(dim=1)).any()
 
 
-def test_a_resumed_run_draws_what_earlier_versions_drew() -> None:
+def test_draws_are_those_of_earlier_versions() -> None:
     expected = [
         [0.839103246279, 0.820187479817],
         [-1.437094886790, 1.470238225272],
