@@ -11,7 +11,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 # Arguments, the exit code, and what the sentence says.
 WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "unknown command": (["embedd"], 2, ["embedd", "--help"]),
-    "missing option": (["embed", "x.fasta"], 2, ["--model"]),
+    "missing option": (["embed", "x.fasta"], 2, ["--output"]),
     "wrong choice": (
         ["embed", "x.fasta", "-m", "run", "-o", "o.h5", "--include", "max"],
         2,
@@ -227,7 +227,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         2,
         ["--multirun"],
     ),
-    "evaluate nothing": (["evaluate", "evaluation=[masked]"], 2, ["checkpoint"]),
+    "evaluate nothing": (["evaluate", "evaluation=[masked]"], 2, ["data.dir=DIR"]),
     "evaluate what is not": (["evaluate", "checkpoint=run", "evaluation=[maskd]"], 2, ["maskd"]),
     "evaluate on no split": (
         ["evaluate", "checkpoint=run", "data.dir=data", "split=none", "output=o.json"],
