@@ -51,7 +51,7 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
             raise UserError(f"{override} is not a setting; settings are written key=value")
         if (old := key_of(override)) in RENAMED:
             raise UserError(f"{old} is now called {RENAMED[old]}; type {RENAMED[old]}=VALUE")
-        if unknown := _unknownkey_of(key_of(override), schema):
+        if unknown := _unknown_key_of(key_of(override), schema):
             raise UserError(unknown)
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -144,7 +144,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
-    named = _fullkey_of(error)
+    named = _full_key_of(error)
     causes = [o for o in overrides if key_of(o).split(".")[-1] == named]
     # The key of an element of a list is part of the value.
     causes = causes or [o for o in overrides if named and named in o]
@@ -168,12 +168,12 @@ def _not_there(key: str, group: Any) -> str:
     return f"{key} is not a setting{hint}{known}"
 
 
-def _fullkey_of(error: BaseException) -> str:
+def _full_key_of(error: BaseException) -> str:
     found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
     return re.sub(r"\[\d+\]", "", found.group(1)).split(".")[-1] if found else ""
 
 
-def _unknownkey_of(key: str, schema: type) -> str | None:
+def _unknown_key_of(key: str, schema: type) -> str | None:
     """Describes a dotted key that the schema does not have; None if it has the key."""
     import dataclasses
 

@@ -10,8 +10,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A run folder, a .ckpt file, an exported model, or a name that protlm models lists; "
-        "default: the first of them.",
+        help="A run folder, a .ckpt file, an exported model, or a shipped model's name; default: "
+        "the first that protlm models lists.",
     ),
 ]
 CausalModel = Annotated[
@@ -19,7 +19,9 @@ CausalModel = Annotated[
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda (or gpu), cuda:1, ...")]
-Figure = Annotated[Path | None, typer.Option(help="Also draw a PNG, of one protein.")]
+Figure = Annotated[
+    Path | None, typer.Option(help="Also draw a PNG; the input must contain one protein.")
+]
 Duplicates = Annotated[
     str,
     typer.Option(help="Repeated identifiers: error, first (skip others), suffix (ID_2)."),
@@ -36,8 +38,8 @@ OodFamilies = Annotated[
 ClusterTable = Annotated[
     Path | None,
     typer.Option(
-        help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster; each is kept "
-        "in one split unless --split-table is given."
+        help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each stays "
+        "in one split; --split-table overrides this."
     ),
 ]
 Cluster = Annotated[bool, typer.Option("--cluster", help="Make the table with MMseqs2 linclust.")]
@@ -81,7 +83,10 @@ Restart = Annotated[
 ]
 BreakLock = Annotated[
     bool,
-    typer.Option("--break-lock", help="Take over the lock of a dead process of another machine."),
+    typer.Option(
+        "--break-lock",
+        help="Take over a lock from another machine; first make sure that no process runs there.",
+    ),
 ]
 JobExecutor = Annotated[
     str | None, typer.Option(help="Run one job per file: slurm, or local (processes).")
@@ -102,6 +107,6 @@ FirstResidue = Annotated[
 PerResidue = Annotated[
     bool,
     typer.Option(
-        "--per-residue", help="Divide the likelihoods of whole sequences by their length."
+        "--per-residue", help="Divide whole-sequence log-likelihoods by the number of tokens."
     ),
 ]

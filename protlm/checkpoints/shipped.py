@@ -23,7 +23,7 @@ def default_model() -> Path:
     for folder in shipped_models():
         return folder
     raise InputDataError(
-        "this copy of protlm has no model; give a run folder, a .ckpt file or an exported folder"
+        "no model is installed with protlm; name one with -m MODEL (evaluate: checkpoint=MODEL)"
     )
 
 

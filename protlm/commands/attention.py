@@ -81,7 +81,7 @@ def _check_figure(proteins: Proteins, figure: Path | None) -> None:
         raise UserError(
             f"--figure draws one protein of at most {_LONGEST_FIGURE:,} residues; "
             f"{proteins.path} has {len(proteins)} proteins, the longest of "
-            f"{max(proteins.lengths, default=0):,}"
+            f"{max(proteins.lengths, default=0):,}; omit --figure, or give a file with one protein"
         )
 
 

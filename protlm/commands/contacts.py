@@ -189,7 +189,7 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
     if len(files) > _MOST_FIGURES:
         raise UserError(
             f"--figure draws at most {_MOST_FIGURES} proteins, and there are {len(files):,}; "
-            "leave it out, or give fewer proteins"
+            "omit --figure, or give fewer proteins"
         )
     figures = dict.fromkeys(files, figure)
     if len(files) > 1:

@@ -128,7 +128,8 @@ def _test_split(directory: Path) -> str:
 
 def _directory(config: EvaluateConfig) -> Path:
     if config.data.dir is None:
-        raise UserError("these evaluations read shards; type data.dir=DIR")
+        labels = ",".join(config.evaluation)
+        raise UserError(f"evaluation=[{labels}] needs a prepared data set; type data.dir=DIR")
     return Path(config.data.dir)
 
 

@@ -157,9 +157,10 @@ def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
     causal = config.objective.name is Objective.causal
     if not _supports(type(attention), causal=causal):
         able = [n for n in names() if n != name and _supports(mechanism(n), causal=causal)]
+        asked, other = ("causal", "masked") if causal else ("masked", "causal")
         raise UserError(
-            f"attention={name} has no {'causal' if causal else 'bidirectional'} form; choose "
-            f"objective={'masked' if causal else 'causal'}, or one of: {one_of(able)}"
+            f"attention={name} does not support objective={asked}; choose objective={other}, or "
+            f"one of: {one_of(able)}"
         )
     rotary = config.model.positions is Positions.rotary
     has_limit = not rotary or attention.max_length is not None
