@@ -38,8 +38,8 @@ OodFamilies = Annotated[
 ClusterTable = Annotated[
     Path | None,
     typer.Option(
-        help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each stays "
-        "in one split; --split-table overrides this."
+        help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each "
+        "stays in one split; --split-table overrides this."
     ),
 ]
 Cluster = Annotated[bool, typer.Option("--cluster", help="Make the table with MMseqs2 linclust.")]
