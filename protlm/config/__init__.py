@@ -113,8 +113,8 @@ class EvaluateConfig(Checked):
     """One call of `protlm evaluate`."""
 
     checkpoint: str | None = setting(
-        "a run, a checkpoint, an exported model or a name that `protlm models` lists; `null`: the "
-        "first of them",
+        "a run, a checkpoint, an exported or foreign model, or a name that `protlm models` lists; "
+        "`null`: the first of them",
         None,
     )
     evaluation: dict[str, Any] = field(default_factory=dict)

@@ -70,8 +70,8 @@ class ModelConfig(Checked):
         "positions that the feed-forward computes at a time", None, allowed=at_least(1)
     )
     init_from: str | None = setting(
-        "a run, checkpoint or exported model of the same architecture, whose weights training "
-        "starts from",
+        "a run, checkpoint, exported or foreign model of the same architecture, whose weights "
+        "training starts from",
         None,
     )
 
