@@ -10,8 +10,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A run, a .ckpt file, an exported model, an ESM-2 or BERT model, or a name that protlm "
-        "models lists; default: the first of them.",
+        help="A run, a .ckpt file, an exported, ESM-2 or BERT model, or a name that protlm models "
+        "lists; default: the first of them.",
     ),
 ]
 CausalModel = Annotated[
