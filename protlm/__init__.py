@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def load(path: "str | Path") -> "PretrainedModel":
-    """Loads a model: a run folder, a checkpoint, an exported model, or a shipped model's name.
+    """Loads a model: a run, a checkpoint, an exported or foreign model, or a shipped model's name.
 
     Raises:
         UserError: the path does not contain a model, or the model is damaged.

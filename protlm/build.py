@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from protlm import interop
 from protlm.attention import Attention, create, options_of_layer
 from protlm.attention.base import SharesParameters
 from protlm.checkpoints import description as descriptions
@@ -77,13 +78,13 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
 
 
 def load_initial_weights(network: ProteinLM, path: Path) -> None:
-    """Loads the weights of a trained model: a run, a checkpoint or an exported model.
+    """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
 
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
         UserError: the model has another architecture.
     """
-    found = _read_model(path)
+    found = read_model(path)
     try:
         network.load_state_dict(found.weights)
     except RuntimeError as error:
@@ -240,13 +241,21 @@ def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
 
 
 def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
-    """Loads a model from a run folder, a checkpoint or an exported model.
+    """Loads a model from a run folder, a checkpoint, an exported model or that of another program.
 
     Raises:
-        InputDataError: the model is missing or damaged, has another vocabulary, or its weights
-            are NaN or do not match its description.
+        InputDataError: the model is missing or damaged, has another vocabulary, or does not
+            match its description.
     """
-    found = _read_model(path)
+    return model_of(read_model(path), device=device)
+
+
+def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> PretrainedModel:
+    """Builds a model that was read.
+
+    Raises:
+        InputDataError: its weights are NaN or do not match its description.
+    """
     described = found.description
     descriptions.check_sizes(found.path, described.model, found.weights)
 
@@ -270,8 +279,13 @@ def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
 
 
-def _read_model(path: Path) -> checkpoints.Checkpoint:
-    found = checkpoints.read(path)
+def read_model(path: Path) -> checkpoints.Checkpoint:
+    """Reads a model without building it: its description and its weights.
+
+    Raises:
+        InputDataError: the model is missing or damaged, or has another vocabulary.
+    """
+    found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")
     return found

@@ -11,6 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
+from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
 from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
@@ -57,7 +58,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-checkpoint_app = typer.Typer(help="Describe, verify or export a model.")
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
 
@@ -362,46 +362,6 @@ def score(
         figure=figure,
     )
     (scan_protein if scan else score_variants)(variants, _model(model), output, options)
-
-
-@checkpoint_app.command("info")
-def checkpoint_info(path: Path) -> None:
-    """Describe a run, a checkpoint or an exported model."""
-    from protlm.commands.checkpoint import info
-
-    info(path)
-
-
-@checkpoint_app.command("verify")
-def checkpoint_verify(path: Path) -> None:
-    """Verify the SHA-256 of one checkpoint, or of all checkpoints of a run."""
-    from protlm.commands.checkpoint import verify
-
-    verify(path)
-
-
-@checkpoint_app.command("export")
-def checkpoint_export(
-    path: Path,
-    output: Annotated[Path, typer.Option("--output", "-o")],
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, which is half as large.")] = (
-        "float32"
-    ),
-) -> None:
-    """Export model.safetensors and config.json to a new folder."""
-    from protlm.commands.checkpoint import export
-
-    export(path, output, dtype)
-
-
-@checkpoint_app.command("consolidate")
-def checkpoint_consolidate(
-    path: Path, output: Annotated[Path, typer.Option("--output", "-o")]
-) -> None:
-    """Convert a sharded checkpoint of trainer=fsdp to one ordinary .ckpt file."""
-    from protlm.commands.checkpoint import consolidate
-
-    consolidate(path, output)
 
 
 def main() -> NoReturn:

@@ -10,8 +10,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A run folder, a .ckpt file, an exported model, or a shipped model's name; default: "
-        "the first that protlm models lists.",
+        help="A run, a .ckpt file, an exported, ESM-2 or BERT model, or a shipped model's name; "
+        "default: the first that protlm models lists.",
     ),
 ]
 CausalModel = Annotated[

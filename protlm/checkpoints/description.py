@@ -30,6 +30,8 @@ _KINDS = {
     "seed": (int, "a whole number"),
     "max_length": (int, "a whole number"),
 }
+# Where an imported model came from.
+_SOURCE = ("family", "sha256")
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _EMBEDDING = "embedding.weight"
 # Numbers that may be created per weight, and for tables that are not saved.
@@ -67,6 +69,7 @@ class ModelDescription:
         attention_options: options of the mechanism.
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
+        source: of an imported model, its `family` and the `sha256` of its weights.
     """
 
     vocabulary: str
@@ -76,6 +79,7 @@ class ModelDescription:
     attention_options: Mapping[str, Any]
     seed: int
     max_length: int
+    source: Mapping[str, str] | None = None
 
     @property
     def attention_config(self) -> dict[str, Any]:
@@ -87,7 +91,7 @@ class ModelDescription:
         values = {f.name: getattr(self.model, f.name) for f in fields(ModelConfig)}
         # The origin of the first weights is not part of the architecture.
         del values["init_from"]
-        return {
+        plain = {
             "format": FORMAT,
             "vocabulary": self.vocabulary,
             "objective": self.objective.value,
@@ -96,6 +100,7 @@ class ModelDescription:
             "seed": self.seed,
             "max_length": self.max_length,
         }
+        return plain if self.source is None else {**plain, "source": dict(self.source)}
 
     @classmethod
     def parse(cls, path: Path, stored: object) -> Self:
@@ -130,7 +135,17 @@ class ModelDescription:
             attention_options=options,
             seed=stored["seed"],
             max_length=stored["max_length"],
+            source=_source(path, stored.get("source")),
         )
+
+
+def _source(path: Path, stored: object) -> dict[str, str] | None:
+    if stored is None:
+        return None
+    values = stored if isinstance(stored, dict) else {}
+    if set(values) != set(_SOURCE) or not all(isinstance(v, str) for v in values.values()):
+        raise _foreign(path, f"source={stored!r:.60} must have {one_of(list(_SOURCE))}")
+    return values
 
 
 def _model_config(path: Path, settings: Mapping[Any, Any]) -> ModelConfig:

@@ -1,8 +1,12 @@
-"""`protlm checkpoint info|verify|export|consolidate`: describes, verifies and converts models."""
+"""`protlm checkpoint info|verify|import|export|consolidate`: describes and converts models."""
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from protlm.build import load_model
+from protlm import interop
+from protlm.build import load_model, model_of, read_model
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.checksums import check_sum
@@ -10,14 +14,14 @@ from protlm.checkpoints.sharded import consolidated
 from protlm.config import BestMetric
 from protlm.errors import InputDataError, UserError
 from protlm.model.transformer import num_parameters
-from protlm.paths import check_output
+from protlm.paths import check_output, complete_file
 
 
 def info(path: Path) -> None:
     """Describes the newest checkpoint of a run, a checkpoint or an exported model."""
     model = load_model(path)
     rows = {
-        "file": str(checkpoints.read(path).path),
+        "file": str(read_model(path).path),
         "objective": model.description.objective.value,
         "parameters": f"{num_parameters(model.network):,}",
         "longest input": "unbounded" if model.max_length is None else str(model.max_length),
@@ -27,6 +31,7 @@ def info(path: Path) -> None:
     described = model.description.to_plain()
     for section in ("model", "attention"):
         rows |= {f"{section}.{key}": str(v) for key, v in described[section].items()}
+    rows |= {f"source.{key}": value for key, value in (model.description.source or {}).items()}
     for metric in BestMetric:
         for best in best_checkpoints(path, metric, 1):
             rows[f"best by {metric}"] = str(best)
@@ -103,7 +108,38 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
-    parameters = [name for name, _ in load_model(path).network.named_parameters()]
+    check_output(output)
+    found = read_model(path)
+    parameters = [name for name, _ in model_of(found).network.named_parameters()]
     rounded = parameters if dtype == "bfloat16" else []
-    checkpoints.export(checkpoints.read(path), output, rounded=rounded)
+    checkpoints.export(found, output, rounded=rounded)
+    print(output)
+
+
+def import_model(path: Path, output: Path) -> None:
+    """Converts the model of another program to a new folder, as `export` writes it.
+
+    The contact head of ESM-2 becomes NAME.fit.json, a fit for `protlm contacts`.
+
+    Raises:
+        InputDataError: the model is damaged or of another architecture, or is protlm's own.
+        OutputError: the output exists or cannot be written.
+    """
+    check_output(output)
+    if not interop.is_foreign(path):
+        raise InputDataError(
+            f"{path} is not a model of another program: give a Hugging Face folder, a .pt file of "
+            "fair-esm, or a .safetensors file with its .json; protlm's own models need no import"
+        )
+    found = interop.read(path)
+    model = model_of(found)
+    fit = output.with_name(f"{output.name}.fit.json")
+    if found.contacts is not None:
+        check_output(fit)
+    checkpoints.export(found, output)
+    if found.contacts is not None:
+        values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
+        with complete_file(fit) as temporary:
+            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        print(f"contact head saved: protlm contacts --fit {fit} uses it", file=sys.stderr)
     print(output)

@@ -8,6 +8,7 @@ from protlm.config.choices import (
     BestMetric,
     Crop,
     DecayShape,
+    HeadKind,
     Mode,
     Norm,
     NormOrder,
@@ -42,6 +43,7 @@ __all__ = [
     "DecayShape",
     "EvaluateConfig",
     "EvaluationDataConfig",
+    "HeadKind",
     "LoggerConfig",
     "MixtureConfig",
     "Mode",
@@ -111,8 +113,8 @@ class EvaluateConfig(Checked):
     """One call of `protlm evaluate`."""
 
     checkpoint: str | None = setting(
-        "a run, a checkpoint, an exported model or a name that `protlm models` lists; `null`: the "
-        "first of them",
+        "a run, a checkpoint, an exported or foreign model, or a name that `protlm models` lists; "
+        "`null`: the first of them",
         None,
     )
     evaluation: dict[str, Any] = field(default_factory=dict)

@@ -33,6 +33,13 @@ class Activation(StrEnum):
     swiglu = "swiglu"
 
 
+class HeadKind(StrEnum):
+    """The output layer: linear, or after a dense layer, GELU and a norm."""
+
+    linear = "linear"
+    dense_norm = "dense_norm"
+
+
 class Objective(StrEnum):
     """The prediction task: masked residues, or the next residue."""
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from protlm.config.choices import Activation, Norm, NormOrder, Positions
-from protlm.config.fields import Checked, at_least, setting
+from protlm.config.choices import Activation, HeadKind, Norm, NormOrder, Positions
+from protlm.config.fields import Checked, above, at_least, setting
 from protlm.errors import UserError
 
 
@@ -27,9 +27,30 @@ class ModelConfig(Checked):
     norm_order: NormOrder = setting(
         "norm before a sublayer, or after the residual sum", NormOrder.pre
     )
+    norm_epsilon: float | None = setting(
+        "added to the variance in the norms of hidden states; "
+        "`null`: 1e-5 for `layer`, 1e-6 for `rms`",
+        None,
+        allowed=above(0),
+    )
     activation: Activation = setting("nonlinearity of the feed-forward", Activation.relu)
     qk_norm: bool = setting(
         "normalizes queries and keys in the way that suits the mechanism (docs/train.md)", False
+    )
+    attention_bias: bool = setting(
+        "biases in the projections to queries, keys, values and output", False
+    )
+    embedding_norm: bool = setting("a norm after the embedding and its positions", False)
+    token_dropout: bool = setting(
+        "zeroes the embedding of `<mask>` and scales the other tokens of the row, as in ESM", False
+    )
+    head: HeadKind = setting(
+        "the output layer: linear, or dense, GELU and norm before it", HeadKind.linear
+    )
+    tied_head: bool = setting("the output layer uses the weights of the token embedding", False)
+    stored_frequencies: bool = setting(
+        "saves the frequencies of `positions=rotary` with the weights, as imported models need",
+        False,
     )
     dropout: float = setting(
         "after attention, feed-forward and embedding", 0.0, allowed=at_least(0, below=1)
@@ -49,8 +70,8 @@ class ModelConfig(Checked):
         "positions that the feed-forward computes at a time", None, allowed=at_least(1)
     )
     init_from: str | None = setting(
-        "a run, checkpoint or exported model of the same architecture, whose weights training "
-        "starts from",
+        "a run, checkpoint, exported or foreign model of the same architecture, whose weights "
+        "training starts from",
         None,
     )
 
@@ -60,6 +81,10 @@ class ModelConfig(Checked):
             raise UserError(
                 f"model.convolution={self.convolution} must be an odd number of positions, 3 to "
                 "31; type model.convolution=5, or null for none"
+            )
+        if self.stored_frequencies and self.positions is not Positions.rotary:
+            raise UserError(
+                f"model.stored_frequencies=true needs model.positions=rotary, not {self.positions}"
             )
         if self.reversible and self.unet_skips:
             raise UserError(

@@ -17,9 +17,11 @@ Sublayer = Callable[[Tensor], Tensor]
 ResidualT = TypeVar("ResidualT")
 
 
-def norm_layer(kind: Norm, width: int) -> nn.Module:
-    """A LayerNorm or an RMSNorm over the last axis."""
-    return nn.RMSNorm(width, eps=1e-6) if kind is Norm.rms else nn.LayerNorm(width)
+def norm_layer(config: ModelConfig) -> nn.Module:
+    """Returns a LayerNorm or an RMSNorm over the last axis."""
+    if config.norm is Norm.rms:
+        return nn.RMSNorm(config.model_dim, eps=config.norm_epsilon or 1e-6)
+    return nn.LayerNorm(config.model_dim, eps=config.norm_epsilon or 1e-5)
 
 
 class Block(nn.Module, ABC, Generic[ResidualT]):
@@ -33,9 +35,9 @@ class Block(nn.Module, ABC, Generic[ResidualT]):
 
     def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
         super().__init__()
-        self.attention_norm = norm_layer(config.norm, config.model_dim)
+        self.attention_norm = norm_layer(config)
         self.attention = SelfAttention(config, mechanism, tokens)
-        self.feedforward_norm = norm_layer(config.norm, config.model_dim)
+        self.feedforward_norm = norm_layer(config)
         self.feedforward = FeedForward(
             model_dim=config.model_dim,
             feedforward_dim=config.feedforward_dim,

@@ -141,7 +141,7 @@ def _read(network: ProteinLM, tokens: list[int]) -> tuple[DecodingState, Tensor]
     The prefix is read one token at a time, once for all sequences. This costs as much as generating
     it, but mechanisms need no second method that converts a whole sequence to a state.
     """
-    device = network.head.weight.device
+    device = network.embedding.weight.device
     state = network.initial_state()
     for token in tokens[:-1]:
         state, _ = network.step(state, torch.tensor([token], device=device))

@@ -49,15 +49,21 @@ class PositionTable(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions: queries and keys are rotated by angles proportional to the position."""
+    """Rotary positions: queries and keys are rotated by angles proportional to the position.
 
-    def __init__(self, *, head_dim: int) -> None:
+    Args:
+        head_dim: K.
+        stored: whether the frequencies are saved with the weights. Those of ESM-2 are rounded to
+            half precision, as in its training.
+    """
+
+    def __init__(self, *, head_dim: int, stored: bool = False) -> None:
         super().__init__()
         if head_dim % 2:
             raise UserError(f"rotary positions need an even head width, not {head_dim}")
         frequency = _PERIOD ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         self.frequency: Tensor
-        self.register_buffer("frequency", frequency, persistent=False)
+        self.register_buffer("frequency", frequency, persistent=stored)
 
     def angles(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines of positions `start` to `end` - 1, each LK, float32."""

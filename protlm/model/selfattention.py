@@ -130,9 +130,9 @@ class ValueEmbedding(nn.Embedding):
 class SelfAttention(nn.Module):
     """The attention sublayer: projections to heads, a mechanism, and an output projection.
 
-    There are no biases. A mechanism whose keys are its queries has no projection for keys. Options
-    for every mechanism:
+    A mechanism whose keys are its queries has no projection for keys. Options for every mechanism:
 
+    * biases in the projections;
     * a short convolution of the input, before the projections;
     * a value embedding;
     * an output gate: out = RMSNorm(mixed) ⊙ SiLU(G x) with a norm for each head (RetNet, arXiv
@@ -148,11 +148,11 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
         super().__init__()
         dim, self.num_heads = config.model_dim, config.num_heads
-        self.query = nn.Linear(dim, dim, bias=False)
-        shared = mechanism.shares_query_key
-        self.key = None if shared else nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        bias, shared = config.attention_bias, mechanism.shares_query_key
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.key = None if shared else nn.Linear(dim, dim, bias=bias)
+        self.value = nn.Linear(dim, dim, bias=bias)
+        self.output = nn.Linear(dim, dim, bias=bias)
         norm = _NORMS[mechanism.qk_norm if config.qk_norm else QueryKeyNorms.none]
         self.query_norm = norm(num_heads=self.num_heads)
         self.key_norm = nn.Identity() if shared else norm(num_heads=self.num_heads)
@@ -177,7 +177,12 @@ class SelfAttention(nn.Module):
     def _projected(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
         projections = [p for p in (self.query, self.key, self.value) if p is not None]
         # One product instead of three: the input is read once, and its gradient is summed in it.
-        joined = F.linear(hidden_BLD, torch.cat([p.weight for p in projections]))
+        biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
+        joined = F.linear(
+            hidden_BLD,
+            torch.cat([p.weight for p in projections]),
+            torch.cat(biases) if biases else None,
+        )
         query_BLD, *key_BLD, value_BLD = joined.chunk(len(projections), dim=-1)
         if self.value_embedding is not None:
             value_BLD = value_BLD + self.value_embedding(context.tokens_BL)

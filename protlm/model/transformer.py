@@ -1,10 +1,11 @@
 """The protein language model: embedding, blocks of attention and feed-forward, output layer.
 
 Initial distributions (google-research/protein_lm): token embedding N(0, 1); position table
-sinusoids; every matrix Xavier-uniform; biases 0; norms 1. The output layer is not tied. Value
-embeddings, convolutions and the factors of skips start at 0.
+sinusoids; every matrix Xavier-uniform; biases 0; norms 1. A token embedding that is also the
+output layer is N(0, 1/D). Value embeddings, convolutions and the factors of skips start at 0.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -15,13 +16,15 @@ from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
 from protlm.attention.base import State
-from protlm.config import ModelConfig, NormOrder, Positions
+from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
 from protlm.errors import UserError
 from protlm.model.block import Block, OneStreamBlock, norm_layer
+from protlm.model.head import HeadTransform, TiedHead
 from protlm.model.positions import Rotary, position_table
 from protlm.model.reversible import ReversibleBlock, Streams
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.model.skips import UnetSkips
+from protlm.model.token_dropout import drop_masked_tokens
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,12 @@ class ProteinLM(nn.Module):
         self.positions = position_table(
             config.positions, max_length=config.max_length, model_dim=config.model_dim
         )
+        self.token_dropout = config.token_dropout
+        self.embedding_norm = norm_layer(config) if config.embedding_norm else None
         rotary = config.positions is Positions.rotary
-        self.rotary = Rotary(head_dim=head_dim) if rotary else None
+        self.rotary = (
+            Rotary(head_dim=head_dim, stored=config.stored_frequencies) if rotary else None
+        )
         self.dropout = nn.Dropout(config.dropout)
         block = ReversibleBlock if config.reversible else OneStreamBlock
         self.blocks = nn.ModuleList(
@@ -87,9 +94,21 @@ class ProteinLM(nn.Module):
         )
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
-        self.final_norm = norm_layer(config.norm, config.model_dim) if pre else nn.Identity()
-        self.head = nn.Linear(config.model_dim, vocab_size)
+        self.final_norm = norm_layer(config) if pre else nn.Identity()
+        self.head_transform = (
+            HeadTransform(model_dim=config.model_dim, norm=norm_layer(config))
+            if config.head is HeadKind.dense_norm
+            else None
+        )
+        self.head = (
+            TiedHead(vocab_size=vocab_size)
+            if config.tied_head
+            else nn.Linear(config.model_dim, vocab_size)
+        )
         self.apply(_initialize)
+        if config.tied_head:
+            with torch.no_grad():
+                self.embedding.weight /= math.sqrt(config.model_dim)
 
     @property
     def num_layers(self) -> int:
@@ -128,8 +147,8 @@ class ProteinLM(nn.Module):
                 The last one is taken after the final norm, as in ESM.
         """
         hidden: dict[int, Tensor] = {}
-        residual = self._enter(tokens_BL, recompute=torch.is_grad_enabled())
         context = self._context(tokens_BL, mask_BL, causal=causal)
+        residual = self._enter(context, recompute=torch.is_grad_enabled())
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
@@ -138,7 +157,7 @@ class ProteinLM(nn.Module):
         x_BLD = self.final_norm(_hidden(residual))
         if self.num_layers in layers:
             hidden[self.num_layers] = x_BLD
-        return ModelOutput(self.head(x_BLD), hidden)
+        return ModelOutput(self._logits(x_BLD), hidden)
 
     def initial_state(self) -> DecodingState:
         """Returns the state before the first position, for any number of samples."""
@@ -152,15 +171,15 @@ class ProteinLM(nn.Module):
             `forward` with `causal=True`. The input state must not be used again.
         """
         start, tokens_B1 = state.length, tokens_B[:, None]
-        residual = self._enter(tokens_B1, start)
         context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
+        residual = self._enter(context, start)
         blocks: list[State | None] = []
         early: list[Tensor] = []
         for block, before in zip(self.blocks, state.blocks, strict=True):
             assert isinstance(block, Block)
             after, residual = block.step(before, self._skipped(residual, early), context)
             blocks.append(after)
-        logits_B1V = self.head(self.final_norm(_hidden(residual)))
+        logits_B1V = self._logits(self.final_norm(_hidden(residual)))
         return DecodingState(start + 1, tuple(blocks)), logits_B1V.squeeze(1)
 
     def attention_inputs(
@@ -170,8 +189,8 @@ class ProteinLM(nn.Module):
 
         Only the inputs of one block are in memory at a time, so that maps can be streamed.
         """
-        residual = self._enter(tokens_BL)
         context = self._context(tokens_BL, mask_BL, causal=causal)
+        residual = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
@@ -186,14 +205,25 @@ class ProteinLM(nn.Module):
         return block.attention.mechanism
 
     def _enter(
-        self, tokens_BL: Tensor, start: int = 0, *, recompute: bool = False
+        self, context: Context, start: int = 0, *, recompute: bool = False
     ) -> Tensor | Streams:
         """Returns the input of the first block; `recompute` applies to reversible blocks."""
-        x_BLD = self.embedding(tokens_BL)
+        x_BLD = self.embedding(context.tokens_BL)
+        if self.token_dropout:
+            x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL)
         if self.positions is not None:
             x_BLD = self.positions(x_BLD, start=start)
+        if self.embedding_norm is not None:
+            x_BLD = self.embedding_norm(x_BLD)
         x_BLD = self.dropout(x_BLD)
         return Streams(x_BLD, recompute=recompute) if self.reversible else x_BLD
+
+    def _logits(self, x_BLD: Tensor) -> Tensor:
+        if self.head_transform is not None:
+            x_BLD = self.head_transform(x_BLD)
+        if isinstance(self.head, TiedHead):
+            return self.head(x_BLD, self.embedding.weight)
+        return self.head(x_BLD)
 
     def _context(self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int = 0) -> Context:
         end = start + tokens_BL.shape[1]

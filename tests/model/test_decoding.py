@@ -150,6 +150,16 @@ def test_some_samples_continue(attention: str) -> None:
     torch.testing.assert_close(torch.stack(logits, dim=1), expected, rtol=1e-10, atol=1e-10)
 
 
+def test_steps_have_the_options_of_imported_models() -> None:
+    options = {"attention_bias": True, "embedding_norm": True, "tied_head": True}
+    model = network("softmax", head="dense_norm", token_dropout=True, **options).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    tokens_BL = example(9)
+    expected = parallel(model, tokens_BL)
+    torch.testing.assert_close(stepped(model, tokens_BL)[1], expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("attention", RECURRENT)
 def test_the_work_of_a_step_does_not_grow(attention: str) -> None:
     model = network(attention, positions=Positions.rotary)

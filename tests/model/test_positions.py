@@ -57,3 +57,16 @@ def test_low_precision_is_kept_and_rounded_once() -> None:
     assert torch.equal(turned, rotate(low_BHLK.float(), *angles).bfloat16())
     norms = turned.float().norm(dim=-1) / low_BHLK.float().norm(dim=-1)
     assert math.isclose(norms.mean().item(), 1.0, rel_tol=1e-2)
+
+
+def test_stored_frequencies_are_those_of_the_file() -> None:
+    """Angles are those of frequencies that were rounded in training."""
+    assert Rotary(head_dim=8).state_dict() == {}
+    rotary = Rotary(head_dim=8, stored=True)
+    rounded = rotary.frequency.half().float()
+    assert not torch.equal(rounded.double(), rotary.frequency)
+    rotary.load_state_dict({"frequency": rounded})
+    cos_LK, sin_LK = rotary.angles(5, 7)
+    angle = torch.tensor([5.0, 6.0], dtype=torch.float64)[:, None] * rounded.double()
+    assert torch.equal(cos_LK, angle.cos().repeat(1, 2).float())
+    assert torch.equal(sin_LK, angle.sin().repeat(1, 2).float())

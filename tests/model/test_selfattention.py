@@ -8,12 +8,17 @@ from protlm.config import ModelConfig
 from protlm.model.selfattention import Context, SelfAttention, Tokens
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ["softmax", "reformer"])
-def test_queries_keys_and_values_are_those_of_their_projections(name: str) -> None:
+def test_queries_keys_and_values_are_those_of_their_projections(name: str, bias: bool) -> None:
     mechanism = create(name, {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
     torch.manual_seed(0)
-    config = ModelConfig(num_layers=1, num_heads=2, model_dim=8, feedforward_dim=8)
+    config = ModelConfig(
+        num_layers=1, num_heads=2, model_dim=8, feedforward_dim=8, attention_bias=bias
+    )
     layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
+    names = {name for name, _ in layer.named_parameters()}
+    assert ("output.bias" in names) == ("query.bias" in names) == bias
     hidden_BLD = torch.randn(3, 5, 8, dtype=torch.float64)
     ones_BL = torch.ones(3, 5, dtype=torch.int64)
     inputs = layer.inputs(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
@@ -29,7 +34,7 @@ def test_queries_keys_and_values_are_those_of_their_projections(name: str) -> No
     weights = [
         p
         for name, p in layer.named_parameters()
-        if name in ("query.weight", "key.weight", "value.weight")
+        if name.partition(".")[0] in ("query", "key", "value")
     ]
     gradients = []
     for three in (found, expected):

@@ -1,0 +1,58 @@
+"""The command line of `protlm checkpoint`. Each command imports the heavy modules that it needs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+checkpoint_app = typer.Typer(help="Describe, verify, import or export a model.")
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(path: Path) -> None:
+    """Describe a run, a checkpoint or an exported model."""
+    from protlm.commands.checkpoint import info
+
+    info(path)
+
+
+@checkpoint_app.command("verify")
+def checkpoint_verify(path: Path) -> None:
+    """Verify the SHA-256 of one checkpoint, or of all checkpoints of a run."""
+    from protlm.commands.checkpoint import verify
+
+    verify(path)
+
+
+@checkpoint_app.command("export")
+def checkpoint_export(
+    path: Path,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, which is half as large.")] = (
+        "float32"
+    ),
+) -> None:
+    """Export model.safetensors and config.json to a new folder."""
+    from protlm.commands.checkpoint import export
+
+    export(path, output, dtype)
+
+
+@checkpoint_app.command("import")
+def checkpoint_import(
+    source: Path, output: Annotated[Path, typer.Option("--output", "-o")]
+) -> None:
+    """Convert an ESM-2, BERT or RoBERTa model to model.safetensors and config.json."""
+    from protlm.commands.checkpoint import import_model
+
+    import_model(source, output)
+
+
+@checkpoint_app.command("consolidate")
+def checkpoint_consolidate(
+    path: Path, output: Annotated[Path, typer.Option("--output", "-o")]
+) -> None:
+    """Convert a sharded checkpoint of trainer=fsdp to one ordinary .ckpt file."""
+    from protlm.commands.checkpoint import consolidate
+
+    consolidate(path, output)

@@ -1,0 +1,68 @@
+"""Models of other programs: one file per family, found by the name that the model gives.
+
+`names()` lists the families, `is_foreign()` recognizes a model of one, and `read()` reads it.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+from protlm.checkpoints.description import ModelDescription
+from protlm.config import Objective
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, one_of
+from protlm.interop.base import Family, ForeignModel
+from protlm.interop.source import is_foreign, read_source
+
+# Bytes of a number in single precision.
+_SINGLE = 4
+
+__all__ = ["Family", "ForeignModel", "is_foreign", "names", "read"]
+
+
+def names() -> list[str]:
+    """Lists the families: the modules of this package that define one."""
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if _defined_in(name))
+
+
+def _defined_in(name: str) -> list[type[Family]]:
+    module = importlib.import_module(f"{__name__}.{name}")
+    return [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Family) and not inspect.isabstract(member)
+    ]
+
+
+def read(path: Path) -> ForeignModel:
+    """Reads a model of another program: a folder or a file for which `is_foreign` is true.
+
+    Raises:
+        InputDataError: the model is damaged, or its family or architecture is not supported.
+    """
+    source = read_source(path)
+    # The name comes from the file: it must not reach any module but those of this package.
+    if source.family not in names():
+        raise InputDataError(
+            f"{path} is a model of the type {source.family!r:.40}; protlm reads: {one_of(names())}"
+        )
+    (family,) = _defined_in(source.family)
+    translated = family().translate(source)
+    description = ModelDescription(
+        vocabulary=VOCABULARY.hash,
+        objective=Objective.masked,
+        model=translated.model,
+        attention="softmax",
+        attention_options={},
+        seed=0,
+        max_length=translated.model.max_length,
+        source={"family": source.family, "sha256": source.sha256},
+    )
+    weights = {
+        # Half precision is a format for files here; the network has float32.
+        name: value.float() if value.itemsize < _SINGLE else value
+        for name, value in translated.weights.items()
+    }
+    return ForeignModel(path, description, weights, translated.contacts)

@@ -1,0 +1,141 @@
+"""The interface of a family of foreign models, and the exact use of its tensors."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from protlm.checkpoints.format import Checkpoint
+from protlm.config import ModelConfig
+from protlm.errors import InputDataError
+from protlm.interop.source import Source
+
+# Names of tensors in a message.
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class ContactHead:
+    """The logistic regression of contacts on attention maps, as `protlm contacts` computes it.
+
+    Attributes:
+        weights: of the heads of all layers, those of the first layer first.
+        intercept: its constant.
+    """
+
+    weights: list[float]
+    intercept: float
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A foreign model in protlm's terms: its settings, and its weights by protlm's names."""
+
+    model: ModelConfig
+    weights: dict[str, Tensor]
+    contacts: ContactHead | None = None
+
+
+@dataclass(frozen=True)
+class ForeignModel(Checkpoint):
+    """A foreign model as it was read, with its contact head if it has one."""
+
+    contacts: ContactHead | None = None
+
+
+class Family(ABC):
+    """A family of foreign models."""
+
+    @abstractmethod
+    def translate(self, source: Source) -> Translated:
+        """Converts a model.
+
+        Raises:
+            InputDataError: a setting is not supported, or a tensor is missing or left over.
+        """
+
+
+def modules(prefix: str, theirs: Mapping[str, str], *, under: str = "") -> dict[str, str]:
+    """Returns the names of weights and biases, ours to theirs, from names of modules.
+
+    >>> modules("b.", {"norm": "LayerNorm"}, under="blocks.0.")
+    {'blocks.0.norm.weight': 'b.LayerNorm.weight', 'blocks.0.norm.bias': 'b.LayerNorm.bias'}
+    """
+    return {
+        f"{under}{ours}.{part}": f"{prefix}{name}.{part}"
+        for ours, name in theirs.items()
+        for part in ("weight", "bias")
+    }
+
+
+def layers(prefix: str, theirs: Mapping[str, str], tensors: Iterable[str]) -> dict[str, str]:
+    """Returns the names of the tensors of all layers, ours to theirs.
+
+    Args:
+        prefix: what a layer's number follows.
+        theirs: names of the modules of a layer.
+        tensors: all names; they tell how many layers there are.
+    """
+    pattern = re.compile(re.escape(prefix) + r"(\d{1,4})\.")
+    numbers = {int(found[1]) for name in tensors if (found := pattern.match(name))}
+    names: dict[str, str] = {}
+    for number in range(max(numbers, default=-1) + 1):
+        names |= modules(f"{prefix}{number}.", theirs, under=f"blocks.{number}.")
+    return names
+
+
+def renamed(
+    path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Returns the tensors by our names; each must be used exactly once.
+
+    Args:
+        path: the model, for messages.
+        tensors: its tensors, without those that protlm has no use for.
+        names: ours to theirs.
+
+    Raises:
+        InputDataError: names the tensors that are missing or left over.
+    """
+    wanted = list(names.values())
+    if missing := [name for name in wanted if name not in tensors]:
+        raise InputDataError(f"{path} lacks {_listed(missing)}")
+    if unused := sorted(set(tensors) - set(wanted)):
+        raise InputDataError(f"{path} has {_listed(unused)} that its architecture does not have")
+    return {ours: tensors[name] for ours, name in names.items()}
+
+
+def with_modern_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors with `weight` and `bias` for BERT's first names of norms' parameters."""
+    norm = {"gamma": "weight", "beta": "bias"}
+    pattern = re.compile(r"(?<=\.)(gamma|beta)$")
+    return {pattern.sub(lambda found: norm[found[0]], name): v for name, v in tensors.items()}
+
+
+def without(tensors: Mapping[str, Tensor], unused: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names do not match a regular expression."""
+    return {name: value for name, value in tensors.items() if not re.fullmatch(unused, name)}
+
+
+def without_copy(path: Path, tensors: dict[str, Tensor], copy: str, original: str) -> None:
+    """Removes a tied tensor that is stored twice, as that of embedding and output layer often is.
+
+    Raises:
+        InputDataError: the two differ.
+    """
+    value, expected = tensors.pop(copy, None), tensors.get(original)
+    if value is not None and expected is not None and not value.equal(expected):
+        raise InputDataError(
+            f"{path}: {copy} differs from {original}; only models in which they are tied are "
+            "supported"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"

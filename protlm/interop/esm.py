@@ -1,0 +1,180 @@
+"""ESM-2, and ESM-1b and ESM-1v in the format of Hugging Face (doi:10.1126/science.ade2574).
+
+From a folder of `EsmForMaskedLM`, or from the `.pt` file of fair-esm. The vocabulary is protlm's.
+Files of fair-esm have no contact head: its regression is in another file, which is not read.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from protlm.config import Activation, HeadKind, ModelConfig, Positions
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError
+from protlm.interop.alphabet import ALPHABET, read_alphabet
+from protlm.interop.base import (
+    ContactHead,
+    Family,
+    Translated,
+    layers,
+    modules,
+    renamed,
+    with_modern_names,
+    without,
+    without_copy,
+)
+from protlm.interop.fairseq import HEAD, LAYER
+from protlm.interop.source import Source
+
+_HF_LAYER = {
+    "attention_norm": "attention.LayerNorm",
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "feedforward_norm": "LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+}
+# Hugging Face's names of embeddings and heads.
+_HF_EMBEDDING = "esm.embeddings.word_embeddings.weight"
+_HF_POSITIONS = "esm.embeddings.position_embeddings.weight"
+_HF_UNUSED = r"esm\.(embeddings\.position_ids|pooler\..*|contact_head\..*)"
+_HF_CONTACTS = "esm.contact_head.regression"
+_FREQUENCY = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
+_EPSILON = 1e-5
+# The settings of all models of the family.
+_SHARED: dict[str, Any] = {
+    "activation": Activation.gelu,
+    "attention_bias": True,
+    "head": HeadKind.dense_norm,
+    "tied_head": True,
+}
+# Rows of the table of positions before that of the first token.
+_OFFSET = VOCABULARY.pad + 1
+
+
+@final
+class Esm(Family):
+    """ESM-2, ESM-1b and ESM-1v."""
+
+    def translate(self, source: Source) -> Translated:
+        """See `Family.translate`."""
+        if "encoder_layers" in source.settings:
+            config, weights = _from_fair_esm(source)
+        else:
+            config, weights = _from_hugging_face(source)
+        if weights["embedding.weight"].shape[0] != len(VOCABULARY):
+            raise InputDataError(
+                f"{source.path} has {weights['embedding.weight'].shape[0]} tokens; the alphabet of "
+                f"ESM-2 has {len(VOCABULARY)}"
+            )
+        return Translated(config, weights, _contact_head(source))
+
+
+def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    config = _hugging_face_config(source)
+    vocabulary = source.path / ALPHABET
+    if vocabulary.is_file() and tuple(read_alphabet(vocabulary)) != VOCABULARY.tokens:
+        raise InputDataError(f"{vocabulary} does not have the 33 tokens of ESM-2 in their order")
+    tensors = without(with_modern_names(source.tensors), _HF_UNUSED)
+    tensors, frequency = _without_frequencies(source, tensors)
+    without_copy(source.path, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)
+    names = {"embedding.weight": _HF_EMBEDDING, "head.bias": "lm_head.bias"}
+    if config.positions is Positions.learned:
+        names["positions.table"] = _HF_POSITIONS
+    else:
+        # Transformers 4 saved a table that was never used.
+        tensors.pop(_HF_POSITIONS, None)
+    if config.embedding_norm:
+        names |= modules("esm.embeddings.", {"embedding_norm": "layer_norm"})
+    names |= modules("esm.encoder.", {"final_norm": "emb_layer_norm_after"})
+    names |= modules("", HEAD) | layers("esm.encoder.layer.", _HF_LAYER, tensors)
+    weights = renamed(source.path, tensors, names)
+    if config.positions is Positions.learned:
+        weights["positions.table"] = weights["positions.table"][_OFFSET:]
+    elif frequency is not None:
+        weights["rotary.frequency"] = frequency
+        config.stored_frequencies = True
+    return config, weights
+
+
+def _contact_head(source: Source) -> ContactHead | None:
+    weight_1H = source.tensors.get(f"{_HF_CONTACTS}.weight")
+    bias = source.tensors.get(f"{_HF_CONTACTS}.bias")
+    if weight_1H is None or bias is None:
+        return None
+    num_heads = source.number("num_hidden_layers") * source.number("num_attention_heads")
+    if weight_1H.numel() != num_heads or bias.numel() != 1:
+        raise InputDataError(f"{source.path} has a contact head of other than {num_heads} heads")
+    return ContactHead(weight_1H.flatten().tolist(), bias.item())
+
+
+def _hugging_face_config(source: Source) -> ModelConfig:
+    for key in ("is_folding_model", "is_decoder", "add_cross_attention"):
+        source.choice(key, False, (False,))
+    source.choice("esmfold_config", None, (None,))
+    source.choice("vocab_list", None, (None,))
+    for key, number in (("vocab_size", len(VOCABULARY)), ("pad_token_id", VOCABULARY.pad)):
+        source.choice(key, number, (number,))
+    source.choice("mask_token_id", VOCABULARY.mask, (VOCABULARY.mask,))
+    source.choice("rope_theta", 10_000, (10_000, 10_000.0))
+    kind = source.choice("position_embedding_type", "absolute", ("rotary", "absolute"))
+    return ModelConfig(
+        **_SHARED,
+        num_layers=source.number("num_hidden_layers"),
+        num_heads=source.number("num_attention_heads"),
+        model_dim=source.number("hidden_size"),
+        feedforward_dim=source.number("intermediate_size"),
+        max_length=source.number("max_position_embeddings") - _OFFSET,
+        positions=Positions.rotary if kind == "rotary" else Positions.learned,
+        norm_epsilon=source.fraction("layer_norm_eps", 1e-12),
+        embedding_norm=bool(source.choice("emb_layer_norm_before", False, (True, False, None))),
+        token_dropout=bool(source.choice("token_dropout", False, (True, False, None))),
+    )
+
+
+def _from_fair_esm(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    prefix = re.compile(r"(encoder\.)?(sentence_encoder\.)?")
+    tensors = {prefix.sub("", name, count=1): value for name, value in source.tensors.items()}
+    tensors = without(tensors, r"contact_head\..*")
+    tensors, frequency = _without_frequencies(source, tensors)
+    if frequency is None:
+        raise InputDataError(f"{source.path} lacks the frequencies of ESM-2's rotary positions")
+    without_copy(source.path, tensors, "lm_head.weight", "embed_tokens.weight")
+    names = {"embedding.weight": "embed_tokens.weight", "head.bias": "lm_head.bias"}
+    names |= modules("", {**HEAD, "final_norm": "emb_layer_norm_after"})
+    names |= layers("layers.", LAYER, tensors)
+    weights = renamed(source.path, tensors, names) | {"rotary.frequency": frequency}
+    width = weights.get("blocks.0.feedforward.up.bias", torch.empty(1)).numel()
+    config = ModelConfig(
+        **_SHARED,
+        num_layers=source.number("encoder_layers"),
+        num_heads=source.number("encoder_attention_heads"),
+        model_dim=source.number("encoder_embed_dim"),
+        feedforward_dim=width,
+        max_length=1024,
+        positions=Positions.rotary,
+        norm_epsilon=_EPSILON,
+        token_dropout=source.choice("token_dropout", True, (True, False)),
+        stored_frequencies=True,
+    )
+    return config, weights
+
+
+def _without_frequencies(
+    source: Source, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Separates the rotary frequencies, one copy for each layer or one for all.
+
+    Raises:
+        InputDataError: the layers have different ones.
+    """
+    found = [value for name, value in tensors.items() if _FREQUENCY.fullmatch(name)]
+    if any(not value.equal(found[0]) for value in found):
+        raise InputDataError(f"{source.path} has other rotary frequencies in each layer")
+    rest = {name: value for name, value in tensors.items() if not _FREQUENCY.fullmatch(name)}
+    return rest, found[0].double() if found else None

@@ -1,0 +1,209 @@
+"""The files of a foreign model: settings and tensors, read without running code from them.
+
+A model is one of
+
+* a Hugging Face folder: `config.json` with `model_type`, and `model.safetensors` or
+  `pytorch_model.bin`, in one part or several;
+* a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings;
+* a `.safetensors` file with a `.json` file of the same name beside it.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protlm.checkpoints.description import check_weights
+from protlm.checkpoints.format import CONFIG
+from protlm.errors import InputDataError
+from protlm.paths import existing_file
+
+_PICKLE = ".pt"
+_SUFFIXES = (_PICKLE, ".safetensors")
+_CHUNK = 1 << 20
+# A description of a model is smaller than this, in bytes.
+_MOST_JSON = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A foreign model as it was read.
+
+    Attributes:
+        path: its file or folder.
+        family: the name of its family.
+        settings: its description.
+        tensors: its tensors, by its names.
+        sha256: the SHA-256 of the file of the tensors; of several, of their bytes in order.
+    """
+
+    path: Path
+    family: str
+    settings: Mapping[str, Any]
+    tensors: dict[str, Tensor]
+    sha256: str
+
+    def number(self, key: str) -> int:
+        """Returns a setting that is a positive whole number.
+
+        Raises:
+            InputDataError: it is something else.
+        """
+        value = self.settings.get(key)
+        if type(value) is not int or value < 1:
+            raise InputDataError(f"{self.path}: {key}={value!r:.40} must be a whole number above 0")
+        return value
+
+    def fraction(self, key: str, default: float) -> float:
+        """Returns a setting that is a number between 0 and 1.
+
+        Raises:
+            InputDataError: it is something else.
+        """
+        value = self.settings.get(key, default)
+        if type(value) not in (int, float) or not 0 < value < 1:
+            raise InputDataError(f"{self.path}: {key}={value!r:.40} must be between 0 and 1")
+        return value
+
+    def choice(self, key: str, default: Any, allowed: tuple[Any, ...]) -> Any:
+        """Returns a setting that has one of the supported values.
+
+        Raises:
+            InputDataError: it has another.
+        """
+        value = self.settings.get(key, default)
+        if value not in allowed or type(value) not in map(type, allowed):
+            supported = " or ".join(map(repr, allowed))
+            raise InputDataError(
+                f"{self.path}: {key}={value!r:.40} is not supported; protlm reads models with "
+                f"{key}={supported}"
+            )
+        return value
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path is the model of another program, by its form."""
+    try:
+        is_folder = path.is_dir()
+        return "model_type" in _json(path / CONFIG) if is_folder else path.suffix in _SUFFIXES
+    except (OSError, InputDataError):
+        return False
+
+
+def read_source(path: Path) -> Source:
+    """Reads a foreign model.
+
+    Raises:
+        InputDataError: a file is missing or damaged, or contains code.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    existing_file(path, "a model")
+    if path.suffix == _PICKLE:
+        return _read_fair_esm(path)
+    description = path.with_suffix(".json")
+    if not description.is_file():
+        raise InputDataError(
+            f"{path} has no {description.name} beside it that describes the model; give the folder "
+            "of a Hugging Face or exported model"
+        )
+    settings = _json(description)
+    architecture = settings.get("architecture")
+    family = str(architecture.get("family")) if isinstance(architecture, dict) else ""
+    name = family.partition(" ")[0].lower()
+    return Source(path, name, settings, _safetensors([path]), _sha256([path]))
+
+
+def _read_folder(folder: Path) -> Source:
+    settings = _json(folder / CONFIG)
+    for pattern, read in (("model*.safetensors", _safetensors), ("pytorch_model*.bin", _pickles)):
+        if files := sorted(folder.glob(pattern)):
+            return Source(
+                folder, str(settings["model_type"]), settings, read(files), _sha256(files)
+            )
+    raise InputDataError(
+        f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin"
+    )
+
+
+def _read_fair_esm(path: Path) -> Source:
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        contents = _unpickled(path)
+    settings, state = _fair_esm_settings(contents), contents.get("model")
+    if settings is None or not isinstance(state, dict):
+        raise InputDataError(
+            f"{path} is not an ESM-2 model of fair-esm: it lacks cfg.model or model; other .pt "
+            "files are not supported"
+        )
+    return Source(path, "esm", settings, check_weights(path, state), _sha256([path]))
+
+
+def _fair_esm_settings(contents: Mapping[str, Any]) -> dict[str, Any] | None:
+    group = contents.get("cfg")
+    settings = group.get("model") if isinstance(group, dict) else None
+    return vars(settings) if isinstance(settings, argparse.Namespace) else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    existing_file(path, "the description of a model")
+    try:
+        with path.open("rb") as file:
+            settings = json.loads(file.read(_MOST_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputDataError(f"{path} is not JSON: {str(error).splitlines()[0][:100]}") from error
+    if not isinstance(settings, dict):
+        raise InputDataError(f"{path} is not the description of a model")
+    return settings
+
+
+def _safetensors(files: list[Path]) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            tensors |= load_file(path)
+        except Exception as error:
+            raise InputDataError(
+                f"{path} is not a file of safetensors: {str(error).splitlines()[0][:100]}"
+            ) from error
+    return check_weights(files[0], tensors)
+
+
+def _pickles(files: list[Path]) -> dict[str, Tensor]:
+    tensors: dict[str, Any] = {}
+    for path in files:
+        tensors |= _unpickled(path)
+    return check_weights(files[0], tensors)
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            raise InputDataError(
+                f"{path} is refused: it would call {found[1]:.60}, and a model consists of tensors "
+                "and settings only"
+            ) from None
+        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        raise InputDataError(f"{path} is not a file of tensors: {reason}") from error
+    if not isinstance(contents, dict):
+        raise InputDataError(f"{path} is not a model: it contains a {type(contents).__name__}")
+    return contents
+
+
+def _sha256(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,160 @@
+"""BERT over residues: outputs are those of Hugging Face transformers, over its own alphabet."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import protlm
+from protlm import interop
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import InputDataError
+from protlm.interop.alphabet import source_tokens
+from protlm.model.transformer import ProteinLM
+from tests.interop.conftest import (
+    HEADS,
+    INNER,
+    LAYERS,
+    WIDTH,
+    attention,
+    pairs,
+    random,
+    write_folder,
+)
+
+ALPHABET = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD]
+ROWS = 64
+SPECIAL = {
+    "<cls>": "[CLS]",
+    "<pad>": "[PAD]",
+    "<eos>": "[SEP]",
+    "<unk>": "[UNK]",
+    "<mask>": "[MASK]",
+}
+SETTINGS = {
+    "model_type": "bert",
+    "vocab_size": len(ALPHABET),
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": INNER,
+    "max_position_embeddings": ROWS,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+
+
+def bert_tensors() -> dict[str, Tensor]:
+    """Also with a pooler, the head of another task, and the tied matrix twice."""
+    top = "bert.embeddings"
+    shapes = {
+        f"{top}.word_embeddings.weight": (len(ALPHABET), WIDTH),
+        f"{top}.position_embeddings.weight": (ROWS, WIDTH),
+        f"{top}.token_type_embeddings.weight": (2, WIDTH),
+        "cls.predictions.bias": (len(ALPHABET),),
+        **pairs(
+            (f"{top}.LayerNorm", WIDTH, None),
+            ("bert.pooler.dense", WIDTH, WIDTH),
+            ("cls.species", 6, WIDTH),
+            ("cls.predictions.transform.dense", WIDTH, WIDTH),
+            ("cls.predictions.transform.LayerNorm", WIDTH, None),
+        ),
+    }
+    for number in range(LAYERS):
+        layer = f"bert.encoder.layer.{number}"
+        norms = (f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm")
+        shapes |= attention(layer) | pairs(*((norm, WIDTH, None) for norm in norms))
+    tensors = random(shapes)
+    tensors["cls.predictions.decoder.weight"] = tensors[f"{top}.word_embeddings.weight"].clone()
+    return tensors
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    folder = write_folder(tmp_path / "bert", SETTINGS, bert_tensors())
+    (folder / "vocab.txt").write_text("\n".join(ALPHABET) + "\n")
+    return folder
+
+
+@pytest.mark.peers
+def test_outputs_are_those_of_hugging_face(
+    bert: Path, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    from transformers import BertForMaskedLM
+
+    peer = BertForMaskedLM.from_pretrained(
+        bert, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    # What a token of protlm is over there.
+    tokens_V = torch.tensor(source_tokens(bert, ALPHABET, SPECIAL, {}))
+    model = protlm.load(bert)
+    batch = model.tokenize(["MKTVRQERLKXIVA", "ACDEFGHIKLMNPQRSTVWYU", "W"])
+    batch.tokens_BL[1, 3:5] = VOCABULARY.mask
+    mask_BL = batch.mask_BL
+    with torch.no_grad():
+        expected = peer(
+            input_ids=tokens_V[batch.tokens_BL],
+            attention_mask=mask_BL.long(),
+            output_hidden_states=True,
+        )
+        out = in_double(bert)(batch.tokens_BL, mask_BL, causal=False, layers=range(LAYERS + 1))
+    for number, hidden_BLD in enumerate(expected.hidden_states):
+        torch.testing.assert_close(
+            out.hidden[number][mask_BL], hidden_BLD[mask_BL], rtol=0, atol=1e-10
+        )
+    log_p_NV = out.logits_BLV[mask_BL].log_softmax(-1)
+    # A token that several of ours are read as has the sum of their probabilities.
+    found_NV = torch.stack(
+        [log_p_NV[:, tokens_V == token].logsumexp(-1) for token in range(len(ALPHABET))], dim=-1
+    )
+    expected_NV = expected.logits[mask_BL].log_softmax(-1)
+    torch.testing.assert_close(found_NV, expected_NV, rtol=0, atol=1e-10)
+
+
+def test_the_probability_of_unknown_is_divided() -> None:
+    tokens = source_tokens(Path("x"), ALPHABET, SPECIAL, {})
+    count = Counter(tokens)
+    assert count.pop(ALPHABET.index("[UNK]")) == len("XBUZO") + len(["<unk>", ".", "-", "<null_1>"])
+    assert set(count.values()) == {1}
+    assert [ALPHABET[tokens[VOCABULARY[a]]] for a in STANDARD] == list(STANDARD)
+
+
+def test_rare_residues_are_read_as_x() -> None:
+    """ProtBert was trained so."""
+    alphabet = [*ALPHABET, *"XUZOB"]
+    tokens = source_tokens(Path("x"), alphabet, SPECIAL, dict.fromkeys("UZOB", "X"))
+    assert {alphabet[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
+
+
+@pytest.mark.parametrize(
+    "alphabet, message",
+    [
+        (ALPHABET[:-1], "lacks 'Y'"),
+        (ALPHABET[1:], r"lacks '\[PAD\]'"),
+        ([*ALPHABET, "A"], "repeats a token"),
+        ([*ALPHABET, "##ing"], "has 1 tokens that protlm lacks, for instance '##ing'"),
+    ],
+)
+def test_other_alphabets_are_refused(bert: Path, alphabet: list[str], message: str) -> None:
+    (bert / "vocab.txt").write_text("\n".join(alphabet))
+    with pytest.raises(InputDataError, match=message):
+        interop.read(bert)
+
+
+def test_the_alphabet_is_needed(bert: Path) -> None:
+    (bert / "vocab.txt").unlink()
+    with pytest.raises(InputDataError, match=r"vocab.txt: no such file; give .* the alphabet"):
+        interop.read(bert)
+
+
+def test_a_pickle_of_tensors_is_read(bert: Path) -> None:
+    expected = interop.read(bert).weights
+    (bert / "model.safetensors").unlink()
+    torch.save(bert_tensors(), bert / "pytorch_model.bin")
+    found = interop.read(bert).weights
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -1,0 +1,106 @@
+"""The commands on a foreign model: as it is, and imported."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import protlm
+from protlm.build import build_network, load_initial_weights
+from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.format import weights_hash
+from protlm.errors import InputDataError
+from protlm.paths import sample_dir, sha256_of
+from tests.interop.conftest import esm_tensors
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def succeed(protlm_in_process: Command, tmp_path: Path) -> Callable[..., str]:
+    """Runs a command that must succeed; returns what it prints."""
+
+    def run(*arguments: str | Path) -> str:
+        done = protlm_in_process(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_commands_take_an_imported_esm_2(
+    succeed: Callable[..., str], write_esm: Write, tiny_data: Path, tmp_path: Path
+) -> None:
+    foreign = write_esm()
+    succeed("checkpoint", "import", foreign, "-o", "esm2")
+    imported = tmp_path / "esm2"
+    succeed("checkpoint", "verify", "esm2")
+    assert protlm.load(imported).hash == protlm.load(foreign).hash
+    printed = succeed("checkpoint", "info", "esm2")
+    assert f"source.sha256              {sha256_of(foreign / 'model.safetensors')}" in printed
+    assert "source.family              esm" in printed
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n>P2\nMKXU\n")
+    vectors = []
+    for name, model in (("imported", "esm2"), ("foreign", foreign)):
+        succeed("embed", fasta, "-m", model, "-o", f"{name}.h5")
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            vectors.append(file["P1"][:])
+    np.testing.assert_array_equal(*vectors)
+    succeed("attention", fasta, "-m", "esm2", "-o", "maps.h5")
+    with h5py.File(tmp_path / "maps.h5") as file:
+        assert file["P1/layer_2"].shape == (4, 24, 24)
+    structures = sample_dir() / "structures" / "fit"
+    smallest = min(structures.glob("*.gz"), key=lambda path: path.stat().st_size)
+    (tmp_path / "fit").mkdir()
+    (tmp_path / "fit" / smallest.name).write_bytes(smallest.read_bytes())
+    succeed("contacts", fasta, "-m", "esm2", "-o", "contacts.h5", "--fit", "fit")
+    succeed("contacts", fasta, "-m", foreign, "-o", "kept.h5", "--fit", "esm2.fit.json")
+    printed = succeed("evaluate", "checkpoint=esm2", f"data.dir={tiny_data}", "output=e.json")
+    assert "masked" in printed
+    assert json.loads((tmp_path / "e.json").read_text())["results"]["test"]["masked"]
+
+
+def test_an_import_that_fails_leaves_nothing(
+    protlm_in_process: Command, write_esm: Write, tiny_run: Path, tmp_path: Path
+) -> None:
+    lacking = esm_tensors()
+    del lacking["lm_head.bias"]
+    for source, message in (
+        (write_esm("lacking", tensors=lacking), "lacks 1 tensor ('lm_head.bias')"),
+        (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: bert"),
+        (tiny_run, "is not a model of another program: give a Hugging Face folder"),
+        (tmp_path / "missing.pt", "missing.pt: no such file"),
+    ):
+        before = sorted(tmp_path.iterdir())
+        done = protlm_in_process("checkpoint", "import", source, "-o", "new", cwd=tmp_path)
+        assert done.returncode == 3
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert sorted(tmp_path.iterdir()) == before
+    source = write_esm()
+    done = protlm_in_process("checkpoint", "import", source, "-o", source, cwd=tmp_path)
+    assert (done.returncode, "exists already" in done.stderr) == (4, True)
+
+
+def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:
+    model = protlm.load(write_esm())
+    described = model.description
+    network = build_network(described.model, described.attention_config, seed=1)
+    load_initial_weights(network, write_esm("again"))
+    assert weights_hash(network.state_dict()) == model.hash
+
+
+@pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])
+def test_an_impossible_source_in_a_description_is_refused(
+    source: object, write_esm: Write, tmp_path: Path
+) -> None:
+    plain = protlm.load(write_esm()).description.to_plain()
+    assert ModelDescription.parse(tmp_path, plain).to_plain() == plain
+    with pytest.raises(InputDataError, match=r"source=.* must have family, sha256"):
+        ModelDescription.parse(tmp_path, plain | {"source": source})

@@ -1,0 +1,294 @@
+"""ESM-2: its layouts are read alike, and outputs are those of Hugging Face transformers."""
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import protlm
+from protlm import interop
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError
+from protlm.evaluation.contacts import ContactRegression, head_features
+from protlm.interop.base import renamed
+from protlm.model.transformer import ProteinLM
+from tests.interop.conftest import LAYERS, WIDTH, esm_tensors
+from tests.rounding import error_bound
+
+Write = Callable[..., Path]
+ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><mask>RLKSIVXBUZO"]
+# Hugging Face's names in fairseq's.
+FAIRSEQ = [
+    (r"esm\.embeddings\.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
+    (r"esm\.encoder\.layer\.", "encoder.sentence_encoder.layers."),
+    (r"esm\.encoder\.", "encoder.sentence_encoder."),
+    (r"esm\.contact_head", "encoder.sentence_encoder.contact_head"),
+    (r"lm_head\.decoder\.weight", "lm_head.weight"),
+    (r"^lm_head", "encoder.lm_head"),
+    (r"attention\.LayerNorm", "self_attn_layer_norm"),
+    (r"(\d)\.LayerNorm", r"\1.final_layer_norm"),
+    (r"attention\.self\.(query|key|value)", lambda found: f"self_attn.{found[1][0]}_proj"),
+    (r"attention\.self\.rotary_embeddings", "self_attn.rot_emb"),
+    (r"attention\.output\.dense", "self_attn.out_proj"),
+    (r"intermediate\.dense", "fc1"),
+    (r"output\.dense", "fc2"),
+]
+
+
+def fairseq_name(name: str) -> str:
+    for pattern, replacement in FAIRSEQ:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def batch(rows: list[str]) -> tuple[Tensor, Tensor]:
+    """Tokens and mask of sequences with `<mask>`, padded to the longest."""
+    split = [re.findall(r"<mask>|[A-Z]", row) for row in rows]
+    tokens_BL = torch.full((len(rows), max(map(len, split)) + 2), VOCABULARY.pad)
+    for number, residues in enumerate(split):
+        tokens = [VOCABULARY.cls, *(VOCABULARY[r] for r in residues), VOCABULARY.eos]
+        tokens_BL[number, : len(tokens)] = torch.tensor(tokens)
+    return tokens_BL, tokens_BL != VOCABULARY.pad
+
+
+def outputs(network: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor) -> dict[str, list[Tensor]]:
+    """Logits, hidden states and maps, at tokens only."""
+    with torch.no_grad():
+        out = network(tokens_BL, mask_BL, causal=False, layers=range(LAYERS + 1))
+        maps = []
+        for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=False):
+            maps.append(
+                network.mechanism(number).attention_map(
+                    x.q_BHLK, x.k_BHLK, hidden_BLD=x.hidden_BLD, mask_BL=mask_BL, causal=False
+                )
+            )
+    return at_tokens([out.logits_BLV], [out.hidden[n] for n in sorted(out.hidden)], maps, mask_BL)
+
+
+def at_tokens(
+    logits: list[Tensor], hidden: list[Tensor], maps: list[Tensor], mask_BL: Tensor
+) -> dict[str, list[Tensor]]:
+    rows = mask_BL[:, None, :, None].expand_as(maps[0])
+    return {
+        "logits": [x[mask_BL] for x in logits],
+        "hidden": [x[mask_BL] for x in hidden],
+        "maps": [x[rows] for x in maps],
+    }
+
+
+def peer_outputs(peer: Any, tokens_BL: Tensor, mask_BL: Tensor) -> dict[str, list[Tensor]]:
+    with torch.no_grad():
+        out = peer(
+            input_ids=tokens_BL,
+            attention_mask=mask_BL.long(),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+    return at_tokens([out.logits], list(out.hidden_states), list(out.attentions), mask_BL)
+
+
+def assert_equal(found: dict[str, list[Tensor]], expected: dict[str, list[Tensor]]) -> None:
+    for kind, values in expected.items():
+        for one, other in zip(found[kind], values, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("perturbed", [False, True])
+@pytest.mark.parametrize("rows", [ROWS[:1], ROWS[3:], ROWS], ids=["plain", "masked", "padded"])
+def test_outputs_are_those_of_hugging_face(
+    rows: list[str], perturbed: bool, write_esm: Write, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    from transformers import EsmForMaskedLM
+
+    tensors = esm_tensors()
+    for name in tensors:
+        if perturbed and name.endswith("inv_freq"):
+            tensors[name] *= torch.tensor([1.0, 1.1, 0.9, 1.2])
+    folder = write_esm(tensors=tensors)
+    peer = EsmForMaskedLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    network = in_double(folder)
+    inputs = batch(rows)
+    assert_equal(outputs(network, *inputs), peer_outputs(peer, *inputs))
+
+
+@pytest.mark.peers
+def test_what_transformers_saves_is_read(write_esm: Write, tmp_path: Path) -> None:
+    """It renames norms, and has one tensor of frequencies."""
+    from transformers import EsmForMaskedLM
+
+    folder = write_esm()
+    EsmForMaskedLM.from_pretrained(folder, dtype=torch.float64).save_pretrained(tmp_path / "saved")
+    found, expected = interop.read(tmp_path / "saved"), interop.read(folder)
+    assert found.description.model == expected.description.model
+    assert_same(found.weights, expected.weights)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.peers
+def test_learned_positions_are_those_of_esm_1b(
+    write_esm: Write, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    from transformers import EsmForMaskedLM
+
+    tensors = {n: v for n, v in esm_tensors().items() if not n.endswith("inv_freq")}
+    generator = torch.Generator().manual_seed(1)
+    for name, shape in (
+        ("position_embeddings.weight", (66, WIDTH)),
+        ("layer_norm.weight", (WIDTH,)),
+        ("layer_norm.bias", (WIDTH,)),
+    ):
+        tensors[f"esm.embeddings.{name}"] = torch.randn(
+            shape, generator=generator, dtype=torch.float64
+        )
+    changes = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
+    folder = write_esm(tensors=tensors, max_position_embeddings=66, **changes)
+    peer = EsmForMaskedLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    assert protlm.load(folder).max_length == 64
+    inputs = batch(ROWS)
+    assert_equal(outputs(in_double(folder), *inputs), peer_outputs(peer, *inputs))
+
+
+@pytest.mark.peers
+def test_contacts_are_those_of_hugging_face(
+    write_esm: Write, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    from transformers import EsmForMaskedLM
+
+    folder, sequence = write_esm(), ROWS[0]
+    peer = EsmForMaskedLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    model = protlm.load(folder)
+    model.network = in_double(folder)
+    tokens_BL, mask_BL = batch([sequence])
+    with torch.no_grad():
+        expected_LL = peer.predict_contacts(tokens_BL, mask_BL.long())[0].numpy()
+    head = interop.read(folder).contacts
+    assert head is not None
+    regression = ContactRegression.from_dict({"seed": 0, **asdict(head)})
+    features_HLL = head_features(model, sequence)
+    # The features are rounded to float32.
+    condition = float(np.tensordot(np.abs(head.weights), np.abs(features_HLL), axes=1).max())
+    bound = error_bound(torch.float32, condition, 1)
+    np.testing.assert_allclose(regression.predict(features_HLL), expected_LL, rtol=0, atol=bound)
+
+
+def fair_esm(path: Path, tensors: dict[str, Tensor], **changes: Any) -> Path:
+    """Writes a model as fair-esm does."""
+    settings = argparse.Namespace(
+        encoder_layers=LAYERS,
+        encoder_embed_dim=WIDTH,
+        encoder_attention_heads=4,
+        token_dropout=True,
+        other=argparse.Namespace(arch="x"),
+    )
+    state = {fairseq_name(name): value for name, value in tensors.items()}
+    torch.save({"cfg": {"model": settings}, "model": state, **changes}, path)
+    return path
+
+
+def test_fair_esm_files_have_the_same_model(write_esm: Write, tmp_path: Path) -> None:
+    found = interop.read(fair_esm(tmp_path / "esm2.pt", esm_tensors()))
+    expected = interop.read(write_esm())
+    assert found.description.model == expected.description.model
+    assert_same(found.weights, expected.weights)
+
+
+def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
+    tensors = {n: v for n, v in esm_tensors().items() if not n.endswith("inv_freq")}
+    found = interop.read(write_esm(tensors=tensors))
+    assert not found.description.model.stored_frequencies
+    assert "rotary.frequency" not in found.weights
+
+
+def test_parts_are_read_together(write_esm: Write, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    whole, parts = write_esm("whole"), write_esm("parts")
+    tensors = load_file(parts / "model.safetensors")
+    (parts / "model.safetensors").unlink()
+    for number, names in enumerate((sorted(tensors)[:9], sorted(tensors)[9:]), start=1):
+        part = {name: tensors[name] for name in names}
+        save_file(part, parts / f"model-0000{number}-of-00002.safetensors")
+    assert_same(interop.read(parts).weights, interop.read(whole).weights)
+    (parts / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(InputDataError, match="lacks 7 tensors"):
+        interop.read(parts)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "esmc"}, r"type 'esmc'; protlm reads: bert, esm, roberta"),
+        ({"model_type": "base"}, r"type 'base'; protlm reads: bert, esm, roberta"),
+        ({"is_folding_model": True}, "is_folding_model=True is not supported"),
+        ({"vocab_size": 446}, "vocab_size=446 is not supported"),
+        ({"hidden_size": "32"}, "hidden_size='32' must be a whole number above 0"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps=0 must be between 0 and 1"),
+        ({"position_embedding_type": "relative"}, "reads models with .*'rotary' or 'absolute'"),
+        ({"position_embedding_type": "absolute"}, "lacks 1 tensor .*position_embeddings.weight"),
+        ({"num_hidden_layers": 3}, "num_layers=3, but 2 have weights"),
+        ({"num_attention_heads": 5}, "not a multiple of model.num_heads=5"),
+        ({"intermediate_size": 10**9}, "far larger than the weights"),
+    ],
+)
+def test_other_settings_are_refused(
+    changes: dict[str, Any], message: str, write_esm: Write
+) -> None:
+    with pytest.raises(InputDataError, match=message):
+        tensors = {n: v for n, v in esm_tensors().items() if "contact_head" not in n}
+        protlm.load(write_esm(tensors=tensors, **changes))
+
+
+def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
+    folder = write_esm()
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY.tokens))
+    interop.read(folder)
+    (folder / "vocab.txt").write_text("\n".join(sorted(VOCABULARY.tokens)))
+    with pytest.raises(InputDataError, match="does not have the 33 tokens of ESM-2 in their order"):
+        interop.read(folder)
+
+
+def test_a_contact_head_of_other_heads_is_refused(write_esm: Write) -> None:
+    with pytest.raises(InputDataError, match="contact head of other than 16 heads"):
+        interop.read(write_esm(num_attention_heads=8))
+
+
+def test_every_tensor_is_used_once(write_esm: Write) -> None:
+    tensors = esm_tensors()
+    name = "esm.encoder.layer.1.attention.self.key.bias"
+    lacking = {key: value for key, value in tensors.items() if key != name}
+    with pytest.raises(InputDataError, match=rf"lacks 1 tensor \('{re.escape(name)}'\)"):
+        interop.read(write_esm("lacking", tensors=lacking))
+    more = tensors | {"esm.encoder.layer.1.adapter.weight": torch.zeros(3)}
+    with pytest.raises(InputDataError, match=r"has 1 tensor \('esm.*adapter.weight'\) that its"):
+        interop.read(write_esm("more", tensors=more))
+    untied = tensors | {"lm_head.decoder.weight": torch.zeros(33, WIDTH)}
+    with pytest.raises(InputDataError, match=r"lm_head\.decoder\.weight differs from esm"):
+        interop.read(write_esm("untied", tensors=untied))
+    different = dict(tensors)
+    different["esm.encoder.layer.1.attention.self.rotary_embeddings.inv_freq"] = torch.ones(4)
+    with pytest.raises(InputDataError, match="other rotary frequencies in each layer"):
+        interop.read(write_esm("different", tensors=different))
+
+
+def test_many_names_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(InputDataError, match=r"lacks 6 tensors \('0', '1', '2', '3' and 2 more\)"):
+        renamed(tmp_path, {}, {f"our{n}": str(n) for n in range(6)})

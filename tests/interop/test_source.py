@@ -1,0 +1,102 @@
+"""Files of foreign models: which are recognized, and which are refused."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protlm import interop
+from protlm.errors import InputDataError
+from tests.interop.conftest import esm_tensors
+
+Write = Callable[..., Path]
+
+
+class Malicious:
+    """Unpickling it creates a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.system, (f"touch {self.canary}",)
+
+
+def test_protlm_s_own_models_are_not_foreign(tiny_run: Path, tmp_path: Path) -> None:
+    assert not interop.is_foreign(tiny_run)
+    assert not interop.is_foreign(tmp_path / "missing")
+    assert not interop.is_foreign(tmp_path / "step-00000001.ckpt")
+
+
+@pytest.mark.parametrize("form", ["esm2.pt", "folder"])
+def test_code_in_a_pickle_does_not_run(form: str, tmp_path: Path, write_esm: Write) -> None:
+    canary, bad = tmp_path / "canary", Malicious(tmp_path / "canary")
+    for contents in (bad, {"model": bad}, {"cfg": {"model": bad}, "model": {}}):
+        path = tmp_path / "esm2.pt"
+        target = path
+        if form == "folder":
+            path = write_esm(f"esm{len(list(tmp_path.iterdir()))}")
+            (path / "model.safetensors").unlink()
+            target = path / "pytorch_model.bin"
+        torch.save(contents, target)
+        with pytest.raises(InputDataError, match=r"refused: it would call .*system"):
+            interop.read(path)
+        target.write_bytes(pickle.dumps(contents))
+        with pytest.raises(InputDataError):
+            interop.read(path)
+    assert not canary.exists()
+
+
+def test_only_namespaces_are_allowed_beside_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "esm2.pt"
+    torch.save({"cfg": {"model": Path("x")}, "model": {}}, path)
+    with pytest.raises(InputDataError, match="refused: it would call pathlib"):
+        interop.read(path)
+
+
+@pytest.mark.parametrize(
+    "contents, message",
+    [
+        ({}, "is not an ESM-2 model of fair-esm"),
+        ({"args": {}, "model": esm_tensors()}, "is not an ESM-2 model of fair-esm"),
+        ([1], "it contains a list"),
+    ],
+)
+def test_other_files_are_refused(contents: object, message: str, tmp_path: Path) -> None:
+    torch.save(contents, tmp_path / "x.pt")
+    with pytest.raises(InputDataError, match=message):
+        interop.read(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_missing_and_damaged_files_are_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(InputDataError, match=f"{name}: no such file"):
+        interop.read(path)
+    path.write_bytes(b"\x80nonsense" * 50)
+    path.with_suffix(".json").write_text('{"architecture": {"family": "RoBERTa"}}')
+    with pytest.raises(InputDataError, match=f"{name} is not a file of"):
+        interop.read(path)
+
+
+def test_a_damaged_folder_is_named(write_esm: Write) -> None:
+    folder = write_esm()
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(InputDataError, match=r"model.safetensors is not a file of safetensors"):
+        interop.read(folder)
+    weights.unlink()
+    with pytest.raises(InputDataError, match=r"has no weights: neither model\.safetensors nor"):
+        interop.read(folder)
+
+
+def test_a_description_of_any_size_is_refused(write_esm: Write) -> None:
+    folder = write_esm()
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"x": "y" * (1 << 20)}))
+    assert not interop.is_foreign(folder)
