@@ -75,5 +75,5 @@ def test_an_export_is_not_overwritten(tiny_run: Path, exported: Path) -> None:
 def test_a_folder_without_a_model_is_rejected_with_advice(tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match=r"a run folder, a \.ckpt file or an exported folder"):
         protlm.load(tmp_path)
-    with pytest.raises(InputDataError, match="no such checkpoint"):
+    with pytest.raises(InputDataError, match="no such model"):
         protlm.load(tmp_path / "nothing")
