@@ -11,7 +11,7 @@ Model = Annotated[
         "--model",
         "-m",
         help="A run, a .ckpt file, an exported, ESM-2 or BERT model, or a shipped model's name; "
-        "default: the first that protlm models lists.",
+        "default: performer-relu-3m.",
     ),
 ]
 CausalModel = Annotated[

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from protlm import evaluation
+from protlm.build import load_model
 from protlm.commands.evaluate import evaluate
 from protlm.composition import compose
 from protlm.config import EvaluateConfig
+from protlm.errors import UserError
 from protlm.paths import complete_file, sample_dir
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"
@@ -51,11 +53,12 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
     yield Part("retrieval", title, (*retrieval, sample, "split=test_iid"))
     title = "Secondary structure, 20 chains to fit and 20 to test"
     yield Part("secondary_structure", title, ("evaluation=[secondary_structure]",))
-    title = "Contacts of the 20 shipped chains"
-    yield Part("contacts_shipped", title, ("evaluation=[contacts,jacobian]",))
-    if given.structures:
-        title = "Contacts of 60 chains, with and without homologs in training"
-        yield Part("contacts", title, _with_tiers(given.structures, given.out))
+    structures = given.structures or sample_dir() / "structures"
+    title = "Contacts from attention maps, by tier of the structures"
+    yield Part("contacts", title, _with_tiers("contacts", structures, given.out))
+    title = "Contacts from the categorical Jacobian, shipped structures"
+    shipped = sample_dir() / "structures"
+    yield Part("jacobian", title, _with_tiers("jacobian", shipped, given.out))
     if given.locations:
         label = "evaluation.sequence_labels"
         settings = (f"{label}.labels={given.locations}", f"{label}.sequences={given.sequences}")
@@ -63,18 +66,18 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
         yield Part("location", title, ("evaluation=[sequence_labels]", *settings))
 
 
-def _with_tiers(structures: Path, out: Path) -> tuple[str, ...]:
-    """Writes the tiers of the structures as a table of groups; returns the settings."""
-    path = out / "tiers.tsv"
+def _with_tiers(label: str, structures: Path, out: Path) -> tuple[str, ...]:
+    """Writes the column `tier` of `index.tsv` as a table of groups; returns the settings."""
+    path = out / f"{label}_tiers.tsv"
     with (structures / "index.tsv").open(encoding="utf-8") as file:
-        rows = [(Path(r["file"]).name, r["tier"]) for r in csv.DictReader(file, delimiter="\t")]
-    lines = [f"{name.split('.')[0]}\t{tier}\n" for name, tier in rows]
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    names = [r["identifier"] if "identifier" in r else Path(r["file"]).name for r in rows]
+    pairs = zip(names, rows, strict=True)
+    lines = [f"{name.split('.')[0]}\t{row['tier']}\n" for name, row in pairs]
     path.write_text("structure\tgroup\n" + "".join(lines), encoding="utf-8")
-    settings = ["evaluation=[contacts,jacobian]"]
-    for label in ("contacts", "jacobian"):
-        settings.append(f"evaluation.{label}.structures={structures / 'pdb'}")
-        settings.append(f"evaluation.{label}.groups={path}")
-    return tuple(settings)
+    folder = next(path for path in (structures / "pdb", structures / "test") if path.is_dir())
+    settings = (f"evaluation.{label}.structures={folder}", f"evaluation.{label}.groups={path}")
+    return (f"evaluation=[{label}]", *settings)
 
 
 def run(part: Part, given: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -86,6 +89,8 @@ def run(part: Part, given: argparse.Namespace) -> tuple[dict[str, Any], str]:
         config.output = str(output)
         evaluate(config)
     report = json.loads(output.read_text(encoding="utf-8"))
+    if report["model_hash"] != given.model_hash:
+        raise UserError(f"{output} has the results of another model; give another --out")
     tables = [f"## {part.title}"]
     for label, settings in config.evaluation.items():
         results = report["results"]
@@ -107,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
+    given.model_hash = load_model(Path(given.model)).hash
     found = {part.name: run(part, given) for part in parts(given)}
     reports = {name: report for name, (report, _) in found.items()}
     tables = "\n\n".join(text for _, text in found.values())

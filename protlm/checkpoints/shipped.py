@@ -5,22 +5,24 @@ from pathlib import Path
 from protlm.errors import InputDataError
 from protlm.paths import models_dir
 
+DEFAULT = "performer-relu-3m"
 CARD = "README.md"
 RESULTS = "results.json"
 
 
 def shipped_models() -> list[Path]:
-    """Returns the folders of the shipped models; the first is the default of the commands."""
+    """Returns the folders of the shipped models, by name."""
     return sorted(path.parent for path in models_dir().glob(f"*/{CARD}"))
 
 
 def default_model() -> Path:
-    """Returns the folder of the first shipped model.
+    """Returns the folder of the shipped model that commands use where none is named.
 
     Raises:
-        InputDataError: this copy of protlm has none.
+        InputDataError: this copy of protlm lacks it.
     """
-    for folder in shipped_models():
+    folder = models_dir() / DEFAULT
+    if (folder / CARD).is_file():
         return folder
     raise InputDataError(
         "no model is installed with protlm; name one with -m MODEL (evaluate: checkpoint=MODEL)"

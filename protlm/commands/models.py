@@ -15,7 +15,7 @@ from protlm.terminal import console
 
 
 def announced_default(option: str) -> Path:
-    """Returns the first shipped model, and prints on standard error that it is used.
+    """Returns the default model, and prints on standard error that it is used.
 
     Args:
         option: what to type for another model.

@@ -31,6 +31,8 @@ DEFINITION = (
 )
 # The strength of the L1 penalty in Rao et al. 2020.
 _INVERSE_PENALTY = 0.15
+# Maps are float32; the correction adds up their errors.
+_ROUNDING = 8 * float(np.finfo(np.float32).eps)
 
 
 def symmetrize(maps: np.ndarray) -> np.ndarray:
@@ -56,10 +58,15 @@ def apc(maps: np.ndarray) -> np.ndarray:
 def features(maps_NHLL: np.ndarray) -> np.ndarray:
     """Returns the inputs of the regression: symmetrized, corrected maps, float32 [N·H, L, L].
 
+    Values within the rounding of the maps become 0, so that a uniform map has no features.
+
     Args:
         maps_NHLL: maps of all layers and heads, without the special tokens.
     """
-    corrected_NHLL = apc(symmetrize(maps_NHLL.astype(np.float64)))
+    symmetric_NHLL = symmetrize(maps_NHLL.astype(np.float64))
+    corrected_NHLL = apc(symmetric_NHLL)
+    rounding_NH11 = _ROUNDING * np.abs(symmetric_NHLL).max(axis=(-1, -2), keepdims=True)
+    corrected_NHLL[np.abs(corrected_NHLL) < rounding_NH11] = 0.0
     return corrected_NHLL.astype(np.float32).reshape(-1, *maps_NHLL.shape[-2:])
 
 
@@ -114,7 +121,8 @@ class ContactRegression:
                 f"residues {MIN_SEPARATION} or more apart; give more structures"
             )
         values = np.concatenate([values for values, _ in pairs])
-        spread_H = values.std(axis=0) if self.scaled else np.ones(values.shape[1])
+        num_heads = values.shape[1]
+        spread_H = values.std(axis=0, dtype=np.float64) if self.scaled else np.ones(num_heads)
         spread_H[spread_H == 0] = 1.0
         # As in the paper, classes are not balanced.
         solver = LogisticRegression(
@@ -232,6 +240,8 @@ class Contacts(Evaluation):
         return {
             **by_predictor(figures),
             "heads_used": heads_used,
+            "scaled": self.scaled,
+            "inverse_penalty": _INVERSE_PENALTY,
             "num_fit": len(fit),
             "num_test": len(test),
             "max_residues": limit,

@@ -24,6 +24,7 @@ def models(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         if name != "unfinished":
             (folder / name / CARD).write_text(f"# {name}\n")
     monkeypatch.setattr(shipped, "models_dir", lambda: folder)
+    monkeypatch.setattr(shipped, "DEFAULT", "second")
     return folder
 
 
@@ -44,11 +45,11 @@ def test_a_folder_of_the_same_name_comes_first(
         protlm.load("first")
 
 
-def test_the_first_is_the_default_and_is_announced(
-    models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert announced_default("-m MODEL") == models / "first"
-    assert capsys.readouterr().err == ("model: first, shipped with protlm; -m MODEL uses another\n")
+def test_the_default_is_announced(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert announced_default("-m MODEL") == models / "second"
+    assert capsys.readouterr().err == (
+        "model: second, shipped with protlm; -m MODEL uses another\n"
+    )
 
 
 def test_without_models_the_user_has_to_name_one(

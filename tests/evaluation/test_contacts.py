@@ -120,9 +120,18 @@ def test_scaled_features_find_a_head_whose_maps_are_nearly_flat() -> None:
     np.testing.assert_allclose(1e-4 * scaled.weights_H, whole.weights_H, rtol=0.01, atol=1e-4)
 
 
-def test_a_head_without_a_difference_has_no_weight() -> None:
-    constant = [(np.concatenate([np.full_like(x[:1], 7.0), x]), y) for x, y in examples(0)]
-    assert ContactRegression().fit(constant).predict(constant[0][0]).std() > 0
+def test_a_uniform_map_has_no_features_but_for_rounding() -> None:
+    generator = np.random.default_rng(0)
+    maps_NHLL, contacts_LL = protein(0)
+    ulp = np.finfo(np.float32).eps
+    noise_LL = generator.integers(-1, 2, maps_NHLL.shape[-2:]) * ulp
+    maps_NHLL[0, 0] = ((1 + noise_LL) / 80).astype(np.float32)
+    found_HLL = features(maps_NHLL)
+    assert not found_HLL[0].any() and found_HLL[1:].any(axis=(1, 2)).all()
+    regression = ContactRegression().fit([(found_HLL, contacts_LL)])
+    assert regression.weights_H[0] == 0
+    flat = ContactRegression().fit([(found_HLL[:1], contacts_LL)])
+    assert flat.num_heads_used == 0
 
 
 def test_probabilities_are_those_of_the_solver() -> None:
