@@ -126,6 +126,7 @@ def write_json(path: Path, results: Sequence[Result], means: Averages, *, model_
         }
         if (found := one.agreement) is not None:
             values["measured"] = found.num_variants
+            values["classes"] = found.classes
             values["metrics"] = {name: _defined(value) for name, value in found.values.items()}
             values["intervals"] = {
                 name: [_defined(bound) for bound in bounds]

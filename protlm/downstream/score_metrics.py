@@ -19,11 +19,19 @@ _MOST_DRAWN, _FEWEST = 20_000_000, 100
 
 @dataclass(frozen=True)
 class Agreement:
-    """Metrics by name, with the bounds of their 95 % intervals; NaN where one is undefined."""
+    """Metrics by name, with the bounds of their 95 % intervals; NaN where one is undefined.
+
+    Attributes:
+        values: the metrics.
+        intervals: lower and upper bound of each.
+        num_variants: the number of variants with a measured score.
+        classes: what AUC and MCC divide the measured variants by: `bins` or `median`.
+    """
 
     values: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     num_variants: int
+    classes: str
 
 
 def agreement(
@@ -53,7 +61,8 @@ def agreement(
         drawn.append(list(metrics(measured[rows], predicted[rows], fit[rows]).values()))
     columns = zip(METRICS, np.array(drawn).T, strict=True)
     intervals = {name: _bounds(column) for name, column in columns}
-    return Agreement(metrics(measured, predicted, fit), intervals, number)
+    classes = "median" if is_fit is None else "bins"
+    return Agreement(metrics(measured, predicted, fit), intervals, number, classes)
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:

@@ -31,7 +31,8 @@ class VariantTable:
         rows: the cells, as text.
         variants: one for each row.
         measured: the column DMS_score, float64, NaN where it is empty; None without the column.
-        is_fit: the column DMS_score_bin; None without the column.
+        is_fit: the column DMS_score_bin, False where DMS_score is empty; None without either
+            column.
     """
 
     columns: list[str]
@@ -61,7 +62,7 @@ def read_variants(path: Path, wild_type: str, *, first_residue: int = 1) -> Vari
             f"{path} has the columns {', '.join(columns)[:200]}; name one of them mutant (A1P:D2N) "
             "or mutated_sequence"
         )
-    rows, variants = [], []
+    rows, variants, numbers = [], [], []
     for line, row in lines:
         try:
             variants.append(
@@ -70,12 +71,20 @@ def read_variants(path: Path, wild_type: str, *, first_residue: int = 1) -> Vari
         except InputDataError as error:
             raise InputDataError(f"{path}, line {line}: {error}") from None
         rows.append(row)
+        numbers.append(line)
     if not rows:
         raise InputDataError(f"{path} has no variants; give a table with a row for each variant")
     scores = _numbers(path, columns, rows, "DMS_score")
     bins = _numbers(path, columns, rows, "DMS_score_bin")
-    is_fit = None if bins is None or np.isnan(bins).any() else bins > 0
-    return VariantTable(columns, rows, variants, scores, is_fit)
+    if scores is None or bins is None:
+        return VariantTable(columns, rows, variants, scores, None)
+    missing = np.flatnonzero(np.isnan(bins) & ~np.isnan(scores))
+    if len(missing):
+        raise InputDataError(
+            f"{path}, line {numbers[missing[0]]}: DMS_score_bin is empty, and DMS_score is not; "
+            "fill it in, or remove the column to divide the variants at their median"
+        )
+    return VariantTable(columns, rows, variants, scores, bins > 0)
 
 
 def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Variant:

@@ -109,6 +109,10 @@ def test_several_assays_and_their_averages(
     expected = {"Activity": spearman[0], "Stability": spearman[1]}
     assert means == pytest.approx({**expected, "mean of types": np.mean(spearman)})
     assert f"mean of types {means['mean of types']:.3f}" in printed
+    classes = [
+        report["assays"][name]["pseudo-log-likelihood"]["classes"] for name in ("A_2020", "B_2021")
+    ]
+    assert classes == ["median", "bins"]
     # All variants of B are fit, for which AUC is not defined.
     assert report["assays"]["B_2021"]["pseudo-log-likelihood"]["metrics"]["AUC"] is None
 

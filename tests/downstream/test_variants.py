@@ -30,6 +30,13 @@ def test_a_substitution_assay(tmp_path: Path) -> None:
     assert table.rows[1] == ["K2R:T3S", "MRSAYIAK", "NA", "0"]
 
 
+def test_bins_are_needed_where_scores_are(tmp_path: Path) -> None:
+    text = "mutant,DMS_score,DMS_score_bin\nM1A,0.5,1\nM1C,,\nM1D,-1,0\n"
+    table = read_variants(written(tmp_path, text), WILD_TYPE)
+    assert table.is_fit is not None
+    assert table.is_fit.tolist() == [True, False, False]
+
+
 def test_an_indel_assay(tmp_path: Path) -> None:
     text = "mutant,mutated_sequence\nMKTAYIAKK,MKTAYIAKK\n,MKTAYIAK\nMRTAYIAK,MRTAYIAK\n"
     table = read_variants(written(tmp_path, text), WILD_TYPE)
@@ -61,6 +68,10 @@ WRONG = {
     "no residue": ("mutated_sequence\nMK-AYIAK\n", "line 2: mutated_sequence: '-' at residue 3"),
     "an endless header": ("mutant," + "x" * 200_000 + "\nM1A,1\n", "line 1: field larger"),
     "an infinite number": ("mutant,DMS_score\nM1A,inf\n", "DMS_score of variant 1 is 'inf'"),
+    "a missing bin": (
+        "mutant,DMS_score,DMS_score_bin\nM1A,NA,\n\nM1C,1,1\nM1D,2,\n",
+        "line 5: DMS_score_bin is empty, and DMS_score is not",
+    ),
     "no number": ("mutant,DMS_score\nM1A,high\n", "DMS_score of variant 1 is 'high', not a number"),
 }
 
