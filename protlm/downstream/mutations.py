@@ -7,7 +7,7 @@ from typing import NamedTuple
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
 
-_SUBSTITUTION = re.compile(r"([A-Z])(\d+)([A-Z])")
+_SUBSTITUTION = re.compile(r"([A-Z])([0-9]{1,9})([A-Z])")
 
 
 class Substitution(NamedTuple):
@@ -70,11 +70,20 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
     return Variant(tuple(found))
 
 
+def is_mutant(text: str) -> bool:
+    """Returns whether a text is substitutions by its notation, which may not fit a wild type.
+
+    >>> is_mutant("A1P:D2N"), is_mutant("MKT")
+    (True, False)
+    """
+    return all(_SUBSTITUTION.fullmatch(part) for part in text.upper().split(":"))
+
+
 def _parse(part: str, wild_type: str, first_residue: int) -> Substitution:
     match = _SUBSTITUTION.fullmatch(part)
     if match is None:
         raise InputDataError(
-            f"{part!r} is not a substitution; write it as A1P, and several as A1P:D2N"
+            f"{part[:50]!r} is not a substitution; write it as A1P, and several as A1P:D2N"
         )
     expected, number, mutant = match[1], int(match[2]), match[3]
     position = number - first_residue

@@ -15,7 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.downstream.mutations import Variant, check_residues, parse_mutant, parse_sequence
+from protlm.downstream.mutations import (
+    Variant,
+    check_residues,
+    is_mutant,
+    parse_mutant,
+    parse_sequence,
+)
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
@@ -96,6 +102,11 @@ def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Varia
     if not sequence:
         return parse_mutant(mutant, wild_type, first_residue=first_residue)
     variant = parse_sequence(sequence, wild_type)
+    if variant.indel is not None and is_mutant(mutant):
+        raise InputDataError(
+            f"mutated_sequence has {len(sequence)} residues, and by {mutant} it has "
+            f"{len(wild_type)}, as the wild type; correct one of the two"
+        )
     # ProteinGym's tables of insertions and deletions repeat the sequence as `mutant`.
     if mutant and mutant != sequence and variant.indel is None:
         named = parse_mutant(mutant, wild_type, first_residue=first_residue).apply(wild_type)
@@ -161,6 +172,11 @@ def read_reference(path: Path) -> dict[str, Assay]:
         cells = dict(zip(columns, row, strict=True))
         name, wild_type = cells["DMS_id"], cells["target_seq"].strip().upper()
         check_residues(wild_type, f"{path}, line {line}: target_seq")
+        if name in assays:
+            raise InputDataError(
+                f"{path}, line {line}: the DMS_id {name} is in an earlier line too; remove one of "
+                "them"
+            )
         selection = cells.get("coarse_selection_type", "")
         assays[name] = Assay(wild_type, cells.get("UniProt_ID") or name, selection)
     return assays
@@ -177,6 +193,12 @@ def _read_table(path: Path, what: str) -> tuple[list[str], Iterator[tuple[int, l
         raise InputDataError(f"{path} cannot be read as {what}: {error}") from error
     lines = _rows(path, text)
     _, columns = next(lines, (0, []))
+    repeated = sorted({name for name in columns if name and columns.count(name) > 1})
+    if repeated:
+        raise InputDataError(
+            f"{path} has several columns of the name {', '.join(repeated)[:200]}; rename all but "
+            "one of each"
+        )
     return columns, _of_width(path, len(columns), lines)
 
 

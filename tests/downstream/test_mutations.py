@@ -35,6 +35,8 @@ WRONG = {
     "M1A:M1C": "replaces position 1 more than once",
     "M1J": "M1J: 'J' at residue 1 is not one of",
     "M1": "'M1' is not a substitution; write it as A1P",
+    "M\u0661A": "is not a substitution",
+    f"M{'1' * 5000}A": "is not a substitution",
     "M1*": "is not a substitution",
     "M1A,K2R": "several as A1P:D2N",
 }

@@ -61,6 +61,14 @@ WRONG = {
         "mutant,mutated_sequence\nM1A,MRTAYIAK\n",
         "line 2: mutated_sequence has M at position 1, and by M1A it is A",
     ),
+    "substitutions of a longer sequence": (
+        "mutant,mutated_sequence\nM1A,AKTAYIAK\nM1A,AKTAYIAKK\n",
+        "line 3: mutated_sequence has 9 residues, and by M1A it has 8",
+    ),
+    "a repeated column": (
+        "mutant,DMS_score,x,,,DMS_score,mutant\nM1A,1,,,,2,M1C\n",
+        "several columns of the name DMS_score, mutant;",
+    ),
     "no column": ("variant,score\nM1A,1\n", "columns variant, score; name one of them mutant"),
     "no row": ("mutant\n", "has no variants"),
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
@@ -96,6 +104,8 @@ def test_a_reference_file(tmp_path: Path) -> None:
     assert read_reference(plain) == {"A_2020": Assay(WILD_TYPE, "A_2020", "")}
     for text, words in (
         ("DMS_id\nA\n", "not target_seq; give ProteinGym's reference file"),
+        ("DMS_id,target_seq\nA,MK\nB,MK\nA,MT\n", "line 4: the DMS_id A is in an earlier line"),
+        ("DMS_id,target_seq,DMS_id\nA,MK,B\n", "several columns of the name DMS_id"),
         ("DMS_id,target_seq\nA,MK1\n", "line 2: target_seq: '1' at residue 3"),
     ):
         with pytest.raises(InputDataError, match=words):
