@@ -28,7 +28,7 @@ from protlm.downstream.estimators import (
 )
 from protlm.downstream.mutations import Substitution, Variant
 from protlm.downstream.predictions import Predictor
-from protlm.downstream.score_metrics import agreement
+from protlm.downstream.score_metrics import agreement, clusters_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
 from protlm.errors import InputDataError, UserError
 from protlm.paths import check_output
@@ -260,7 +260,8 @@ def _check_table(
 def _result(name: str, table: VariantTable, estimator: Estimator, scores: Scores) -> Result:
     found = None
     if table.measured is not None:
-        found = agreement(table.measured, scores.values, table.is_fit)
+        clusters = clusters_of(table.variants)
+        found = agreement(table.measured, scores.values, table.is_fit, clusters)
     return Result(name, estimator, scores, found)
 
 

@@ -1,13 +1,16 @@
 """Agreement of predicted scores with measured ones, as ProteinGym defines it.
 
-Notin et al. 2023 (doi:10.1101/2023.12.07.570727). Intervals are by bootstrap over variants.
+Notin et al. 2023 (doi:10.1101/2023.12.07.570727). Intervals are by bootstrap over positions: the
+variants of a position resemble each other, so each resample takes all of them or none (the cluster
+bootstrap of Davison and Hinkley 1997, section 3.8).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from protlm.downstream.mutations import Variant
 from protlm.downstream.variants import Assay
 
 METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
@@ -34,8 +37,36 @@ class Agreement:
     classes: str
 
 
+def clusters_of(variants: Sequence[Variant]) -> np.ndarray:
+    """Returns the cluster of each variant, int64: equal if they replace the same positions.
+
+    A variant with insertions or deletions is a cluster by itself.
+
+    >>> from protlm.downstream.mutations import Substitution
+    >>> one, two = Variant((Substitution("M", 0, "A"),)), Variant((Substitution("M", 0, "C"),))
+    >>> clusters_of([one, Variant(indel="MKK"), two, Variant(indel="MKK")]).tolist()
+    [0, 1, 0, 2]
+    """
+    numbers: dict[object, int] = {}
+    for row, variant in enumerate(variants):
+        numbers.setdefault(_cluster(row, variant), len(numbers))
+    found = [numbers[_cluster(row, variant)] for row, variant in enumerate(variants)]
+    return np.array(found, dtype=np.int64)
+
+
+def _cluster(row: int, variant: Variant) -> object:
+    if variant.indel is not None:
+        return row
+    return frozenset(one.position for one in variant.substitutions)
+
+
 def agreement(
-    measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray | None, *, seed: int = 0
+    measured: np.ndarray,
+    predicted: np.ndarray,
+    is_fit: np.ndarray | None,
+    clusters: np.ndarray,
+    *,
+    seed: int = 0,
 ) -> Agreement | None:
     """Compares predicted scores with measured ones, leaving out variants without a measured score.
 
@@ -43,6 +74,8 @@ def agreement(
         measured: higher is fitter; NaN where it is unknown.
         predicted: higher is more probable.
         is_fit: the classes for AUC and MCC; None divides the measured scores at their median.
+        clusters: number of the cluster of each variant, as `clusters_of` returns; the bootstrap
+            resamples clusters. With a single one the intervals are undefined.
         seed: seed of the bootstrap.
 
     Returns:
@@ -54,15 +87,29 @@ def agreement(
         return None
     fit = measured >= np.median(measured[known]) if is_fit is None else is_fit
     measured, predicted, fit = measured[known], predicted[known], fit[known]
-    generator = np.random.default_rng(seed)
-    drawn = []
-    for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // number), _FEWEST)):
-        rows = generator.integers(number, size=number)
-        drawn.append(list(metrics(measured[rows], predicted[rows], fit[rows]).values()))
-    columns = zip(METRICS, np.array(drawn).T, strict=True)
+    drawn = [
+        list(metrics(measured[rows], predicted[rows], fit[rows]).values())
+        for rows in _resamples(clusters[known], seed)
+    ]
+    columns = zip(METRICS, np.array(drawn).reshape(-1, len(METRICS)).T, strict=True)
     intervals = {name: _bounds(column) for name, column in columns}
     classes = "median" if is_fit is None else "bins"
     return Agreement(metrics(measured, predicted, fit), intervals, number, classes)
+
+
+def _resamples(clusters: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """Yields the rows of clusters drawn with replacement, as many as there are; none of one."""
+    _, cluster, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    if len(sizes) < 2:
+        return
+    order = np.argsort(cluster, kind="stable")
+    starts = np.cumsum(sizes) - sizes
+    generator = np.random.default_rng(seed)
+    for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // len(clusters)), _FEWEST)):
+        drawn = generator.integers(len(sizes), size=len(sizes))
+        ends = np.cumsum(sizes[drawn])
+        shifts = starts[drawn] - (ends - sizes[drawn])
+        yield order[np.repeat(shifts, sizes[drawn]) + np.arange(ends[-1])]
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Metrics: ProteinGym's numbers, other implementations on values with ties, and averages."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
 
+from protlm.downstream.mutations import Variant, parse_mutant
 from protlm.downstream.score_metrics import (
     METRICS,
+    _resamples,
     agreement,
     auc,
     averages,
+    clusters_of,
     mcc,
     metrics,
     ndcg,
@@ -82,7 +86,7 @@ def test_an_interval_is_as_wide_as_theory_says() -> None:
     true = 6 / math.pi * math.asin(0.3)
     for seed in range(4):
         sample = generator.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=number)
-        found = agreement(*sample.T, None, seed=seed)
+        found = agreement(sample[:, 0], sample[:, 1], None, np.arange(number), seed=seed)
         assert found is not None
         low, high = found.intervals["Spearman"]
         assert low <= found.values["Spearman"] <= high
@@ -92,18 +96,70 @@ def test_an_interval_is_as_wide_as_theory_says() -> None:
     assert np.mean(widths) == pytest.approx(2 * 1.96 * error, rel=0.3)
 
 
+POSITIONS, PER_POSITION = 40, 19
+
+
+def shared_effects(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Measured and predicted scores of an assay whose positions explain most of the variance."""
+    positions = generator.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=POSITIONS)
+    noise = generator.normal(scale=0.5, size=(POSITIONS, PER_POSITION, 2))
+    measured, predicted = (positions[:, None] + noise).reshape(-1, 2).T
+    return measured, predicted
+
+
+def test_an_interval_covers_the_variation_between_positions() -> None:
+    """Spearman's correlation varies between such assays as the interval of one of them says."""
+    generator = np.random.default_rng(3)
+    spread = np.std([spearman(*shared_effects(generator)) for _ in range(300)])
+    together = np.repeat(np.arange(POSITIONS), PER_POSITION)
+    widths = []
+    for clusters in (together, np.arange(len(together))):
+        for _ in range(3):
+            found = agreement(*shared_effects(generator), None, clusters)
+            assert found is not None
+            low, high = found.intervals["Spearman"]
+            widths.append((high - low) / (2 * 1.96 * spread))
+    assert np.mean(widths[:3]) == pytest.approx(1, rel=0.3)
+    assert np.mean(widths[3:]) < 0.5
+
+
+def test_clusters_are_resampled_whole() -> None:
+    """All rows of a cluster are drawn equally often, whatever its size and the order of rows."""
+    generator = np.random.default_rng(4)
+    sizes = [1, 3, 2, 5]
+    clusters = generator.permutation(np.repeat([7, 0, 3, 5], sizes))
+    for rows in itertools.islice(_resamples(clusters, seed=0), 20):
+        counts = np.bincount(rows, minlength=len(clusters))
+        drawn = [set(counts[clusters == cluster]) for cluster in np.unique(clusters)]
+        assert all(len(one) == 1 for one in drawn)
+        assert sum(one.pop() for one in drawn) == len(sizes)
+
+
+def test_one_position_has_no_interval() -> None:
+    found = agreement(MEASURED, PREDICTED, None, np.zeros(20, dtype=int))
+    assert found is not None and found.values["Spearman"] > 0.9
+    assert np.isnan(list(found.intervals.values())).all()
+
+
+def test_variants_of_the_same_positions_are_a_cluster() -> None:
+    texts = ["M1A", "M1A:K2R", "M1C", "K2T:M1W", "K2R"]
+    variants = [parse_mutant(text, "MKT") for text in texts]
+    variants += [Variant(), Variant(indel="MKKT"), Variant(indel="MKKT"), Variant()]
+    assert clusters_of(variants).tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 3]
+
+
 def test_variants_without_a_measured_score_are_left_out() -> None:
     measured = np.append(MEASURED, [np.nan, np.nan])
     predicted = np.append(PREDICTED, [9.0, -9.0])
-    found = agreement(measured, predicted, np.append(MEASURED >= 0.5, [True, True]))
+    found = agreement(measured, predicted, np.append(MEASURED >= 0.5, [True, True]), np.arange(22))
     assert found is not None and found.num_variants == 20
     assert found.values == metrics(MEASURED, PREDICTED, MEASURED >= 0.5)
     # The median of the measured scores is 0.4, which divides them as 0.5 does.
-    divided = agreement(MEASURED, PREDICTED, None)
+    divided = agreement(MEASURED, PREDICTED, None, np.arange(20))
     assert divided is not None
     assert (divided.values, divided.intervals) == (found.values, found.intervals)
     assert (found.classes, divided.classes) == ("bins", "median")
-    assert agreement(np.full(3, np.nan), np.ones(3), None) is None
+    assert agreement(np.full(3, np.nan), np.ones(3), None, np.arange(3)) is None
 
 
 def test_averages_weight_proteins_and_selection_types() -> None:
