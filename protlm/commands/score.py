@@ -113,6 +113,8 @@ def scan_protein(
 ) -> None:
     """Writes the scores of all substitutions of a protein: a row for each position.
 
+    The cells of a position whose residue is not one of the 20 amino acids are empty.
+
     Args:
         sources: a sequence file of one protein.
         model_path: a run, a checkpoint or an exported model.
@@ -141,11 +143,13 @@ def scan_protein(
     variants = [
         Variant((Substitution(own, position, letter),))
         for position, own in enumerate(wild_type)
+        if own in STANDARD
         for letter in STANDARD
     ]
     found = score(estimator, predictor, wild_type, variants, per_residue=options.per_residue)
     first = options.first_residue
-    scores = found.values.reshape(len(wild_type), len(STANDARD))
+    scores = np.full((len(wild_type), len(STANDARD)), np.nan)
+    scores[[own in STANDARD for own in wild_type]] = found.values.reshape(-1, len(STANDARD))
     rows = (
         [str(first + position), wild_type[position], *map(score_text, row)]
         for position, row in enumerate(scores)
@@ -153,7 +157,7 @@ def scan_protein(
     write_table(output, ["position", "wild_type", *STANDARD], rows)
     if options.figure is not None:
         title = f"{printable(name)}: {estimator}"
-        figure = scan_figure(scores, wild_type, title=title, first_residue=first)
+        figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
         save_figure(figure, options.figure)
     print(f"{estimator}: {found.definition}")
     if found.perplexity is not None:

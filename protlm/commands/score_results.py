@@ -65,8 +65,8 @@ def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]
 
 
 def score_text(value: float) -> str:
-    """Formats a score for a table."""
-    return f"{value:.6f}"
+    """Formats a score for a table; NaN is an empty cell."""
+    return "" if math.isnan(value) else f"{value:.6f}"
 
 
 def averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Averages:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError
 
 _SUBSTITUTION = re.compile(r"([A-Z])([0-9]{1,9})([A-Z])")
@@ -25,10 +25,23 @@ class Variant:
     Attributes:
         substitutions: in the order of the text; empty for the wild type.
         indel: the sequence, if it has another length than the wild type.
+
+    Raises:
+        InputDataError: X, B, Z, U or O is replaced or replaces another residue. Models predict
+            these letters as rarely as databases have them, whatever the protein.
     """
 
     substitutions: tuple[Substitution, ...] = ()
     indel: str | None = None
+
+    def __post_init__(self) -> None:
+        for own, _, mutant in self.substitutions:
+            for letter in (own, mutant):
+                if letter not in STANDARD:
+                    raise InputDataError(
+                        f"{own} replaced by {mutant} has no score, as {letter} is not one of the "
+                        f"20 amino acids {STANDARD}; remove this variant"
+                    )
 
     def apply(self, wild_type: str) -> str:
         """Returns the sequence of the variant.
@@ -53,8 +66,8 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
         first_residue: the number of its first residue.
 
     Raises:
-        InputDataError: another notation, a position that does not exist or is repeated, or a
-            residue that the wild type does not have there.
+        InputDataError: another notation, a position that does not exist or is repeated, a
+            residue that the wild type does not have there, or one other than the 20 amino acids.
 
     >>> parse_mutant("K2R", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)
@@ -107,7 +120,8 @@ def parse_sequence(sequence: str, wild_type: str) -> Variant:
     """Compares the sequence of a variant with the wild type.
 
     Raises:
-        InputDataError: a letter is not a residue.
+        InputDataError: a letter is not a residue, or differs from the wild type and is not one of
+            the 20 amino acids.
 
     >>> parse_sequence("MRT", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)

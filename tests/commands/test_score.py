@@ -17,6 +17,7 @@ from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.mutations import parse_mutant
 from protlm.downstream.predictions import Predictor
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.plots import scan_figure
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +135,30 @@ def test_a_scan_scores_all_substitutions(
     found = [float(rows[1][letter]) for letter in STANDARD]
     np.testing.assert_allclose(found, values, atol=1e-6)
     assert float(rows[1]["K"]) == 0
+
+
+@pytest.mark.parametrize("estimator", [Estimator.wt_marginals, Estimator.pseudo_log_likelihood])
+def test_a_scan_leaves_unknown_residues_empty(
+    estimator: Estimator, tiny_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "unknown.fasta").write_text(">P1\nMXTU\n")
+    drawn: list[np.ndarray] = []
+
+    def watched(scores: np.ndarray, *rest: str, **named: object) -> object:
+        drawn.append(scores)
+        return scan_figure(scores, *rest, **named)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr("protlm.commands.score.scan_figure", watched)
+    settings = ScoreOptions(estimators=(estimator,), figure=workplace / "scan.svg")
+    scan_protein([workplace / "unknown.fasta"], tiny_run, workplace / "scan.csv", settings)
+    assert np.isfinite(drawn).all()
+    rows = read(workplace / "scan.csv")
+    assert [row["wild_type"] for row in rows] == list("MXTU")
+    filled = [{bool(row[letter]) for letter in STANDARD} for row in rows]
+    assert filled == [{True}, {False}, {True}, {False}]
+    variants = [parse_mutant("T3W", "MXTU")]
+    (expected,) = score(estimator, Predictor(protlm.load(tiny_run)), "MXTU", variants).values
+    assert float(rows[2]["W"]) == pytest.approx(expected, abs=1e-6)
 
 
 def wild_types(folder: Path) -> dict[str, ScoreOptions]:

@@ -37,6 +37,7 @@ WRONG = {
     "M1": "'M1' is not a substitution; write it as A1P",
     "M\u0661A": "is not a substitution",
     f"M{'1' * 5000}A": "is not a substitution",
+    "M1X": "M replaced by X has no score, as X is not one of the 20 amino acids",
     "M1*": "is not a substitution",
     "M1A,K2R": "several as A1P:D2N",
 }
@@ -47,6 +48,18 @@ def test_other_notations_are_refused(text: str) -> None:
     with pytest.raises(InputDataError) as refused:
         parse_mutant(text, WILD_TYPE)
     assert WRONG[text] in str(refused.value)
+
+
+@pytest.mark.parametrize("letter", "XBZUO")
+def test_only_the_20_amino_acids_are_replaced_and_replace(letter: str) -> None:
+    words = f"{letter} is not one of the 20 amino acids"
+    for text, wild_type in ((f"K2{letter}", "MKT"), (f"{letter}2K", f"M{letter}T")):
+        with pytest.raises(InputDataError, match=words):
+            parse_mutant(text, wild_type)
+    for sequence, wild_type in ((f"M{letter}T", "MKT"), ("MKT", f"M{letter}T")):
+        with pytest.raises(InputDataError, match=words):
+            parse_sequence(sequence, wild_type)
+    assert parse_sequence(f"A{letter}T", f"M{letter}T").substitutions == (("M", 0, "A"),)
 
 
 def test_numbers_in_messages_are_those_of_the_user() -> None:

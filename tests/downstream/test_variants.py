@@ -69,6 +69,7 @@ WRONG = {
         "mutant,DMS_score,x,,,DMS_score,mutant\nM1A,1,,,,2,M1C\n",
         "several columns of the name DMS_score, mutant;",
     ),
+    "an unknown residue": ("mutant\nM1A\nK2X\n", "line 3: K replaced by X has no score"),
     "no column": ("variant,score\nM1A,1\n", "columns variant, score; name one of them mutant"),
     "no row": ("mutant\n", "has no variants"),
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
