@@ -3,8 +3,9 @@
 Every score is a sum of log-probability differences between a variant and its wild type, in nats: 0
 for the wild type, higher for variants that the model considers more probable. Probabilities are
 over the whole vocabulary. x is the wild type, y a variant, M the replaced positions, and x\\i the
-sequence x with position i masked, one position at a time (Meier et al. 2021,
-doi:10.1101/2021.07.09.450648).
+sequence x with position i masked. The marginals are those of Meier et al. 2021
+(doi:10.1101/2021.07.09.450648), except that masked-marginals masks one position at a time, not all
+of M at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ class Estimator(StrEnum):
 DEFINITIONS = {
     Estimator.wt_marginals: "sum over M of log p(y_i | x) - log p(x_i | x), nothing masked",
     Estimator.masked_marginals: "sum over M of log p(y_i | x\\i) - log p(x_i | x\\i)",
-    Estimator.mutant_marginals: "sum over M of log p(y_i | y\\i) - log p(x_i | y\\i)",
+    Estimator.mutant_marginals: "sum over M of log p(y_i | y) - log p(x_i | y), nothing masked",
     Estimator.pseudo_log_likelihood: "sum over all i of log p(y_i | y\\i), less that of x",
     Estimator.causal_likelihood: "log p(y) - log p(x), including the end of the sequence",
 }
@@ -134,7 +135,7 @@ def _wt_marginals(
     predictor: Predictor, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass, as the wild type is not masked."""
-    profile = predictor.unmasked_log_p(wild_type, _positions(variants))
+    (profile,) = predictor.unmasked_log_p([(wild_type, _positions(variants))])
     return _marginals(profile, variants), None
 
 
@@ -150,22 +151,15 @@ def _masked_marginals(
 def _mutant_marginals(
     predictor: Predictor, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
-    """Takes one pass for each substitution of a multiple mutant.
-
-    Masking the only replaced position of a single mutant gives the masked wild type.
-    """
-    single = [v if len(v.substitutions) == 1 else Variant() for v in variants]
-    values = _marginals(_masked_profile(predictor, wild_type, single), single)
-    rest = [
-        (number, substitution)
-        for number, variant in enumerate(variants)
-        if len(variant.substitutions) > 1
-        for substitution in variant.substitutions
-    ]
-    queries = (Query(variants[number].apply(wild_type), one.position) for number, one in rest)
-    found = _watched(predictor.log_p(queries), len(rest))
-    for (number, substitution), (_, log_p_V) in zip(rest, found, strict=True):
-        values[number] += _difference(log_p_V, substitution)
+    """Takes one pass for each distinct mutant, which is not masked."""
+    numbers: dict[str, list[int]] = {}
+    for number, variant in enumerate(variants):
+        numbers.setdefault(variant.apply(wild_type), []).append(number)
+    asked = ((y, _positions(variants[n] for n in group)) for y, group in numbers.items())
+    found = _watched(predictor.unmasked_log_p(asked), len(numbers))
+    values = np.zeros(len(variants))
+    for group, profile in zip(numbers.values(), found, strict=True):
+        values[group] = _marginals(profile, [variants[number] for number in group])
     return values, None
 
 

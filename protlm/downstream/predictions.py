@@ -55,16 +55,24 @@ class Predictor:
         if batch:
             yield from self._pass(batch)
 
-    def unmasked_log_p(self, sequence: str, positions: Sequence[int]) -> dict[int, np.ndarray]:
-        """Returns log-probabilities by position, given the whole sequence, float64 V."""
-        limit = self.model.max_residues
-        if limit is not None and len(sequence) > limit:
-            queries = (Query(sequence, position, masked=False) for position in positions)
-            return {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
-        with torch.inference_mode():
-            logits_LV = self.model(self.model.tokenize([sequence])).logits_BLV[0, 1:-1]
-            log_p_LV = logits_LV.cpu().double().log_softmax(-1).numpy()
-        return {position: log_p_LV[position] for position in positions}
+    def unmasked_log_p(
+        self, asked: Iterable[tuple[str, Sequence[int]]]
+    ) -> Iterator[dict[int, np.ndarray]]:
+        """Yields, for positions of each sequence, log-probabilities given all of it, float64 V.
+
+        Consecutive sequences of the same length share a batch; a sequence takes one pass, or one
+        for each position if it is longer than the model accepts.
+        """
+        batch: list[tuple[str, Sequence[int]]] = []
+        for sequence, positions in asked:
+            size = len(sequence) + SPECIALS
+            full = (len(batch) + 1) * size > self.tokens_per_batch
+            if batch and (full or len(batch[0][0]) != len(sequence)):
+                yield from self._unmasked_pass(batch)
+                batch = []
+            batch.append((sequence, positions))
+        if batch:
+            yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64.
@@ -108,6 +116,22 @@ class Predictor:
         logits_BV = logits_BLV[range(len(batch)), places]
         log_p_BV = logits_BV.cpu().double().log_softmax(-1).numpy()
         return zip(queries, log_p_BV, strict=True)
+
+    def _unmasked_pass(
+        self, batch: Sequence[tuple[str, Sequence[int]]]
+    ) -> Iterator[dict[int, np.ndarray]]:
+        limit = self.model.max_residues
+        if limit is not None and len(batch[0][0]) > limit:
+            for sequence, positions in batch:
+                queries = (Query(sequence, position, masked=False) for position in positions)
+                yield {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
+            return
+        with torch.inference_mode():
+            tokens = self.model.tokenize([sequence for sequence, _ in batch])
+            logits_BLV = self.model(tokens).logits_BLV[:, 1:-1]
+            log_p_BLV = logits_BLV.cpu().double().log_softmax(-1).numpy()
+        for log_p_LV, (_, positions) in zip(log_p_BLV, batch, strict=True):
+            yield {position: log_p_LV[position].copy() for position in positions}
 
     @torch.inference_mode()
     def _causal_pass(self, sequences: Sequence[str]) -> Iterator[np.ndarray]:

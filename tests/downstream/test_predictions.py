@@ -65,7 +65,7 @@ def test_a_long_protein_is_read_through_windows(masked: bool) -> None:
     if masked:
         found = {q.position: p for q, p in predictor.log_p(Query(sequence, i) for i in positions)}
     else:
-        found = predictor.unmasked_log_p(sequence, positions)
+        (found,) = predictor.unmasked_log_p([(sequence, positions)])
     for position in positions:
         tokens = tokens_of(sequence)
         if masked:
@@ -81,10 +81,36 @@ def test_a_protein_that_fits_is_read_whole() -> None:
     sequence = SEQUENCES[0]
     assert len(sequence) + 2 == WINDOW
     log_p_LV = alone(model, tokens_of(sequence))
-    found = Predictor(model).unmasked_log_p(sequence, [3, 0])
+    (found,) = Predictor(model).unmasked_log_p([(sequence, [3, 0])])
     assert set(found) == {0, 3}
     np.testing.assert_allclose(found[3], log_p_LV[4], atol=1e-9)
     np.testing.assert_allclose(found[0], log_p_LV[1], atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 40, 1000])
+def test_unmasked_sequences_of_a_length_share_a_batch(
+    tokens_per_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("softmax")
+    sequences = [*SEQUENCES, SEQUENCES[-1][::-1]]
+    expected = [alone(model, tokens_of(sequence))[1:-1] for sequence in sequences]
+    sizes = []
+    forward = model.network.forward
+
+    def watched(tokens_BL: torch.Tensor, *rest: object, **named: object) -> object:
+        sizes.append(tuple(tokens_BL.shape))
+        return forward(tokens_BL, *rest, **named)
+
+    monkeypatch.setattr(model.network, "forward", watched)
+    asked = ((sequence, [5, 0, len(sequence) - 1]) for sequence in sequences)
+    found = list(Predictor(model, tokens_per_batch).unmasked_log_p(asked))
+    assert all(rows == 1 or rows * length <= tokens_per_batch for rows, length in sizes)
+    assert sum(rows for rows, _ in sizes) == 4
+    assert (len(sizes) == 3) == (tokens_per_batch >= 40)
+    for sequence, log_p, expected_LV in zip(sequences, found, expected, strict=True):
+        assert list(log_p) == [5, 0, len(sequence) - 1]
+        for position, log_p_V in log_p.items():
+            np.testing.assert_allclose(log_p_V, expected_LV[position], atol=1e-9)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "performer_relu"])
