@@ -11,6 +11,8 @@ from protlm.commands.inputs import Proteins
 from protlm.commands.score_results import (
     Result,
     averages_of,
+    check_figure_output,
+    check_outputs,
     check_table_output,
     is_table,
     print_results,
@@ -31,7 +33,6 @@ from protlm.downstream.predictions import Predictor
 from protlm.downstream.score_metrics import agreement, clusters_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
 from protlm.errors import InputDataError, UserError
-from protlm.paths import check_output
 from protlm.plots import save_figure, scan_figure
 from protlm.terminal import printable
 
@@ -82,8 +83,7 @@ def score_variants(
     outputs = _outputs(sources, output)
     if options.figure is not None:
         raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
-    for path in filter(None, [*outputs.values(), options.json]):
-        check_output(path)
+    check_outputs([output, *outputs.values()], options.json, "--json")
     assays = _assays(sources, options)
     predictor, estimators = _predictor(model_path, options)
     for source in sources:
@@ -133,8 +133,9 @@ def scan_protein(
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
     check_table_output(output)
-    for path in filter(None, [output, options.figure]):
-        check_output(path)
+    check_outputs([output], options.figure, "--figure")
+    if options.figure is not None:
+        check_figure_output(options.figure)
     name, wild_type = _one_protein(sources[0])
     predictor, estimators = _predictor(model_path, options)
     if len(estimators) > 1:

@@ -15,12 +15,27 @@ from protlm.downstream.estimators import Estimator, Scores
 from protlm.downstream.score_metrics import METRICS, Agreement, averages
 from protlm.downstream.variants import Assay
 from protlm.errors import UserError
-from protlm.paths import complete_file
+from protlm.paths import check_output, complete_file
 from protlm.terminal import console, printable
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-# By estimator and selection type.
-Averages = Mapping[Estimator, Mapping[str, float]]
+_FIGURES = {".png", ".pdf", ".svg"}
+
+
+@dataclass(frozen=True)
+class Average:
+    """The averages of a metric over assays.
+
+    Attributes:
+        values: by selection type; empty if no assay has the metric.
+        left_out: the assays for which the metric is undefined.
+    """
+
+    values: Mapping[str, float]
+    left_out: Sequence[str]
+
+
+Averages = Mapping[Estimator, Average]
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,40 @@ def check_table_output(output: Path) -> None:
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
 
 
+def check_figure_output(figure: Path) -> None:
+    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn.
+
+    Raises:
+        UserError: another suffix than .png, .pdf and .svg.
+    """
+    if figure.suffix.lower() not in _FIGURES:
+        raise UserError(
+            f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
+        )
+
+
+def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
+    """Refuses outputs that cannot be written, and a file that would be written twice.
+
+    Args:
+        outputs: the tables, or their folder and the tables; the first is that of `-o`.
+        other: the file of another option.
+        option: its name.
+
+    Raises:
+        UserError: two outputs are the same file.
+        OutputError: a file exists already, or there is no permission.
+    """
+    if other is not None and other.resolve() in [path.resolve() for path in outputs]:
+        raise UserError(
+            f"{option} {other} and -o {outputs[0]} would write the same file; give {option} "
+            "another name"
+        )
+    files = outputs if len(outputs) == 1 else outputs[1:]
+    for path in [*files, *([] if other is None else [other])]:
+        check_output(path)
+
+
 def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
     """Writes a table, comma-separated or, if its name ends with .tsv, tab-separated.
 
@@ -73,10 +122,16 @@ def averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Avera
     """Returns the averages of Spearman's correlation over assays, for each estimator."""
     found: dict[Estimator, dict[str, float]] = {}
     for one in results:
-        if one.agreement is not None and not math.isnan(one.agreement.values["Spearman"]):
-            values = found.setdefault(one.estimator, {})
+        values = found.setdefault(one.estimator, {})
+        if one.agreement is not None:
             values[one.assay] = one.agreement.values["Spearman"]
-    return {estimator: averages(values, assays) for estimator, values in found.items()}
+    return {estimator: _average(values, assays) for estimator, values in found.items() if values}
+
+
+def _average(values: Mapping[str, float], assays: Mapping[str, Assay]) -> Average:
+    defined = {name: value for name, value in values.items() if not math.isnan(value)}
+    left_out = [name for name in values if name not in defined]
+    return Average(averages(defined, assays) if defined else {}, left_out)
 
 
 def print_results(results: Sequence[Result], means: Averages) -> None:
@@ -90,9 +145,12 @@ def print_results(results: Sequence[Result], means: Averages) -> None:
     out.print(table)
     for estimator, definition in _definitions(results).items():
         out.print(f"{estimator}: {definition}", highlight=False, markup=False)
-    for estimator, values in means.items():
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in values.items() if name)
-        out.print(f"average Spearman, {estimator}: {shown}", highlight=False, markup=False)
+    for estimator, mean in means.items():
+        shown = [f"{name} {value:.3f}" for name, value in mean.values.items() if name]
+        if mean.left_out:
+            shown.append(f"without {len(mean.left_out):,} of the assays, where it is undefined")
+        text = f"average Spearman, {estimator}: {', '.join(shown)}"
+        out.print(text, highlight=False, markup=False)
 
 
 def _row(result: Result) -> dict[str, str]:
@@ -137,7 +195,8 @@ def write_json(path: Path, results: Sequence[Result], means: Averages, *, model_
         "model_hash": model_hash,
         "definitions": _definitions(results),
         "assays": assays,
-        "average_spearman": means,
+        "average_spearman": {estimator: mean.values for estimator, mean in means.items()},
+        "left_out_of_average": {estimator: mean.left_out for estimator, mean in means.items()},
     }
     with complete_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.mutations import parse_mutant
 from protlm.downstream.predictions import Predictor
 from protlm.errors import InputDataError, OutputError, UserError
-from protlm.plots import scan_figure
+from protlm.plots import save_figure, scan_figure
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +147,7 @@ def test_a_scan_leaves_unknown_residues_empty(
 
     def watched(scores: np.ndarray, *rest: str, **named: object) -> object:
         drawn.append(scores)
-        return scan_figure(scores, *rest, **named)  # pyright: ignore[reportArgumentType]
+        return scan_figure(scores, *rest, **named)
 
     monkeypatch.setattr("protlm.commands.score.scan_figure", watched)
     settings = ScoreOptions(estimators=(estimator,), figure=workplace / "scan.svg")
@@ -211,6 +212,59 @@ def test_columns_and_files_are_never_replaced(assay: Path, tiny_run: Path, workp
         score_variants([assay, copy], tiny_run, workplace / "s", options(workplace))
     with pytest.raises(UserError, match=r"new\.csv is the name of one table, and there are 2"):
         score_variants([assay, first], tiny_run, workplace / "new.csv", options(workplace))
+
+
+def test_two_outputs_are_never_the_same_file(
+    assay: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model, which does not exist here, is read."""
+    monkeypatch.chdir(workplace)
+    for output, json_ in (("s.csv", "./s.csv"), ("s", "s/A_2020.csv"), ("s", "s")):
+        settings = replace(options(workplace), json=workplace / json_)
+        with pytest.raises(UserError, match=r"--json .* would write the same file"):
+            score_variants([assay], Path("no_model"), Path(output), settings)
+    figure = ScoreOptions(figure=workplace / "s.csv")
+    with pytest.raises(UserError, match=r"--figure .* would write the same file"):
+        scan_protein([workplace / "x.fasta"], Path("no_model"), Path("s.csv"), figure)
+
+
+def test_a_figure_of_another_format_is_refused_first(workplace: Path) -> None:
+    figure = scan_figure(np.zeros((1, len(STANDARD))), "M", title="M")
+
+    def scan(name: str) -> None:
+        settings = ScoreOptions(figure=workplace / name)
+        scan_protein([workplace / "x.fasta"], Path("no_model"), workplace / "s.csv", settings)
+
+    with pytest.raises(UserError, match=r"s\.jpg is not a figure.*type: --figure .*s\.png"):
+        scan("s.jpg")
+    for suffix in ("png", "PDF", "svg"):
+        with pytest.raises(InputDataError, match="no_model"):
+            scan(f"s.{suffix}")
+        save_figure(figure, workplace / f"s.{suffix}")
+    with pytest.raises(UserError, match="is not a figure"):
+        save_figure(figure, workplace / "s.jpg")
+
+
+def test_assays_without_a_correlation_are_counted(
+    assay: Path, tiny_run: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "B_2021.csv").write_text("mutant,DMS_score\nM1A,1\nM1C,1\n")
+    (workplace / "reference.csv").write_text(
+        f"DMS_id,target_seq\nA_2020,{WILD_TYPE}\nB_2021,{WILD_TYPE}\n"
+    )
+    settings = ScoreOptions(reference=workplace / "reference.csv", json=workplace / "m.json")
+    score_variants([assay, workplace / "B_2021.csv"], tiny_run, workplace / "s", settings)
+    words = "without 1 of the assays, where it is undefined"
+    assert words in " ".join(capsys.readouterr().out.split())
+    report = json.loads((workplace / "m.json").read_text())
+    assert report["left_out_of_average"] == {"masked-marginals": ["B_2021"]}
+    found = report["assays"]["A_2020"]["masked-marginals"]["metrics"]["Spearman"]
+    assert report["average_spearman"]["masked-marginals"]["mean of types"] == found
+    settings = replace(settings, json=workplace / "only.json")
+    score_variants([workplace / "B_2021.csv"], tiny_run, workplace / "only.csv", settings)
+    assert words in " ".join(capsys.readouterr().out.split())
+    report = json.loads((workplace / "only.json").read_text())
+    assert report["average_spearman"] == {"masked-marginals": {}}
 
 
 def test_the_commands_of_the_page_run(
