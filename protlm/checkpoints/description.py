@@ -46,7 +46,7 @@ def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
     """Returns the weights of a checkpoint if they are a dictionary of tensors.
 
     Raises:
-        InputDataError: they are not.
+        InputDataError: they are not, or a tensor is larger than its storage.
     """
     if not isinstance(weights, dict) or not weights:
         raise _foreign(path, "it has no weights")
@@ -54,6 +54,9 @@ def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
         is_plain = isinstance(name, str) and type(value) is Tensor
         if not is_plain or value.layout is not torch.strided or value.is_quantized:
             raise _foreign(path, f"{name!r:.60} is not a tensor of weights")
+        # A stride of 0 lets a small file claim any size.
+        if value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise _foreign(path, f"{name!r:.60} has more numbers than are stored for it")
     return weights
 
 
