@@ -108,6 +108,31 @@ def renamed(
     return {ours: tensors[name] for ours, name in names.items()}
 
 
+def check_shapes(
+    path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None, ...]]
+) -> None:
+    """Compares shapes with those that the alphabet and the settings give.
+
+    Args:
+        path: the model, for messages.
+        weights: by protlm's names.
+        expected: the shapes of some of them; None is any size but 0.
+
+    Raises:
+        InputDataError: names the first that differs.
+    """
+    for name, sizes in expected.items():
+        found = weights[name].shape
+        pairs = zip(found, sizes, strict=False)
+        fits = all(size > 0 if want is None else size == want for size, want in pairs)
+        if len(found) != len(sizes) or not fits:
+            wanted = ["at least 1" if size is None else str(size) for size in sizes]
+            raise InputDataError(
+                f"{path}: the tensor that becomes {name} has the shape {list(found)}; the alphabet "
+                f"and the settings need [{', '.join(wanted)}]"
+            )
+
+
 def with_modern_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors with `weight` and `bias` for BERT's first names of norms' parameters."""
     norm = {"gamma": "weight", "beta": "bias"}

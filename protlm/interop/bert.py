@@ -13,6 +13,7 @@ from protlm.interop.alphabet import ALPHABET, gather_rows, read_alphabet, source
 from protlm.interop.base import (
     Family,
     Translated,
+    check_shapes,
     layers,
     modules,
     renamed,
@@ -71,10 +72,19 @@ class Bert(Family):
         }
         names |= modules("", _TOP) | layers("bert.encoder.layer.", _LAYER, tensors)
         weights = renamed(source.path, tensors, names)
-        weights["positions.table"] = _with_first_type(weights.pop("types"), weights)
         alphabet = read_alphabet(source.path / ALPHABET)
         rare = dict.fromkeys(_RARE, "X") if "X" in alphabet else {}
-        gather_rows(weights, source_tokens(source.path, alphabet, _SPECIAL, rare))
+        tokens = source_tokens(source.path, alphabet, _SPECIAL, rare)
+        width = config.model_dim
+        shapes = {
+            "embedding.weight": (len(alphabet), width),
+            "head.bias": (len(alphabet),),
+            "positions.table": (config.max_length, width),
+            "types": (None, width),
+        }
+        check_shapes(source.path, weights, shapes)
+        weights["positions.table"] = _with_first_type(weights.pop("types"), weights)
+        gather_rows(weights, tokens)
         return Translated(config, weights)
 
 

@@ -19,6 +19,7 @@ from protlm.interop.base import (
     ContactHead,
     Family,
     Translated,
+    check_shapes,
     layers,
     modules,
     renamed,
@@ -67,11 +68,11 @@ class Esm(Family):
             config, weights = _from_fair_esm(source)
         else:
             config, weights = _from_hugging_face(source)
-        if weights["embedding.weight"].shape[0] != len(VOCABULARY):
-            raise InputDataError(
-                f"{source.path} has {weights['embedding.weight'].shape[0]} tokens; the alphabet of "
-                f"ESM-2 has {len(VOCABULARY)}"
-            )
+        shapes = {
+            "embedding.weight": (len(VOCABULARY), config.model_dim),
+            "head.bias": (len(VOCABULARY),),
+        }
+        check_shapes(source.path, weights, shapes)
         return Translated(config, weights, _contact_head(source))
 
 
@@ -95,6 +96,7 @@ def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     names |= modules("", HEAD) | layers("esm.encoder.layer.", _HF_LAYER, tensors)
     weights = renamed(source.path, tensors, names)
     if config.positions is Positions.learned:
+        check_shapes(source.path, weights, {"positions.table": (None, config.model_dim)})
         weights["positions.table"] = weights["positions.table"][_OFFSET:]
     elif frequency is not None:
         weights["rotary.frequency"] = frequency

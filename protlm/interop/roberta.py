@@ -11,7 +11,15 @@ from typing import Any, final
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Positions
 from protlm.errors import InputDataError
 from protlm.interop.alphabet import gather_rows, source_tokens
-from protlm.interop.base import Family, Translated, layers, modules, renamed, without_copy
+from protlm.interop.base import (
+    Family,
+    Translated,
+    check_shapes,
+    layers,
+    modules,
+    renamed,
+    without_copy,
+)
 from protlm.interop.fairseq import HEAD, LAYER
 from protlm.interop.source import Source
 
@@ -40,11 +48,18 @@ class Roberta(Family):
         names |= modules("", {**HEAD, "embedding_norm": "emb_layer_norm"})
         names |= layers("layers.", LAYER, tensors)
         weights = renamed(source.path, tensors, names)
+        check_shapes(source.path, weights, {"positions.table": (None, None)})
         # Rows up to that of padding belong to no position.
         first = alphabet.index(_SPECIAL["<pad>"]) + 1
         weights["positions.table"] = weights["positions.table"][first:]
+        config = _config(source, len(weights["positions.table"]))
+        shapes = {
+            "embedding.weight": (len(alphabet), config.model_dim),
+            "head.bias": (len(alphabet),),
+        }
+        check_shapes(source.path, weights, shapes)
         gather_rows(weights, tokens)
-        return Translated(_config(source, len(weights["positions.table"])), weights)
+        return Translated(config, weights)
 
 
 def _unknown_residue(alphabet: list[Any]) -> dict[str, str]:

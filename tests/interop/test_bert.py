@@ -146,6 +146,30 @@ def test_other_alphabets_are_refused(bert: Path, alphabet: list[str], message: s
         interop.read(bert)
 
 
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("bert.embeddings.word_embeddings.weight", (24, WIDTH), r"embedding.weight .* \[24, 32\]"),
+        ("bert.embeddings.word_embeddings.weight", (26, WIDTH), r"need \[25, 32\]"),
+        ("bert.embeddings.word_embeddings.weight", (25,), r"embedding.weight .* \[25\]"),
+        ("cls.predictions.bias", (), r"head.bias has the shape \[\]"),
+        ("cls.predictions.bias", (33,), r"head.bias has the shape \[33\]"),
+        ("bert.embeddings.token_type_embeddings.weight", (0, WIDTH), r"need \[at least 1, 32\]"),
+        ("bert.embeddings.token_type_embeddings.weight", (2, 1), r"need \[at least 1, 32\]"),
+        ("bert.embeddings.position_embeddings.weight", (1, WIDTH), r"need \[64, 32\]"),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(
+    name: str, shape: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    tensors = bert_tensors() | {name: torch.zeros(shape)}
+    del tensors["cls.predictions.decoder.weight"]
+    folder = write_folder(tmp_path / "bert", SETTINGS, tensors)
+    (folder / "vocab.txt").write_text("\n".join(ALPHABET))
+    with pytest.raises(InputDataError, match=message):
+        interop.read(folder)
+
+
 def test_the_alphabet_is_needed(bert: Path) -> None:
     (bert / "vocab.txt").unlink()
     with pytest.raises(InputDataError, match=r"vocab.txt: no such file; give .* the alphabet"):

@@ -289,6 +289,25 @@ def test_every_tensor_is_used_once(write_esm: Write) -> None:
         interop.read(write_esm("different", tensors=different))
 
 
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("esm.embeddings.word_embeddings.weight", ()),
+        ("esm.embeddings.word_embeddings.weight", (32, WIDTH)),
+        ("lm_head.bias", ()),
+        ("esm.embeddings.position_embeddings.weight", ()),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(
+    name: str, shape: tuple[int, ...], write_esm: Write
+) -> None:
+    tensors = {n: v for n, v in esm_tensors().items() if not re.search(r"inv_freq|decoder", n)}
+    changes = {"position_embedding_type": "absolute"} if "position" in name else {}
+    folder = write_esm(tensors=tensors | {name: torch.zeros(shape)}, **changes)
+    with pytest.raises(InputDataError, match=rf"has the shape \[{', '.join(map(str, shape))}\]"):
+        interop.read(folder)
+
+
 def test_many_names_are_counted(tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match=r"lacks 6 tensors \('0', '1', '2', '3' and 2 more\)"):
         renamed(tmp_path, {}, {f"our{n}": str(n) for n in range(6)})
