@@ -218,21 +218,6 @@ def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
     assert "rotary.frequency" not in found.weights
 
 
-def test_parts_are_read_together(write_esm: Write, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    whole, parts = write_esm("whole"), write_esm("parts")
-    tensors = load_file(parts / "model.safetensors")
-    (parts / "model.safetensors").unlink()
-    for number, names in enumerate((sorted(tensors)[:9], sorted(tensors)[9:]), start=1):
-        part = {name: tensors[name] for name in names}
-        save_file(part, parts / f"model-0000{number}-of-00002.safetensors")
-    assert_same(interop.read(parts).weights, interop.read(whole).weights)
-    (parts / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(InputDataError, match="lacks 7 tensors"):
-        interop.read(parts)
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
