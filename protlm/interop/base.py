@@ -159,6 +159,19 @@ def without_copy(path: Path, tensors: dict[str, Tensor], copy: str, original: st
         )
 
 
+def without_output_matrix(
+    source: Source, tensors: dict[str, Tensor], matrix: str, embedding: str
+) -> None:
+    """Removes the matrix of an output layer that is the embedding.
+
+    Raises:
+        InputDataError: the two differ, or the settings say so and the matrix is missing.
+    """
+    if matrix not in tensors:
+        source.choice("tie_word_embeddings", True, (True,))
+    without_copy(source.path, tensors, matrix, embedding)
+
+
 def _listed(names: list[str]) -> str:
     more = len(names) - _MOST_NAMED
     shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])

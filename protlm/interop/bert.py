@@ -20,6 +20,7 @@ from protlm.interop.base import (
     with_modern_names,
     without,
     without_copy,
+    without_output_matrix,
 )
 from protlm.interop.source import Source
 
@@ -62,7 +63,7 @@ class Bert(Family):
         """See `Family.translate`."""
         config = _config(source)
         tensors = without(with_modern_names(source.tensors), _UNUSED)
-        without_copy(source.path, tensors, "cls.predictions.decoder.weight", _EMBEDDING)
+        without_output_matrix(source, tensors, "cls.predictions.decoder.weight", _EMBEDDING)
         without_copy(source.path, tensors, "cls.predictions.decoder.bias", "cls.predictions.bias")
         names = {
             "embedding.weight": _EMBEDDING,
@@ -75,6 +76,9 @@ class Bert(Family):
         alphabet = read_alphabet(source.path / ALPHABET)
         rare = dict.fromkeys(_RARE, "X") if "X" in alphabet else {}
         tokens = source_tokens(source.path, alphabet, _SPECIAL, rare)
+        for key, token in (("cls_token_id", "<cls>"), ("eos_token_id", "<eos>")):
+            number = alphabet.index(_SPECIAL[token])
+            source.choice(key, number, (number, None))
         width = config.model_dim
         shapes = {
             "embedding.weight": (len(alphabet), width),

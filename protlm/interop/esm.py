@@ -26,6 +26,7 @@ from protlm.interop.base import (
     with_modern_names,
     without,
     without_copy,
+    without_output_matrix,
 )
 from protlm.interop.fairseq import HEAD, LAYER
 from protlm.interop.source import Source
@@ -46,6 +47,8 @@ _HF_POSITIONS = "esm.embeddings.position_embeddings.weight"
 _HF_UNUSED = r"esm\.(embeddings\.position_ids|pooler\..*|contact_head\..*)"
 _HF_CONTACTS = "esm.contact_head.regression"
 _FREQUENCY = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
+# The rotary positions of ESM-2 in the settings of newer versions.
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _EPSILON = 1e-5
 # The settings of all models of the family.
 _SHARED: dict[str, Any] = {
@@ -83,7 +86,7 @@ def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise InputDataError(f"{vocabulary} does not have the 33 tokens of ESM-2 in their order")
     tensors = without(with_modern_names(source.tensors), _HF_UNUSED)
     tensors, frequency = _without_frequencies(source, tensors)
-    without_copy(source.path, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)
+    without_output_matrix(source, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)
     names = {"embedding.weight": _HF_EMBEDDING, "head.bias": "lm_head.bias"}
     if config.positions is Positions.learned:
         names["positions.table"] = _HF_POSITIONS
@@ -123,7 +126,11 @@ def _hugging_face_config(source: Source) -> ModelConfig:
     for key, number in (("vocab_size", len(VOCABULARY)), ("pad_token_id", VOCABULARY.pad)):
         source.choice(key, number, (number,))
     source.choice("mask_token_id", VOCABULARY.mask, (VOCABULARY.mask,))
+    for key, number in (("cls_token_id", VOCABULARY.cls), ("eos_token_id", VOCABULARY.eos)):
+        source.choice(key, number, (number, None))
     source.choice("rope_theta", 10_000, (10_000, 10_000.0))
+    source.choice("rope_scaling", None, (None,))
+    source.choice("rope_parameters", None, (None, _ROPE))
     kind = source.choice("position_embedding_type", "absolute", ("rotary", "absolute"))
     return ModelConfig(
         **_SHARED,

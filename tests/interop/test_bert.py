@@ -170,6 +170,18 @@ def test_tensors_of_other_shapes_are_refused(
         interop.read(folder)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"tie_word_embeddings": False}, {"cls_token_id": 3}, {"eos_token_id": 1}]
+)
+def test_other_settings_are_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    tensors = bert_tensors()
+    del tensors["cls.predictions.decoder.weight"]
+    folder = write_folder(tmp_path / "bert", SETTINGS | changes, tensors)
+    (folder / "vocab.txt").write_text("\n".join(ALPHABET))
+    with pytest.raises(InputDataError, match=f"{next(iter(changes))}=.* is not supported"):
+        interop.read(folder)
+
+
 def test_the_alphabet_is_needed(bert: Path) -> None:
     (bert / "vocab.txt").unlink()
     with pytest.raises(InputDataError, match=r"vocab.txt: no such file; give .* the alphabet"):

@@ -227,6 +227,11 @@ def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
         ({"vocab_size": 446}, "vocab_size=446 is not supported"),
         ({"hidden_size": "32"}, "hidden_size='32' must be a whole number above 0"),
         ({"layer_norm_eps": 0}, "layer_norm_eps=0 must be between 0 and 1"),
+        ({"cls_token_id": 5}, r"cls_token_id=5 is not supported; .*cls_token_id=0 or None"),
+        ({"eos_token_id": 3}, r"eos_token_id=3 is not supported; .*eos_token_id=2 or None"),
+        ({"rope_theta": 500_000}, "rope_theta=500000 is not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling=.* is not supported"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters=.* is not supported"),
         ({"position_embedding_type": "relative"}, "reads models with .*'rotary' or 'absolute'"),
         ({"position_embedding_type": "absolute"}, "lacks 1 tensor .*position_embeddings.weight"),
         ({"num_hidden_layers": 3}, "num_layers=3, but 2 have weights"),
@@ -240,6 +245,20 @@ def test_other_settings_are_refused(
     with pytest.raises(InputDataError, match=message):
         tensors = {n: v for n, v in esm_tensors().items() if "contact_head" not in n}
         protlm.load(write_esm(tensors=tensors, **changes))
+
+
+def test_usual_settings_that_are_written_out_are_read(write_esm: Write) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000}
+    changes = {"cls_token_id": 0, "eos_token_id": 2, "rope_scaling": None, "rope_parameters": rope}
+    interop.read(write_esm(tie_word_embeddings=False, **changes))
+
+
+def test_an_output_layer_that_is_missing_is_refused(write_esm: Write) -> None:
+    tensors = esm_tensors()
+    del tensors["lm_head.decoder.weight"]
+    interop.read(write_esm("tied", tensors=tensors, tie_word_embeddings=True))
+    with pytest.raises(InputDataError, match="tie_word_embeddings=False is not supported"):
+        interop.read(write_esm("untied", tensors=tensors, tie_word_embeddings=False))
 
 
 def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
