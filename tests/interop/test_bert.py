@@ -12,7 +12,7 @@ import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError
-from protlm.interop.alphabet import source_tokens
+from protlm.interop.alphabet import gather_rows, source_tokens
 from protlm.model.transformer import ProteinLM
 from tests.interop.conftest import (
     HEADS,
@@ -129,6 +129,24 @@ def test_rare_residues_are_read_as_x() -> None:
     alphabet = [*ALPHABET, *"XUZOB"]
     tokens = source_tokens(Path("x"), alphabet, SPECIAL, dict.fromkeys("UZOB", "X"))
     assert {alphabet[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
+
+
+def test_the_other_probabilities_keep_their_ratios_without_rare_residues() -> None:
+    alphabet = [*ALPHABET, *"XUZOB"]
+    tokens = source_tokens(Path("x"), alphabet, SPECIAL, dict.fromkeys("UZOB", "X"))
+    generator = torch.Generator().manual_seed(0)
+    theirs = {
+        "embedding.weight": torch.randn(30, 8, generator=generator, dtype=torch.float64),
+        "head.bias": torch.randn(30, generator=generator, dtype=torch.float64),
+    }
+    weights = dict(theirs)
+    gather_rows(weights, tokens)
+    hidden_D = torch.randn(8, generator=generator, dtype=torch.float64)
+    found_V = (weights["embedding.weight"] @ hidden_D + weights["head.bias"]).log_softmax(-1)
+    kept_V = (theirs["embedding.weight"] @ hidden_D + theirs["head.bias"])[:-4]
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    expected_A = kept_V.log_softmax(-1)[[alphabet.index(residue) for residue in STANDARD]]
+    torch.testing.assert_close(found_V[ours], expected_A, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
