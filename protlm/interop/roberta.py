@@ -34,6 +34,12 @@ class Roberta(Family):
 
     def translate(self, source: Source) -> Translated:
         """See `Family.translate`."""
+        if source.path.is_dir():
+            raise InputDataError(
+                f"{source.path} is a RoBERTa folder of Hugging Face; protlm reads RoBERTa only in "
+                "fairseq's layout, as that of Sapiens: give NAME.safetensors with NAME.json beside "
+                "it"
+            )
         alphabet = source.settings.get("alphabet")
         if not isinstance(alphabet, list) or not all(isinstance(t, str) for t in alphabet):
             raise InputDataError(f"{source.path}: the alphabet must be a list of tokens")

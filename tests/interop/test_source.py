@@ -149,6 +149,11 @@ def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write)
         interop.read(index.parent)
 
 
+def test_a_roberta_folder_is_refused_with_the_layout_that_is_read(write_esm: Write) -> None:
+    with pytest.raises(InputDataError, match=r"only in fairseq's layout, as that of Sapiens: give"):
+        interop.read(write_esm(model_type="roberta"))
+
+
 def test_a_description_of_any_size_is_refused(write_esm: Write) -> None:
     folder = write_esm()
     config = folder / "config.json"
