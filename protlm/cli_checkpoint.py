@@ -42,7 +42,7 @@ def checkpoint_export(
 def checkpoint_import(
     source: Path, output: Annotated[Path, typer.Option("--output", "-o")]
 ) -> None:
-    """Convert an ESM-2, BERT or RoBERTa model to model.safetensors and config.json."""
+    """Convert an ESM-2, BERT or Sapiens model to model.safetensors and config.json."""
     from protlm.commands.checkpoint import import_model
 
     import_model(source, output)

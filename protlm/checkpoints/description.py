@@ -4,6 +4,7 @@ A matching SHA-256 shows that a file is unchanged, not who wrote it. Values are 
 such as `${oc.env:TOKEN}` are never resolved.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from protlm.config import ModelConfig, Objective, Positions
+from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.errors import InputDataError, UserError, one_of
 
 # The version of the stored form.
@@ -37,6 +38,10 @@ _EMBEDDING = "embedding.weight"
 # Numbers that may be created per weight, and for tables that are not saved.
 _DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
 _MAX_SEED = 1 << 63
+# Settings of the model that belong to training or to the use of memory.
+_SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
+# The epsilon of norms whose setting is null.
+_EPSILON = {Norm.layer: 1e-5, Norm.rms: 1e-6}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"
 _FACTORIES = {getattr(torch, name) for name in _NAMES.split()}
@@ -46,7 +51,7 @@ def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
     """Returns the weights of a checkpoint if they are a dictionary of tensors.
 
     Raises:
-        InputDataError: they are not.
+        InputDataError: they are not, or a tensor is larger than its storage.
     """
     if not isinstance(weights, dict) or not weights:
         raise _foreign(path, "it has no weights")
@@ -54,6 +59,9 @@ def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
         is_plain = isinstance(name, str) and type(value) is Tensor
         if not is_plain or value.layout is not torch.strided or value.is_quantized:
             raise _foreign(path, f"{name!r:.60} is not a tensor of weights")
+        # A stride of 0 lets a small file claim any size.
+        if value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise _foreign(path, f"{name!r:.60} has more numbers than are stored for it")
     return weights
 
 
@@ -183,6 +191,30 @@ def _allowed(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {one_of([str(member.value) for member in kind])}"
     return _WORDS.get(kind, "null")
+
+
+def differences(found: ModelConfig, asked: ModelConfig) -> list[tuple[str, str, str]]:
+    """Returns the settings in which two models are different functions of their weights.
+
+    Each with its value in `found` and in `asked`, as in a config.
+    """
+    named = [f.name for f in fields(ModelConfig) if f.name not in _SAME_FUNCTION]
+    pairs = [(name, _effective(found, name), _effective(asked, name)) for name in named]
+    return [(name, _shown(one), _shown(other)) for name, one, other in pairs if one != other]
+
+
+def _effective(config: ModelConfig, name: str) -> Any:
+    value = getattr(config, name)
+    if name == "norm_epsilon":
+        return value or _EPSILON[config.norm]
+    if name == "max_length" and config.positions is not Positions.learned:
+        return None
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as it is typed after `model.NAME=`."""
+    return json.dumps(value).strip('"')
 
 
 def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:

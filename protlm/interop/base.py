@@ -108,6 +108,31 @@ def renamed(
     return {ours: tensors[name] for ours, name in names.items()}
 
 
+def check_shapes(
+    path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None, ...]]
+) -> None:
+    """Compares shapes with those that the alphabet and the settings give.
+
+    Args:
+        path: the model, for messages.
+        weights: by protlm's names.
+        expected: the shapes of some of them; None is any size but 0.
+
+    Raises:
+        InputDataError: names the first that differs.
+    """
+    for name, sizes in expected.items():
+        found = weights[name].shape
+        pairs = zip(found, sizes, strict=False)
+        fits = all(size > 0 if want is None else size == want for size, want in pairs)
+        if len(found) != len(sizes) or not fits:
+            wanted = ["at least 1" if size is None else str(size) for size in sizes]
+            raise InputDataError(
+                f"{path}: the tensor that becomes {name} has the shape {list(found)}; the alphabet "
+                f"and the settings need [{', '.join(wanted)}]"
+            )
+
+
 def with_modern_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors with `weight` and `bias` for BERT's first names of norms' parameters."""
     norm = {"gamma": "weight", "beta": "bias"}
@@ -132,6 +157,19 @@ def without_copy(path: Path, tensors: dict[str, Tensor], copy: str, original: st
             f"{path}: {copy} differs from {original}; only models in which they are tied are "
             "supported"
         )
+
+
+def without_output_matrix(
+    source: Source, tensors: dict[str, Tensor], matrix: str, embedding: str
+) -> None:
+    """Removes the matrix of an output layer that is the embedding.
+
+    Raises:
+        InputDataError: the two differ, or the settings say so and the matrix is missing.
+    """
+    if matrix not in tensors:
+        source.choice("tie_word_embeddings", True, (True,))
+    without_copy(source.path, tensors, matrix, embedding)
 
 
 def _listed(names: list[str]) -> str:

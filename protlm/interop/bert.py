@@ -13,12 +13,14 @@ from protlm.interop.alphabet import ALPHABET, gather_rows, read_alphabet, source
 from protlm.interop.base import (
     Family,
     Translated,
+    check_shapes,
     layers,
     modules,
     renamed,
     with_modern_names,
     without,
     without_copy,
+    without_output_matrix,
 )
 from protlm.interop.source import Source
 
@@ -61,7 +63,7 @@ class Bert(Family):
         """See `Family.translate`."""
         config = _config(source)
         tensors = without(with_modern_names(source.tensors), _UNUSED)
-        without_copy(source.path, tensors, "cls.predictions.decoder.weight", _EMBEDDING)
+        without_output_matrix(source, tensors, "cls.predictions.decoder.weight", _EMBEDDING)
         without_copy(source.path, tensors, "cls.predictions.decoder.bias", "cls.predictions.bias")
         names = {
             "embedding.weight": _EMBEDDING,
@@ -71,10 +73,22 @@ class Bert(Family):
         }
         names |= modules("", _TOP) | layers("bert.encoder.layer.", _LAYER, tensors)
         weights = renamed(source.path, tensors, names)
-        weights["positions.table"] = _with_first_type(weights.pop("types"), weights)
         alphabet = read_alphabet(source.path / ALPHABET)
         rare = dict.fromkeys(_RARE, "X") if "X" in alphabet else {}
-        gather_rows(weights, source_tokens(source.path, alphabet, _SPECIAL, rare))
+        tokens = source_tokens(source.path, alphabet, _SPECIAL, rare)
+        for key, token in (("cls_token_id", "<cls>"), ("eos_token_id", "<eos>")):
+            number = alphabet.index(_SPECIAL[token])
+            source.choice(key, number, (number, None))
+        width = config.model_dim
+        shapes = {
+            "embedding.weight": (len(alphabet), width),
+            "head.bias": (len(alphabet),),
+            "positions.table": (config.max_length, width),
+            "types": (None, width),
+        }
+        check_shapes(source.path, weights, shapes)
+        weights["positions.table"] = _with_first_type(weights.pop("types"), weights)
+        gather_rows(weights, tokens)
         return Translated(config, weights)
 
 

@@ -19,12 +19,14 @@ from protlm.interop.base import (
     ContactHead,
     Family,
     Translated,
+    check_shapes,
     layers,
     modules,
     renamed,
     with_modern_names,
     without,
     without_copy,
+    without_output_matrix,
 )
 from protlm.interop.fairseq import HEAD, LAYER
 from protlm.interop.source import Source
@@ -45,6 +47,8 @@ _HF_POSITIONS = "esm.embeddings.position_embeddings.weight"
 _HF_UNUSED = r"esm\.(embeddings\.position_ids|pooler\..*|contact_head\..*)"
 _HF_CONTACTS = "esm.contact_head.regression"
 _FREQUENCY = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
+# The rotary positions of ESM-2 in the settings of newer versions.
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _EPSILON = 1e-5
 # The settings of all models of the family.
 _SHARED: dict[str, Any] = {
@@ -67,11 +71,11 @@ class Esm(Family):
             config, weights = _from_fair_esm(source)
         else:
             config, weights = _from_hugging_face(source)
-        if weights["embedding.weight"].shape[0] != len(VOCABULARY):
-            raise InputDataError(
-                f"{source.path} has {weights['embedding.weight'].shape[0]} tokens; the alphabet of "
-                f"ESM-2 has {len(VOCABULARY)}"
-            )
+        shapes = {
+            "embedding.weight": (len(VOCABULARY), config.model_dim),
+            "head.bias": (len(VOCABULARY),),
+        }
+        check_shapes(source.path, weights, shapes)
         return Translated(config, weights, _contact_head(source))
 
 
@@ -82,7 +86,7 @@ def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise InputDataError(f"{vocabulary} does not have the 33 tokens of ESM-2 in their order")
     tensors = without(with_modern_names(source.tensors), _HF_UNUSED)
     tensors, frequency = _without_frequencies(source, tensors)
-    without_copy(source.path, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)
+    without_output_matrix(source, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)
     names = {"embedding.weight": _HF_EMBEDDING, "head.bias": "lm_head.bias"}
     if config.positions is Positions.learned:
         names["positions.table"] = _HF_POSITIONS
@@ -95,6 +99,7 @@ def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     names |= modules("", HEAD) | layers("esm.encoder.layer.", _HF_LAYER, tensors)
     weights = renamed(source.path, tensors, names)
     if config.positions is Positions.learned:
+        check_shapes(source.path, weights, {"positions.table": (None, config.model_dim)})
         weights["positions.table"] = weights["positions.table"][_OFFSET:]
     elif frequency is not None:
         weights["rotary.frequency"] = frequency
@@ -121,7 +126,11 @@ def _hugging_face_config(source: Source) -> ModelConfig:
     for key, number in (("vocab_size", len(VOCABULARY)), ("pad_token_id", VOCABULARY.pad)):
         source.choice(key, number, (number,))
     source.choice("mask_token_id", VOCABULARY.mask, (VOCABULARY.mask,))
+    for key, number in (("cls_token_id", VOCABULARY.cls), ("eos_token_id", VOCABULARY.eos)):
+        source.choice(key, number, (number, None))
     source.choice("rope_theta", 10_000, (10_000, 10_000.0))
+    source.choice("rope_scaling", None, (None,))
+    source.choice("rope_parameters", None, (None, _ROPE))
     kind = source.choice("position_embedding_type", "absolute", ("rotary", "absolute"))
     return ModelConfig(
         **_SHARED,

@@ -11,7 +11,15 @@ from typing import Any, final
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Positions
 from protlm.errors import InputDataError
 from protlm.interop.alphabet import gather_rows, source_tokens
-from protlm.interop.base import Family, Translated, layers, modules, renamed, without_copy
+from protlm.interop.base import (
+    Family,
+    Translated,
+    check_shapes,
+    layers,
+    modules,
+    renamed,
+    without_copy,
+)
 from protlm.interop.fairseq import HEAD, LAYER
 from protlm.interop.source import Source
 
@@ -26,6 +34,12 @@ class Roberta(Family):
 
     def translate(self, source: Source) -> Translated:
         """See `Family.translate`."""
+        if source.path.is_dir():
+            raise InputDataError(
+                f"{source.path} is a RoBERTa folder of Hugging Face; protlm reads RoBERTa only in "
+                "fairseq's layout, as that of Sapiens: give NAME.safetensors with NAME.json beside "
+                "it"
+            )
         alphabet = source.settings.get("alphabet")
         if not isinstance(alphabet, list) or not all(isinstance(t, str) for t in alphabet):
             raise InputDataError(f"{source.path}: the alphabet must be a list of tokens")
@@ -40,11 +54,18 @@ class Roberta(Family):
         names |= modules("", {**HEAD, "embedding_norm": "emb_layer_norm"})
         names |= layers("layers.", LAYER, tensors)
         weights = renamed(source.path, tensors, names)
+        check_shapes(source.path, weights, {"positions.table": (None, None)})
         # Rows up to that of padding belong to no position.
         first = alphabet.index(_SPECIAL["<pad>"]) + 1
         weights["positions.table"] = weights["positions.table"][first:]
+        config = _config(source, len(weights["positions.table"]))
+        shapes = {
+            "embedding.weight": (len(alphabet), config.model_dim),
+            "head.bias": (len(alphabet),),
+        }
+        check_shapes(source.path, weights, shapes)
         gather_rows(weights, tokens)
-        return Translated(_config(source, len(weights["positions.table"])), weights)
+        return Translated(config, weights)
 
 
 def _unknown_residue(alphabet: list[Any]) -> dict[str, str]:

@@ -3,7 +3,8 @@
 A model is one of
 
 * a Hugging Face folder: `config.json` with `model_type`, and `model.safetensors` or
-  `pytorch_model.bin`, in one part or several;
+  `pytorch_model.bin`, or the parts that `model.safetensors.index.json` or
+  `pytorch_model.bin.index.json` lists;
 * a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings;
 * a `.safetensors` file with a `.json` file of the same name beside it.
 """
@@ -28,7 +29,9 @@ from protlm.paths import existing_file
 _PICKLE = ".pt"
 _SUFFIXES = (_PICKLE, ".safetensors")
 _CHUNK = 1 << 20
-# A description of a model is smaller than this, in bytes.
+# A file beside the index.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# A description of a model, or the index of its parts, is smaller than this, in bytes.
 _MOST_JSON = 1 << 20
 
 
@@ -123,14 +126,36 @@ def read_source(path: Path) -> Source:
 
 def _read_folder(folder: Path) -> Source:
     settings = _json(folder / CONFIG)
-    for pattern, read in (("model*.safetensors", _safetensors), ("pytorch_model*.bin", _pickles)):
-        if files := sorted(folder.glob(pattern)):
-            return Source(
-                folder, str(settings["model_type"]), settings, read(files), _sha256(files)
-            )
+    family = str(settings["model_type"])
+    for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
+        if files := _files(folder, name):
+            return Source(folder, family, settings, read(files), _sha256(files))
     raise InputDataError(
-        f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin"
+        f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor the index "
+        "of either"
     )
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Returns the file of a name, or the parts that its index lists, or nothing.
+
+    Raises:
+        InputDataError: the index is damaged, or lists a file that is missing or elsewhere.
+    """
+    index = folder / f"{name}.index.json"
+    if (folder / name).exists():
+        return [folder / name]
+    if not index.exists():
+        return []
+    parts = _json(index).get("weight_map")
+    if not isinstance(parts, dict) or not parts:
+        raise InputDataError(f"{index} lists no files in weight_map")
+    for part in parts.values():
+        if not isinstance(part, str) or not _PLAIN_NAME.fullmatch(part):
+            raise InputDataError(f"{index} lists {part!r:.60}, which is not a file in its folder")
+    return [
+        existing_file(folder / part, "a part of the model") for part in sorted(set(parts.values()))
+    ]
 
 
 def _read_fair_esm(path: Path) -> Source:
@@ -166,21 +191,32 @@ def _json(path: Path) -> dict[str, Any]:
 def _safetensors(files: list[Path]) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = {}
+    parts: list[dict[str, Tensor]] = []
     for path in files:
         try:
-            tensors |= load_file(path)
+            parts.append(load_file(path))
         except Exception as error:
             raise InputDataError(
                 f"{path} is not a file of safetensors: {str(error).splitlines()[0][:100]}"
             ) from error
-    return check_weights(files[0], tensors)
+    return _together(files, parts)
 
 
 def _pickles(files: list[Path]) -> dict[str, Tensor]:
+    return _together(files, [_unpickled(path) for path in files])
+
+
+def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Returns the tensors of all files.
+
+    Raises:
+        InputDataError: two files have a tensor of the same name.
+    """
     tensors: dict[str, Any] = {}
-    for path in files:
-        tensors |= _unpickled(path)
+    for path, part in zip(files, parts, strict=True):
+        if repeated := sorted(map(str, tensors.keys() & part.keys())):
+            raise InputDataError(f"{path} repeats {repeated[0]!r:.90} of another file of the model")
+        tensors |= part
     return check_weights(files[0], tensors)
 
 

@@ -9,6 +9,7 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints.description import check_weights
 from protlm.errors import InputDataError, OutputError
 
 
@@ -65,6 +66,16 @@ def test_every_flipped_bit_and_truncation_is_rejected_by_name(
                 protlm.load(run if path.suffix == ".ckpt" else exported)
         path.write_bytes(whole)
         protlm.load(run if path.suffix == ".ckpt" else exported)
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
+    """An expanded tensor claims terabytes in a small file, and raises the limit of memory."""
+    torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, tmp_path / "x.bin")
+    weights = torch.load(tmp_path / "x.bin", weights_only=True)
+    with pytest.raises(InputDataError, match="'weight' has more numbers than are stored for it"):
+        check_weights(tmp_path / "x.bin", weights)
+    for whole in (torch.zeros(3, 2).T, torch.zeros(6)[2:], torch.zeros(0, 4)):
+        assert check_weights(tmp_path, {"weight": whole})["weight"] is whole
 
 
 def test_an_export_is_not_overwritten(tiny_run: Path, exported: Path) -> None:

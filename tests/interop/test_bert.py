@@ -12,7 +12,7 @@ import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError
-from protlm.interop.alphabet import source_tokens
+from protlm.interop.alphabet import gather_rows, source_tokens
 from protlm.model.transformer import ProteinLM
 from tests.interop.conftest import (
     HEADS,
@@ -131,6 +131,24 @@ def test_rare_residues_are_read_as_x() -> None:
     assert {alphabet[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
 
 
+def test_the_other_probabilities_keep_their_ratios_without_rare_residues() -> None:
+    alphabet = [*ALPHABET, *"XUZOB"]
+    tokens = source_tokens(Path("x"), alphabet, SPECIAL, dict.fromkeys("UZOB", "X"))
+    generator = torch.Generator().manual_seed(0)
+    theirs = {
+        "embedding.weight": torch.randn(30, 8, generator=generator, dtype=torch.float64),
+        "head.bias": torch.randn(30, generator=generator, dtype=torch.float64),
+    }
+    weights = dict(theirs)
+    gather_rows(weights, tokens)
+    hidden_D = torch.randn(8, generator=generator, dtype=torch.float64)
+    found_V = (weights["embedding.weight"] @ hidden_D + weights["head.bias"]).log_softmax(-1)
+    kept_V = (theirs["embedding.weight"] @ hidden_D + theirs["head.bias"])[:-4]
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    expected_A = kept_V.log_softmax(-1)[[alphabet.index(residue) for residue in STANDARD]]
+    torch.testing.assert_close(found_V[ours], expected_A, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "alphabet, message",
     [
@@ -144,6 +162,42 @@ def test_other_alphabets_are_refused(bert: Path, alphabet: list[str], message: s
     (bert / "vocab.txt").write_text("\n".join(alphabet))
     with pytest.raises(InputDataError, match=message):
         interop.read(bert)
+
+
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("bert.embeddings.word_embeddings.weight", (24, WIDTH), r"embedding.weight .* \[24, 32\]"),
+        ("bert.embeddings.word_embeddings.weight", (26, WIDTH), r"need \[25, 32\]"),
+        ("bert.embeddings.word_embeddings.weight", (25,), r"embedding.weight .* \[25\]"),
+        ("cls.predictions.bias", (), r"head.bias has the shape \[\]"),
+        ("cls.predictions.bias", (33,), r"head.bias has the shape \[33\]"),
+        ("bert.embeddings.token_type_embeddings.weight", (0, WIDTH), r"need \[at least 1, 32\]"),
+        ("bert.embeddings.token_type_embeddings.weight", (2, 1), r"need \[at least 1, 32\]"),
+        ("bert.embeddings.position_embeddings.weight", (1, WIDTH), r"need \[64, 32\]"),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(
+    name: str, shape: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    tensors = bert_tensors() | {name: torch.zeros(shape)}
+    del tensors["cls.predictions.decoder.weight"]
+    folder = write_folder(tmp_path / "bert", SETTINGS, tensors)
+    (folder / "vocab.txt").write_text("\n".join(ALPHABET))
+    with pytest.raises(InputDataError, match=message):
+        interop.read(folder)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tie_word_embeddings": False}, {"cls_token_id": 3}, {"eos_token_id": 1}]
+)
+def test_other_settings_are_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    tensors = bert_tensors()
+    del tensors["cls.predictions.decoder.weight"]
+    folder = write_folder(tmp_path / "bert", SETTINGS | changes, tensors)
+    (folder / "vocab.txt").write_text("\n".join(ALPHABET))
+    with pytest.raises(InputDataError, match=f"{next(iter(changes))}=.* is not supported"):
+        interop.read(folder)
 
 
 def test_the_alphabet_is_needed(bert: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,7 +15,8 @@ import protlm
 from protlm.build import build_network, load_initial_weights
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
-from protlm.errors import InputDataError
+from protlm.config import Activation, NormOrder, Positions
+from protlm.errors import InputDataError, UserError
 from protlm.paths import sample_dir, sha256_of
 from tests.interop.conftest import esm_tensors
 
@@ -94,6 +97,35 @@ def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:
     network = build_network(described.model, described.attention_config, seed=1)
     load_initial_weights(network, write_esm("again"))
     assert weights_hash(network.state_dict()) == model.hash
+
+
+@pytest.mark.parametrize(
+    "setting, value, message",
+    [
+        ("activation", Activation.relu, "model.activation=gelu, .* this run is relu"),
+        ("token_dropout", False, "model.token_dropout=true, .* this run is false"),
+        ("norm_epsilon", 1e-3, "model.norm_epsilon=1e-05, .* this run is 0.001"),
+        ("norm_order", NormOrder.post, "model.norm_order=pre, .* this run is post"),
+        ("positions", Positions.sinusoidal, "model.positions=rotary, .* this run is sinusoidal"),
+        ("reversible", True, "model.reversible=false, .* this run is true"),
+    ],
+)
+def test_a_setting_without_weights_is_compared(
+    setting: str, value: Any, message: str, write_esm: Write
+) -> None:
+    path = write_esm(tensors={n: v for n, v in esm_tensors().items() if "inv_freq" not in n})
+    described = protlm.load(path).description
+    model = replace(described.model, **{setting: value})
+    network = build_network(model, described.attention_config, seed=1)
+    with pytest.raises(UserError, match=rf"init_from=.*\({message}\); type: model.{setting}="):
+        load_initial_weights(network, path)
+
+
+def test_settings_of_training_and_memory_may_differ(write_esm: Write) -> None:
+    described = protlm.load(write_esm()).description
+    changes = {"dropout": 0.1, "feedforward_chunk": 8, "max_length": 64, "norm_epsilon": None}
+    network = build_network(replace(described.model, **changes), {"name": "softmax"}, seed=1)
+    load_initial_weights(network, write_esm("again"))
 
 
 @pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])

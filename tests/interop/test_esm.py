@@ -218,21 +218,6 @@ def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
     assert "rotary.frequency" not in found.weights
 
 
-def test_parts_are_read_together(write_esm: Write, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    whole, parts = write_esm("whole"), write_esm("parts")
-    tensors = load_file(parts / "model.safetensors")
-    (parts / "model.safetensors").unlink()
-    for number, names in enumerate((sorted(tensors)[:9], sorted(tensors)[9:]), start=1):
-        part = {name: tensors[name] for name in names}
-        save_file(part, parts / f"model-0000{number}-of-00002.safetensors")
-    assert_same(interop.read(parts).weights, interop.read(whole).weights)
-    (parts / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(InputDataError, match="lacks 7 tensors"):
-        interop.read(parts)
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -242,6 +227,11 @@ def test_parts_are_read_together(write_esm: Write, tmp_path: Path) -> None:
         ({"vocab_size": 446}, "vocab_size=446 is not supported"),
         ({"hidden_size": "32"}, "hidden_size='32' must be a whole number above 0"),
         ({"layer_norm_eps": 0}, "layer_norm_eps=0 must be between 0 and 1"),
+        ({"cls_token_id": 5}, r"cls_token_id=5 is not supported; .*cls_token_id=0 or None"),
+        ({"eos_token_id": 3}, r"eos_token_id=3 is not supported; .*eos_token_id=2 or None"),
+        ({"rope_theta": 500_000}, "rope_theta=500000 is not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling=.* is not supported"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters=.* is not supported"),
         ({"position_embedding_type": "relative"}, "reads models with .*'rotary' or 'absolute'"),
         ({"position_embedding_type": "absolute"}, "lacks 1 tensor .*position_embeddings.weight"),
         ({"num_hidden_layers": 3}, "num_layers=3, but 2 have weights"),
@@ -255,6 +245,20 @@ def test_other_settings_are_refused(
     with pytest.raises(InputDataError, match=message):
         tensors = {n: v for n, v in esm_tensors().items() if "contact_head" not in n}
         protlm.load(write_esm(tensors=tensors, **changes))
+
+
+def test_usual_settings_that_are_written_out_are_read(write_esm: Write) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000}
+    changes = {"cls_token_id": 0, "eos_token_id": 2, "rope_scaling": None, "rope_parameters": rope}
+    interop.read(write_esm(tie_word_embeddings=False, **changes))
+
+
+def test_an_output_layer_that_is_missing_is_refused(write_esm: Write) -> None:
+    tensors = esm_tensors()
+    del tensors["lm_head.decoder.weight"]
+    interop.read(write_esm("tied", tensors=tensors, tie_word_embeddings=True))
+    with pytest.raises(InputDataError, match="tie_word_embeddings=False is not supported"):
+        interop.read(write_esm("untied", tensors=tensors, tie_word_embeddings=False))
 
 
 def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
@@ -287,6 +291,25 @@ def test_every_tensor_is_used_once(write_esm: Write) -> None:
     different["esm.encoder.layer.1.attention.self.rotary_embeddings.inv_freq"] = torch.ones(4)
     with pytest.raises(InputDataError, match="other rotary frequencies in each layer"):
         interop.read(write_esm("different", tensors=different))
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("esm.embeddings.word_embeddings.weight", ()),
+        ("esm.embeddings.word_embeddings.weight", (32, WIDTH)),
+        ("lm_head.bias", ()),
+        ("esm.embeddings.position_embeddings.weight", ()),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(
+    name: str, shape: tuple[int, ...], write_esm: Write
+) -> None:
+    tensors = {n: v for n, v in esm_tensors().items() if not re.search(r"inv_freq|decoder", n)}
+    changes = {"position_embedding_type": "absolute"} if "position" in name else {}
+    folder = write_esm(tensors=tensors | {name: torch.zeros(shape)}, **changes)
+    with pytest.raises(InputDataError, match=rf"has the shape \[{', '.join(map(str, shape))}\]"):
+        interop.read(folder)
 
 
 def test_many_names_are_counted(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from protlm import interop
+from protlm.checkpoints.format import weights_hash
 from protlm.errors import InputDataError
 from tests.interop.conftest import esm_tensors
 
@@ -93,6 +96,62 @@ def test_a_damaged_folder_is_named(write_esm: Write) -> None:
     weights.unlink()
     with pytest.raises(InputDataError, match=r"has no weights: neither model\.safetensors nor"):
         interop.read(folder)
+
+
+def split(folder: Path) -> Path:
+    """Divides the weights into two parts; returns the index that lists them."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts = {}
+    for number, names in enumerate((sorted(tensors)[:9], sorted(tensors)[9:]), start=1):
+        part = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in names}, folder / part)
+        parts |= dict.fromkeys(names, part)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+    return index
+
+
+def test_parts_are_read_together(write_esm: Write) -> None:
+    whole, parts = write_esm("whole"), write_esm("parts")
+    split(parts)
+    expected = interop.read(whole).weights
+    assert weights_hash(interop.read(parts).weights) == weights_hash(expected)
+    first = parts / "model-00001-of-00002.safetensors"
+    shutil.copy(whole / "model.safetensors", first)
+    with pytest.raises(InputDataError, match=r"00002-of-00002.safetensors repeats 'esm\.encoder"):
+        interop.read(parts)
+    first.unlink()
+    with pytest.raises(InputDataError, match=r"00001-of-00002.safetensors: no such file"):
+        interop.read(parts)
+
+
+def test_only_the_named_weights_are_read(write_esm: Write) -> None:
+    """A backup beside them has another name."""
+    folder = write_esm()
+    expected = weights_hash(interop.read(folder).weights)
+    other = {name: torch.zeros_like(value) for name, value in esm_tensors().items()}
+    save_file(other, folder / "model_old.safetensors")
+    torch.save(other, folder / "pytorch_model.bin")
+    assert weights_hash(interop.read(folder).weights) == expected
+    (folder / "model.safetensors").rename(folder / "model_new.safetensors")
+    assert weights_hash(interop.read(folder).weights) != expected
+
+
+@pytest.mark.parametrize("part", ["../x.safetensors", "/etc/x", "a/b", "..", "", 3, "a\\b"])
+def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write) -> None:
+    index = split(write_esm())
+    index.write_text(json.dumps({"weight_map": {"esm.x": part}}))
+    with pytest.raises(InputDataError, match=r"index\.json lists .* not a file in its folder"):
+        interop.read(index.parent)
+    index.write_text(json.dumps({"weight_map": [part]}))
+    with pytest.raises(InputDataError, match=r"index\.json lists no files"):
+        interop.read(index.parent)
+
+
+def test_a_roberta_folder_is_refused_with_the_layout_that_is_read(write_esm: Write) -> None:
+    with pytest.raises(InputDataError, match=r"only in fairseq's layout, as that of Sapiens: give"):
+        interop.read(write_esm(model_type="roberta"))
 
 
 def test_a_description_of_any_size_is_refused(write_esm: Write) -> None:
