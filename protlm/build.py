@@ -7,10 +7,8 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -48,9 +46,6 @@ if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
     from protlm.training.module import LanguageModeling
 
-# The settings of the networks in use, which their modules do not keep.
-_built_from: WeakKeyDictionary[ProteinLM, ModelConfig] = WeakKeyDictionary()
-
 
 def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed.
@@ -79,28 +74,25 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = ProteinLM(
-            model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism
-        )
-    _built_from[network] = replace(model)
-    return network
+        return ProteinLM(model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
 
 
-def load_initial_weights(network: ProteinLM, path: Path) -> None:
+def load_initial_weights(network: ProteinLM, model: ModelConfig, path: Path) -> None:
     """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
 
     The mechanism of attention may be another one if its weights have the same shapes.
 
     Args:
         network: as returned by `build_network`.
-        path: the model.
+        model: its settings.
+        path: the trained model.
 
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
         UserError: the model has another architecture.
     """
     found = read_model(path)
-    if differing := descriptions.differences(found.description.model, _built_from[network]):
+    if differing := descriptions.differences(found.description.model, model):
         name, there, here = differing[0]
         typed = " ".join(f"model.{name}={value}" for name, value, _ in differing)
         raise UserError(

@@ -106,7 +106,7 @@ def train(config: TrainConfig) -> None:
     network = build_network(config.model, config.attention, seed=config.seed)
     _check_fits(network, config)
     if config.model.init_from is not None and not all_checkpoints(run_dir):
-        load_initial_weights(network, Path(config.model.init_from))
+        load_initial_weights(network, config.model, Path(config.model.init_from))
     network.activation_checkpointing = config.trainer.activation_checkpointing
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))

@@ -21,7 +21,7 @@ def test_the_weights_are_those_of_the_model(tiny_run: Path) -> None:
     model = protlm.load(tiny_run)
     described = model.description
     network = build_network(described.model, described.attention_config, seed=7)
-    load_initial_weights(network, tiny_run)
+    load_initial_weights(network, described.model, tiny_run)
     expected = model.network.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in network.state_dict().items())
 
@@ -32,9 +32,10 @@ def test_init_from_is_not_part_of_the_architecture(tiny_run: Path) -> None:
 
 
 def test_another_architecture_is_refused(tiny_run: Path) -> None:
-    network = build_network(config("model.model_dim=32").model, {"name": "softmax"}, seed=0)
+    model = config("model.model_dim=32").model
+    network = build_network(model, {"name": "softmax"}, seed=0)
     with pytest.raises(UserError, match=r"another architecture .*model_dim="):
-        load_initial_weights(network, tiny_run)
+        load_initial_weights(network, model, tiny_run)
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
