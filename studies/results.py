@@ -1,7 +1,7 @@
 """What a model knows: the figures of its model card, each computed by `protlm evaluate`.
 
     python -m studies.results MODEL --sample DATA [--swissprot50 DATA] [--structures FOLDER]
-        [--locations TABLE --sequences FASTA] [--out FOLDER]
+        [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]
 
 The sample is prepared with its shipped split table. Evaluations whose data are not given are left
 out. Writes `results.json` and the tables in `results.md`; an evaluation whose JSON is in FOLDER
@@ -56,9 +56,10 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
     structures = given.structures or sample_dir() / "structures"
     title = "Contacts from attention maps, by tier of the structures"
     yield Part("contacts", title, _with_tiers("contacts", structures, given.out))
-    title = "Contacts from the categorical Jacobian, shipped structures"
-    shipped = sample_dir() / "structures"
-    yield Part("jacobian", title, _with_tiers("jacobian", shipped, given.out))
+    if given.jacobian:
+        title = "Contacts from the categorical Jacobian, shipped structures"
+        shipped = sample_dir() / "structures"
+        yield Part("jacobian", title, _with_tiers("jacobian", shipped, given.out))
     if given.locations:
         label = "evaluation.sequence_labels"
         settings = (f"{label}.labels={given.locations}", f"{label}.sequences={given.sequences}")
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sample", type=Path, required=True)
     for name in ("swissprot50", "structures", "locations", "sequences"):
         parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--jacobian", action="store_true", help="takes hours on a CPU")
     parser.add_argument("--out", type=Path, default=Path("results"))
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
