@@ -131,8 +131,8 @@ def test_the_error_of_a_wrong_setting_lists_alternatives(
 
 
 def test_a_missing_value_is_reported() -> None:
-    with pytest.raises(UserError, match="checkpoint=VALUE"):
-        compose(EvaluateConfig, [])
+    with pytest.raises(UserError, match="run_dir has no value; type: run_dir=VALUE"):
+        compose(TrainConfig, ["run_dir=???"])
 
 
 def test_an_unknown_option_of_a_mechanism_is_reported() -> None:
