@@ -39,9 +39,10 @@ def test_another_architecture_is_refused(tiny_run: Path) -> None:
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    network = build_network(config().model, {"name": "softmax"}, seed=0)
+    model = config().model
+    network = build_network(model, {"name": "softmax"}, seed=0)
     with pytest.raises(InputDataError, match="nothing"):
-        load_initial_weights(network, tmp_path / "nothing")
+        load_initial_weights(network, model, tmp_path / "nothing")
 
 
 def test_a_run_starts_from_the_weights_and_resumes_without_them(
