@@ -313,7 +313,7 @@ class Peer:
         self.hidden_BLD = 4 * normal(3, length, 16)
         self.is_causal = is_causal
 
-    def check(self, made: Any, *, mask_BL: Tensor | None = None, **options: Any) -> None:
+    def assert_agrees(self, made: Any, *, mask_BL: Tensor | None = None, **options: Any) -> None:
         """Compares a mechanism on the peer's queries and values."""
         q_BHLK, v_BHLC = (
             projection(self.hidden_BLD).unflatten(-1, (2, 8)).transpose(1, 2)
@@ -342,7 +342,7 @@ class Peer:
 def test_in_one_chunk_it_is_hugging_face_s(is_causal: bool) -> None:
     mask_BL = torch.arange(50) < torch.tensor([50, 37, 2])[:, None]
     peer = Peer(length=50, is_causal=is_causal, chunk=64)
-    peer.check(mechanism(**ONE_BUCKET), mask_BL=mask_BL)
+    peer.assert_agrees(mechanism(**ONE_BUCKET), mask_BL=mask_BL)
 
 
 @pytest.mark.peers
@@ -352,7 +352,7 @@ def test_in_one_bucket_of_several_chunks_it_is_hugging_face_s() -> None:
     # Buckets are numbered through from round to round. With one bucket both rounds are the same,
     # so that it does not matter that pairs that both rounds have are counted twice there.
     buckets = torch.tensor([0, 2]).repeat_interleave(64).expand(3, 2, 128)
-    peer.check(mechanism(chunk=16, num_hashes=2, num_buckets=1), buckets=buckets)
+    peer.assert_agrees(mechanism(chunk=16, num_hashes=2, num_buckets=1), buckets=buckets)
 
 
 @pytest.mark.peers
@@ -378,4 +378,4 @@ def test_with_fixed_buckets_it_is_hugging_face_s(
         lsh_num_chunks_before=0,
     )
     numbered = (buckets_TL + torch.tensor([[0], [8]])).flatten().expand(3, 2, 128)
-    peer.check(mechanism(chunk=8, num_hashes=2, num_buckets=8), buckets=numbered)
+    peer.assert_agrees(mechanism(chunk=8, num_hashes=2, num_buckets=8), buckets=numbered)

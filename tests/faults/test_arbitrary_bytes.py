@@ -56,7 +56,7 @@ def arbitrary(rng: random.Random) -> bytes:
     return bytes(content)
 
 
-def check(number: int, seed: int, path: Path) -> None:
+def assert_records_or_errors(number: int, seed: int, path: Path) -> None:
     """Reads a number of files and checks the outcome of each."""
     rng = random.Random(seed)
     outcomes = {"records": 0, "error": 0}
@@ -84,15 +84,15 @@ def check(number: int, seed: int, path: Path) -> None:
 
 
 def test_arbitrary_bytes_give_records_or_an_error_of_protlm(tmp_path):
-    check(600, 0, tmp_path / "fuzz")
+    assert_records_or_errors(600, 0, tmp_path / "fuzz")
 
 
 @pytest.mark.slow
 def test_ten_thousand_arbitrary_files_give_records_or_an_error_of_protlm(tmp_path):
-    check(10_000, 1, tmp_path / "fuzz")
+    assert_records_or_errors(10_000, 1, tmp_path / "fuzz")
 
 
 @pytest.mark.slow
 def test_arbitrary_bytes_in_small_blocks_give_records_or_an_error_of_protlm(tmp_path, monkeypatch):
     monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 500)
-    check(5_000, 2, tmp_path / "fuzz")
+    assert_records_or_errors(5_000, 2, tmp_path / "fuzz")
