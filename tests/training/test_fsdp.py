@@ -17,6 +17,7 @@ from protlm.errors import ExitCode, InputDataError, OutputError, UserError
 from protlm.training.module import LanguageModeling
 
 SETTINGS = (
+    "trainer.precision=32-true",
     "attention=performer_softmax",
     "attention.num_features=32",
     "attention.redraw_every=2",
