@@ -6,8 +6,11 @@ For each objective and seed a model with `performer_relu` and one with `softmax`
 batches and masks, start from the same weights and have the same extras. Both keep the peak of the
 learning rate, and decay over the last 40 % of their steps: once after equal tokens, and the
 Performer once more, from the same stable phase, after the wall time that the softmax model took.
-Finished runs are not repeated, and interrupted ones continue. Wall times are sums over the steps in
-the log; the runs come one after the other, so nothing else may run beside them.
+Finished runs are not repeated, and interrupted ones continue. Before them each mechanism runs short
+at several learning rates, and keeps the one with the lowest validation loss.
+
+Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
+give the ratio of the times of a step, measured on the idle machine (`--time-ratio`).
 """
 
 import argparse
@@ -40,8 +43,8 @@ COMMON = (
     "trainer.log_every=50",
     "trainer.keep_checkpoints=100",
 )
-# Chosen for each arm among 1, 2 and 4e-3 by validation (docs/results.md).
-RATES = {"performer_relu": 3e-3, "softmax": 3e-3, "performer_softmax": 3e-3}
+RATES = (1.5e-3, 3e-3, 6e-3)
+RATE_STEPS = 600
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
 RESAMPLES = 1000
 
@@ -69,20 +72,44 @@ def arms(seeds: list[int]) -> Iterator[Arm]:
     yield Arm("masked", "performer_softmax", seeds[0])
 
 
-def train(arm: Arm, given: argparse.Namespace, steps: int) -> None:
+def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
     """Makes or continues a run; ends the study if it fails."""
-    stable = round((1 - DECAY) * given.steps)
+    planned = min(steps, given.steps)
+    stable = round((1 - DECAY) * planned)
     command = [
         *(sys.executable, "-m", "protlm.train", f"attention={arm.attention}"),
         f"objective={OBJECTIVES[arm.objective]}",
         *COMMON,
-        f"optimizer.learning_rate={RATES[arm.attention]}",
+        f"optimizer.learning_rate={rate}",
         *(f"data.dir={given.train}", f"data.valid_dir={given.test}", f"seed={arm.seed}"),
-        *(f"trainer.max_steps={steps}", f"trainer.valid_every={max(given.steps // 10, 1)}"),
+        *(f"trainer.max_steps={steps}", f"trainer.valid_every={max(planned // 10, 1)}"),
         *(f"trainer.checkpoint_every={stable}", "trainer.checkpoint_minutes=10"),
+        "trainer.valid_batches=100",
         f"run_dir={arm.folder(given.out)}",
     ]
     subprocess.run(command, check=True)
+
+
+def best_rate(attention: str, given: argparse.Namespace) -> float:
+    """Returns the learning rate with the lowest validation loss after short masked runs."""
+    steps = min(RATE_STEPS, given.steps)
+    losses = {}
+    for rate in RATES:
+        arm = Arm("masked", attention, given.seeds[0], f"rate-{rate}")
+        train(arm, given, steps, rate)
+        with (arm.folder(given.out) / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["valid_loss"]]
+        losses[rate] = float(rows[-1]["valid_loss"])
+    print(f"{attention}: validation loss by learning rate {losses}", flush=True)
+    return min(losses, key=losses.__getitem__)
+
+
+def time_ratio(arm: Arm, given: argparse.Namespace) -> float:
+    """Returns how many times as long a step of the softmax model takes."""
+    if given.time_ratio:
+        return given.time_ratio[list(OBJECTIVES).index(arm.objective)]
+    twin = Arm(arm.objective, "softmax", arm.seed).folder(given.out)
+    return seconds(twin) / seconds(arm.folder(given.out))
 
 
 def seconds(folder: Path) -> float:
@@ -199,18 +226,27 @@ def main() -> None:
     parser.add_argument("--families", type=Path, help="a table with accession and a family")
     parser.add_argument("--column", default="pfam_family")
     parser.add_argument("--out", type=Path, default=Path("runs/twins"))
+    parser.add_argument(
+        "--time-ratio",
+        type=float,
+        nargs=len(OBJECTIVES),
+        metavar="RATIO",
+        help="of a step's time, softmax to performer_relu, masked and causal",
+    )
     given = parser.parse_args()
     manifest = json.loads((given.test / "manifest.json").read_text())
     splits = sorted(name for name in manifest["splits"] if name.startswith("test"))
+    rates = {name: best_rate(name, given) for name in ("performer_relu", "softmax")}
+    rates["performer_softmax"] = rates["softmax"]
     done = list(arms(given.seeds))
     for arm in done:
-        train(arm, given, given.steps)
+        train(arm, given, given.steps, rates[arm.attention])
+    stable = round((1 - DECAY) * given.steps)
     for arm in [arm for arm in done if arm.attention == "performer_relu"]:
-        twin = Arm(arm.objective, "softmax", arm.seed).folder(given.out)
-        ratio = seconds(twin) / seconds(arm.folder(given.out))
         longer = Arm(arm.objective, arm.attention, arm.seed, "time")
         branch(longer, given)
-        train(longer, given, max(round(given.steps * ratio), round((1 - DECAY) * given.steps) + 1))
+        steps = max(round(given.steps * time_ratio(arm, given)), stable + 1)
+        train(longer, given, steps, rates[arm.attention])
         done.append(longer)
     for arm in done:
         evaluate(arm, given, splits)
