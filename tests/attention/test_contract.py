@@ -10,6 +10,8 @@ from torch import Tensor
 from protlm.attention import Attention
 from protlm.attention.maps import attention_rows
 
+pytestmark = pytest.mark.contract
+
 
 def gradients(out: Tensor, inputs: Any, mechanism: Attention) -> list[Tensor]:
     """Gradients of q, k, v, the hidden input and the parameters, for a fixed random cotangent."""
@@ -85,6 +87,7 @@ def test_reference_without_padding_and_inputs_unchanged(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
@@ -100,6 +103,7 @@ def test_error_is_within_the_bound_of_the_dtype(
     assert relative_error(out, expected) <= budget
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
@@ -115,6 +119,7 @@ def test_gradient_error_is_within_the_bound_of_the_dtype(
         assert relative_error(one, other) <= budget
 
 
+@pytest.mark.portable
 def test_bfloat16_errors_with_further_options_are_within_the_bound(
     further_case: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
@@ -147,6 +152,7 @@ def test_shape_and_dtype_are_those_of_the_values(
     assert out.dtype == dtype
 
 
+@pytest.mark.portable
 def test_padding_has_no_influence(case: Any, causal: bool, make_inputs: Callable[..., Any]) -> None:
     mechanism = case.create().double()
     results = []
@@ -177,6 +183,7 @@ def test_a_sample_alone_is_as_in_the_batch(
         torch.testing.assert_close(one, other[1:2, :, :65], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.portable
 def test_samples_do_not_see_each_other(
     case: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
@@ -195,6 +202,7 @@ def test_samples_do_not_see_each_other(
         assert torch.equal(one[0], other[0])
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("position", [1, 63, 64, 100, 128, 600])
 def test_the_past_does_not_see_the_future(
     causal_case: Any, position: int, make_inputs: Callable[..., Any]

@@ -13,7 +13,7 @@ from protlm.downstream.predictions import Predictor
 from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ModelOutput
-from tests.downstream.models import small_model
+from tests.small_models import small_model
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 WILD_TYPE = "MKTAYIAKQRXQ"

@@ -10,7 +10,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.predictions import Predictor, Query
 from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
-from tests.downstream.models import small_model
+from tests.small_models import small_model
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 SEQUENCES = ["MKTAYIAKQR", "MKTAYIAKQRQISFVK", "MENDELMENDELMENDEL"]

@@ -7,45 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.build import build_network
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.jacobian import jacobian_contacts
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from tests.small_models import small_model
 
 SEQUENCE = "MKTAYIAKQRWCF"
 LETTERS = [VOCABULARY[letter] for letter in STANDARD]
-
-
-def model(attention: str, objective: str = "masked") -> PretrainedModel:
-    config = ModelConfig(
-        num_layers=2,
-        num_heads=2,
-        model_dim=16,
-        feedforward_dim=16,
-        max_length=64,
-        positions=Positions.rotary,
-        norm=Norm.rms,
-    )
-
-    def rebuild(seed: int) -> ProteinLM:
-        return build_network(config, {"name": attention}, seed=seed).double()
-
-    description = ModelDescription(
-        VOCABULARY.hash,
-        Objective(objective),
-        config,
-        attention,
-        {},
-        seed=1,
-        max_length=config.max_length,
-    )
-    return PretrainedModel(rebuild(1), description, rebuild=rebuild)
 
 
 def direct(judged: PretrainedModel, sequence: str) -> np.ndarray:
@@ -80,7 +51,7 @@ def direct(judged: PretrainedModel, sequence: str) -> np.ndarray:
 @pytest.mark.parametrize("attention", ["softmax", "performer_relu", "performer_softmax"])
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_it_is_its_definition(attention: str, objective: str) -> None:
-    judged = model(attention, objective)
+    judged = small_model(attention, objective)
     expected = direct(judged, SEQUENCE)
     found = jacobian_contacts(judged, SEQUENCE)
     # Logits are rounded to float32, and differences of them are small beside them.
@@ -91,7 +62,7 @@ def test_it_is_its_definition(attention: str, objective: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_blocks_change_nothing(rows: int) -> None:
-    judged = model("performer_relu")
+    judged = small_model("performer_relu")
     whole = jacobian_contacts(judged, SEQUENCE)
     small = rows * 8 * 400 * len(SEQUENCE)
     blocks = jacobian_contacts(judged, SEQUENCE, tokens_per_batch=40, max_bytes=small)
@@ -101,7 +72,7 @@ def test_blocks_change_nothing(rows: int) -> None:
 def test_two_coupled_positions_stand_out() -> None:
     """A model that copies the residue at position 3 to position 9 and back."""
 
-    judged = model("softmax")
+    judged = small_model("softmax")
     mechanism = judged.network.mechanism(1)
 
     class Copy(torch.nn.Module):
