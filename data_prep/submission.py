@@ -17,7 +17,7 @@ from protlm.terminal import JobProgress, console
 
 from .cluster_table import ClusterTable
 from .families import refuse_empty_hold_out
-from .interruption import sigterm_as_interrupt
+from .interruption import sigint_for_children, sigterm_as_interrupt
 from .merge import merge_into
 from .prepare import PrepareOptions, prepare, table_of
 from .report import Report
@@ -215,7 +215,7 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
         with JobProgress("files", len(tasks)) as progress:
             for first in range(0, len(tasks), size):
                 some = tasks[first : first + size]
-                with _standard_error_to(records / _CONTROLLERS) if is_local else nullcontext():
+                with _local_processes(records) if is_local else nullcontext():
                     jobs = _submit(executor, some, (FailedJobError, FailedSubmissionError))
                 try:
                     results = _results(jobs, UncompletedJobError)
@@ -237,16 +237,17 @@ def _parameters(submission: Submission, num_workers: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _standard_error_to(path: Path) -> Iterator[None]:
-    """Redirects the standard error of processes started in the block to a file.
+def _local_processes(records: Path) -> Iterator[None]:
+    """Prepares for starting submitit's controllers, which cancel their jobs when they get SIGINT.
 
-    These are submitit's controllers, which print a traceback when their jobs are canceled.
+    Their standard error goes to a file, because they print a traceback then.
     """
     before = os.dup(_STANDARD_ERROR)
     try:
-        with path.open("ab") as file:
+        with (records / _CONTROLLERS).open("ab") as file:
             os.dup2(file.fileno(), _STANDARD_ERROR)
-        yield
+        with sigint_for_children():
+            yield
     finally:
         os.dup2(before, _STANDARD_ERROR)
         os.close(before)

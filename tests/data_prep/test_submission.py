@@ -148,13 +148,24 @@ def test_a_killed_job_is_reported_and_the_others_are_canceled(release, tmp_path,
     assert not (tmp_path / "data").exists()
 
 
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "script"])
+def sigint(request):
+    """SIGINT as in a terminal, and as in a shell script's command in the background."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    assert signal.getsignal(signal.SIGINT) == request.param
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
 def test_no_job_continues_after_another_failed(release, tmp_path, monkeypatch):
     """It would write to the folder in which the same command resumes."""
 
     def fail_or_go_on(task):
         if task.source.name == "two.fasta":
             (tmp_path / "resume").touch()
-            time.sleep(600)
+            time.sleep(60)
+            (tmp_path / "was not canceled").touch()
         while not (tmp_path / "resume").exists():
             time.sleep(0.01)
         return module._Failure("one is damaged", ExitCode.BAD_INPUT)
@@ -165,6 +176,7 @@ def test_no_job_continues_after_another_failed(release, tmp_path, monkeypatch):
     with pytest.raises(InputDataError, match="one is damaged"):
         prepare_locally(release, tmp_path)
     assert [line for line in command_lines() if os.fsencode(tmp_path) in line] == []
+    assert not (tmp_path / "was not canceled").exists()
 
 
 def command_lines():
