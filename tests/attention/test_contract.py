@@ -89,34 +89,21 @@ def test_reference_without_padding_and_inputs_unchanged(
 
 @pytest.mark.portable
 @pytest.mark.parametrize(
-    ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+    ("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
-def test_error_is_within_the_bound_of_the_dtype(
-    case: Any, causal: bool, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
-) -> None:
-    mechanism = case.create()
-    inputs = make_inputs(257).to(dtype)
-    out = inputs.run(mechanism, causal=causal)
-    assert out.dtype == dtype
-    exact = case.create().double()
-    expected = case.expected(exact, inputs.to(torch.float64).with_padding(0.0), causal=causal)
-    assert relative_error(out, expected) <= budget
-
-
-@pytest.mark.portable
-@pytest.mark.parametrize(
-    ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
-)
-def test_gradient_error_is_within_the_bound_of_the_dtype(
-    case: Any, causal: bool, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
+def test_errors_are_within_the_bound_of_the_dtype(
+    case: Any, causal: bool, dtype: torch.dtype, bound: float, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism, exact = case.create(), case.create().double()
     inputs = make_inputs(257).to(dtype).differentiable()
     clean = inputs.to(torch.float64).with_padding(0.0).differentiable()
-    found = gradients(inputs.run(mechanism, causal=causal), inputs, mechanism)
-    expected = gradients(case.expected(exact, clean, causal=causal), clean, exact)
-    for one, other in zip(found, expected, strict=True):
-        assert relative_error(one, other) <= budget
+    out = inputs.run(mechanism, causal=causal)
+    assert out.dtype == dtype
+    expected = case.expected(exact, clean, causal=causal)
+    assert relative_error(out, expected) <= bound
+    found = gradients(out, inputs, mechanism)
+    for one, other in zip(found, gradients(expected, clean, exact), strict=True):
+        assert relative_error(one, other) <= bound
 
 
 @pytest.mark.portable
@@ -219,12 +206,12 @@ def test_the_past_does_not_see_the_future(
     assert not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 4.0, 8.0, 30.0])
+@pytest.mark.parametrize("scale", [1e-3, 8.0, 30.0])
 def test_gradients_are_finite(
     case: Any, causal: bool, scale: float, make_inputs: Callable[..., Any]
 ) -> None:
     inputs = make_inputs(130).to(torch.float32)
-    for seed in range(5):
+    for seed in range(2):
         mechanism = case.create(seed=seed)
         scaled = type(inputs)(*(scale * x for x in inputs[:4]), inputs.mask_BL).differentiable()
         out = scaled.run(mechanism, causal=causal)

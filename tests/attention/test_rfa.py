@@ -116,6 +116,7 @@ def test_an_odd_width_has_a_scale_for_its_last_coordinate() -> None:
     assert out.shape == x_BHLK.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_with_many_features_the_map_is_that_of_the_kernel_of_scaled_unit_vectors(
     kernel: str, make_inputs: Callable[..., Any]

@@ -154,6 +154,7 @@ def test_quoted_and_interpolated_paths_are_still_read() -> None:
     assert (config.run_dir, config.data.dir, config.data.valid_dir) == ("a b", None, "runs/0")
 
 
+@pytest.mark.slow
 def test_a_run_in_a_folder_with_an_awkward_name(
     tiny_data: Path, tmp_path: Path, protlm_command: Callable
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_spike_is_skipped_and_its_window_is_in_the_checkpoint(
     )
 
 
+@pytest.mark.slow
 def test_without_a_limit_a_spike_is_an_ordinary_step(
     spoil: Callable, train_tiny: Train, tmp_path: Path
 ) -> None:

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_loader_workers_end_with_a_killed_run(
     one_process: dict[str, str],
     tiny_settings: list[str],

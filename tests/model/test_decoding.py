@@ -294,11 +294,11 @@ def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
 @pytest.mark.parametrize("attention", RECURRENT)
 def test_the_batch_size_changes_nothing(attention: str) -> None:
     model = bias(network(attention), [VOCABULARY.eos], -2.0)
-    whole = sampled(model, 12, prefix="MK", batch_size=12)
-    assert len({s.sequence for s in whole}) == 12
+    whole = sampled(model, 8, prefix="MK", batch_size=8)
+    assert len({s.sequence for s in whole}) == 8
     assert {s.ended for s in whole} == {Ended.eos, Ended.length}
-    for batch_size in (1, 5, 100):
-        found = sampled(model, 12, prefix="MK", batch_size=batch_size)
+    for batch_size in (1, 5):
+        found = sampled(model, 8, prefix="MK", batch_size=batch_size)
         # The sum of nats differs in its last digits, as products of matrices do.
         assert [(s.number, s.sequence, s.ended) for s in found] == [
             (s.number, s.sequence, s.ended) for s in whole

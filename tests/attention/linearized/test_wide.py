@@ -242,6 +242,7 @@ def test_narrow_keys_are_all_computed_by_products(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 11.0])
 def test_torch_compile_sees_one_graph_with_the_same_result(scale: float) -> None:
     performer, found = mechanism({}), []
