@@ -4,8 +4,7 @@ All weights stay as they are, an estimate replaces softmax, and nothing is train
 (arXiv 2009.14794, section 4.2 and Fig. 14).
 """
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
-from protlm.model.block import Block
+from protlm.evaluation.replacement import Mechanism, with_attention
 from protlm.model.pretrained import PretrainedModel, TokenBatch
 from studies.estimates import UniformAttention
 
@@ -29,8 +28,6 @@ CUMULATIVE, SINGLE = "error, blocks 1 to n replaced", "error, block n replaced"
 NORM, LARGEST_NORM = "E|q̂+k̂|², mean of the heads", "E|q̂+k̂|², largest head"
 PERPLEXITY, ACCURACY = "perplexity", "accuracy"
 TOKENS_PER_BATCH = 8192
-
-Mechanism = Callable[[int], Attention]
 
 
 @dataclass(frozen=True)
@@ -71,20 +68,6 @@ def load_softmax(path: Path) -> PretrainedModel:
             f"{model.description.objective}; give a run of attention=softmax objective=masked"
         )
     return model
-
-
-def with_attention(
-    model: PretrainedModel, mechanism: Mechanism, layers: Iterable[int]
-) -> PretrainedModel:
-    """Returns a copy of a model with another mechanism in the blocks `layers`, numbered from 1."""
-    network = copy.deepcopy(model.network)
-    for number in layers:
-        block = network.blocks[number - 1]
-        assert isinstance(block, Block)
-        block.attention.mechanism = mechanism(number).to(model.device)
-    return PretrainedModel(
-        network, model.description, rebuild=lambda seed: model.with_random_weights(seed).network
-    )
 
 
 def favor(

@@ -1,0 +1,189 @@
+"""Attention heads: what each attends to, the best alone at contacts, and the effect of each.
+
+Statistics as defined in `head_statistics`; clusters by the correlation of pooled maps; the effect
+of a head on predictions by mean ablation.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from protlm.evaluation.ablation import ablate_heads
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.contacts import features
+from protlm.evaluation.head_clusters import head_clusters, head_distances
+from protlm.evaluation.head_survey import HeadSurvey, survey_heads
+from protlm.evaluation.precision import scores
+from protlm.evaluation.proteins import Protein, ProteinChoice
+from protlm.model.pretrained import PretrainedModel
+
+_SHOWN = 16
+_COLUMNS = {
+    "entropy": ".2f",
+    "effective_keys": ".1f",
+    "mean_distance": ".1f",
+    "bandwidth": ".0f",
+    "sink_mass": ".3f",
+    "symmetry": ".2f",
+    "neighbor_mass": ".3f",
+    "strand_mass": ".3f",
+    "helix_mass": ".3f",
+}
+_HEADINGS = ("nats", "keys", "distance", "80 % within", "sink", "symmetry", "±1", "±2", "±3,4")
+
+
+@final
+class Heads(Evaluation):
+    """Statistics of all heads over proteins, and the single head that predicts contacts best.
+
+    The best head is chosen on `fit_structures` and scored on `structures`.
+
+    Args:
+        structures: the folder of structures; `sample` is the shipped one.
+        fit_structures: the folder of the structures that the best head is chosen on.
+        sequences: a sequence file used in place of structures; there are no contacts then.
+        max_proteins: only the first of them.
+        max_residues: longer proteins are excluded.
+        clusters: the number of clusters of similar heads.
+        ablate: also measure predictions without each head, one at a time, which takes one pass
+            over the proteins for each.
+        seed: seed of random weights, masks and bootstrap.
+    """
+
+    needs_data = False
+
+    def __init__(
+        self,
+        *,
+        structures: str = "sample",
+        fit_structures: str = "sample",
+        sequences: str | None = None,
+        max_proteins: int = 100,
+        max_residues: int = 400,
+        clusters: int = 6,
+        ablate: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.test = ProteinChoice(
+            structures=structures,
+            sequences=sequences,
+            max_proteins=max_proteins,
+            max_residues=max_residues,
+        )
+        self.fit = ProteinChoice(
+            structures=fit_structures,
+            sequences=None,
+            max_proteins=max_proteins,
+            max_residues=max_residues,
+            shipped="fit",
+        )
+        self.clusters = clusters
+        self.ablate = ablate
+        self.seed = seed
+
+    def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
+        """Returns means over proteins by layer and head, and scores of the best head.
+
+        Raises:
+            InputDataError: a folder, structure or sequence file cannot be used.
+        """
+        proteins = self.test.read(model)
+        result: dict[str, Any] = {"num_proteins": len(proteins)}
+        for who, compared in self._compared(model):
+            survey = survey_heads(compared, proteins, f"heads, {who}")
+            result[who] = {name: _plain(x) for name, x in survey.means().items()}
+            if self.test.sequences is None:
+                result[who]["contact_precision"] = survey.precisions.mean(axis=0).tolist()
+                result[who]["best_head"] = self._best_head(compared, proteins)
+            if who == "model":
+                result["clusters"] = self._clusters(survey)
+        if self.ablate:
+            has_contacts = self.test.sequences is None
+            fit = self.fit.read(model) if has_contacts else []
+            result["ablation"] = ablate_heads(model, proteins, fit, seed=self.seed)
+        return result
+
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        """Builds a row for each head, at most 16, and for the means of all heads."""
+        values = results[NO_SPLIT]
+        found = {who: _arrays(values[who]) for who in ("model", "random_weights")}
+        order = _order(found["model"])
+        clusters = np.array(values["clusters"])
+        rows = [
+            (
+                f"{layer + 1}-{head + 1}",
+                *_cells(found["model"], (layer, head)),
+                str(clusters[layer, head]),
+            )
+            for layer, head in order[:_SHOWN]
+        ]
+        rows += [(f"{who}, mean of heads", *_cells(x, ...), "") for who, x in found.items()]
+        columns = ("layer-head", *_HEADINGS, "P@L", "cluster")
+        return ResultTable(columns, rows, caption="\n".join(_caption(values, len(order))))
+
+    def _compared(self, model: PretrainedModel) -> list[tuple[str, PretrainedModel]]:
+        return [("model", model), ("random_weights", model.with_random_weights(self.seed))]
+
+    def _clusters(self, survey: HeadSurvey) -> list[list[int]]:
+        labels = head_clusters(head_distances(survey.pooled), self.clusters)
+        return labels.reshape(survey.statistics["entropy"].shape[1:]).tolist()
+
+    def _best_head(self, model: PretrainedModel, proteins: Sequence[Protein]) -> dict[str, Any]:
+        survey = survey_heads(model, self.fit.read(model), "choosing the best head")
+        layer, head = divmod(int(survey.precisions.mean(axis=0).argmax()), model.num_heads)
+        predicted = []
+        for protein in proteins:
+            batch = model.tokenize([protein.sequence])
+            (map_BHLL,) = model.attention_maps(batch, [layer + 1], [head + 1]).values()
+            residues = map_BHLL[:, :, 1:-1, 1:-1].float().numpy()
+            predicted.append((features(residues)[0], protein.contacts()))
+        return {
+            "layer": layer + 1,
+            "head": head + 1,
+            "scores": scores(predicted, seed=self.seed),
+        }
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+    """Returns nested lists that JSON can hold, with None in the place of NaN."""
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return plain.tolist()
+
+
+def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    names = [*_COLUMNS, "contact_precision"]
+    return {name: np.array(values[name], dtype=float) for name in names if name in values}
+
+
+def _order(found: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
+    """Returns the layers and heads by contact precision, or by entropy where it is not known."""
+    key = -found["contact_precision"] if "contact_precision" in found else found["entropy"]
+    order = np.argsort(key, axis=None, kind="stable")
+    return [(int(place) // key.shape[1], int(place) % key.shape[1]) for place in order]
+
+
+def _cells(found: Mapping[str, np.ndarray], where: Any) -> tuple[str, ...]:
+    cells = [f"{np.mean(found[name][where]):{style}}" for name, style in _COLUMNS.items()]
+    known = found.get("contact_precision")
+    return (*cells, "" if known is None else f"{known[where].mean():.1%}")
+
+
+def _caption(values: Mapping[str, Any], number: int) -> list[str]:
+    lines = [f"means over {values['num_proteins']} proteins; layers and heads from 1"]
+    if number > _SHOWN:
+        lines[0] += f"; {_SHOWN} of {number} heads, all are in the JSON"
+    for who in ("model", "random_weights"):
+        if best := values[who].get("best_head"):
+            ranges = [
+                f"{name} {x['P@L']['mean']:.1%} ({x['P@L']['low']:.1%} to {x['P@L']['high']:.1%})"
+                for name, x in best["scores"].items()
+            ]
+            place = f"{best['layer']}-{best['head']}"
+            lines.append(f"best head alone, {who}, {place}, P@L: {', '.join(ranges)}")
+    if "ablation" in values:
+        worst = sorted(values["ablation"]["changes"], key=lambda x: -x["nats"]["mean"])[:3]
+        named = [f"{x['layer']}-{x['head']} {x['nats']['mean']:+.4f}" for x in worst]
+        lines.append(f"most costly heads, nats a residue without them: {', '.join(named)}")
+    return lines

@@ -1,0 +1,224 @@
+"""Heads of a model: survey, clusters, rollout, ablation, and the evaluation that joins them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protlm.build import build_network, load_model
+from protlm.checkpoints.description import ModelDescription
+from protlm.config import ModelConfig, Objective
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation import create
+from protlm.evaluation.ablation import mean_outputs, without_head
+from protlm.evaluation.base import NO_SPLIT
+from protlm.evaluation.bootstrap import ratio_interval
+from protlm.evaluation.head_clusters import PooledMap, head_clusters, head_distances
+from protlm.evaluation.masked_proteins import masked_scores
+from protlm.evaluation.rollout import rollout
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+from protlm.paths import sample_dir
+
+pytestmark = pytest.mark.usefixtures("checked_shapes")
+SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[..., PretrainedModel]:
+    """Builds a small model of any mechanism in float64, with trained-like random weights."""
+
+    def made(attention: str, *, objective: str = "masked") -> PretrainedModel:
+        config = ModelConfig(
+            num_layers=3, num_heads=2, model_dim=16, feedforward_dim=16, max_length=256
+        )
+
+        def rebuild(seed: int) -> ProteinLM:
+            return build_network(config, {"name": attention}, seed=seed).double()
+
+        description = ModelDescription(
+            VOCABULARY.hash, Objective(objective), config, attention, {}, seed=1, max_length=256
+        )
+        return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+    return made
+
+
+@pytest.mark.parametrize("attention", ["performer_relu", "softmax", "aft_simple", "linformer"])
+def test_rollout_is_the_product_of_the_maps(
+    build: Callable[..., PretrainedModel], attention: str
+) -> None:
+    model = build(attention)
+    maps = model.attention_maps(model.tokenize(SEQUENCES[:1]))
+    length = len(SEQUENCES[0]) + 2
+    product = torch.eye(length, dtype=torch.float64)
+    for layer in range(1, model.num_layers + 1):
+        mixed = 0.5 * (maps[layer][0].double().mean(dim=0) + torch.eye(length))
+        product = mixed / mixed.sum(dim=1, keepdim=True) @ product
+    for position in (0, 7, length - 1):
+        found = rollout(model, SEQUENCES[0], position)
+        torch.testing.assert_close(found, product[position], rtol=1e-9, atol=1e-12)
+        assert found.sum().item() == pytest.approx(1)
+
+
+def test_rollout_of_a_causal_model_sees_nothing_later(
+    build: Callable[..., PretrainedModel],
+) -> None:
+    found = rollout(build("performer_relu", objective="causal"), SEQUENCES[0], 5)
+    assert (found[:6] > 0).all() and (found[6:] == 0).all()
+
+
+@torch.inference_mode()
+def test_an_ablated_head_has_its_mean_output(build: Callable[..., PretrainedModel]) -> None:
+    model = build("performer_relu")
+    before = model.hash
+    means_NHC = mean_outputs(model, SEQUENCES)
+    outputs = []
+    for sequence in SEQUENCES:
+        batch = model.tokenize([sequence])
+        maps = model.attention_maps(batch, [2])
+        inputs = dict(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))
+        outputs.append((maps[2] @ inputs[2].v_BHLC)[0, 1])
+    expected = torch.cat(outputs).mean(dim=0)
+    torch.testing.assert_close(means_NHC[1, 1], expected, rtol=1e-9, atol=1e-12)
+
+    ablated = without_head(model, 2, 2, means_NHC)
+    batch = model.tokenize(SEQUENCES[:1])
+    x = dict(ablated.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
+    named: dict[str, Any] = {
+        "hidden_BLD": x.hidden_BLD,
+        "mask_BL": batch.mask_BL,
+        "causal": False,
+    }
+    out_BHLC = ablated.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
+    intact_BHLC = model.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
+    assert torch.equal(out_BHLC[:, 0], intact_BHLC[:, 0])
+    assert (out_BHLC[:, 1] == means_NHC[1, 1]).all()
+    assert not torch.equal(ablated(batch).logits_BLV, model(batch).logits_BLV)
+    assert model.hash == before
+    # The copy has the weights of the model, not a second set of them.
+    assert ablated.network.embedding.weight is model.network.embedding.weight
+
+
+def test_pooled_maps_are_means_of_cells() -> None:
+    map_HLL = torch.arange(2 * 130 * 130, dtype=torch.float64).view(2, 130, 130)
+    pooled = PooledMap()
+    assert torch.equal(torch.cat(list(pooled.watch(map_HLL.split(50, dim=1))), dim=1), map_HLL)
+    found = pooled.means()
+    cells = np.arange(130) * 64 // 130
+    for head, row, column in ((0, 0, 0), (1, 63, 5), (1, 31, 63)):
+        inside = map_HLL[head][cells == row][:, cells == column]
+        assert found[head, row, column] == pytest.approx(inside.mean().item())
+    short = PooledMap()
+    list(short.watch([torch.eye(3)[None]]))
+    np.testing.assert_array_equal(short.means()[0], np.eye(3))
+
+
+def test_similar_heads_are_in_one_cluster() -> None:
+    generator = np.random.default_rng(0)
+    kinds = generator.random((2, 3, 20, 20))
+
+    def protein(number: int) -> np.ndarray:
+        noise = generator.random((5, 20, 20)) * 0.1
+        return kinds[number, [0, 1, 0, 2, 1]] + noise
+
+    distances = head_distances([protein(0), protein(1)])
+    assert np.array_equal(distances, distances.T) and (np.diag(distances) == 0).all()
+    assert head_clusters(distances, 3).tolist() == [1, 2, 1, 3, 2]
+    assert head_clusters(distances[:1, :1], 3).tolist() == [1]
+    constant = head_distances([np.stack([np.ones((4, 4)), kinds[0, 0, :4, :4]])])
+    assert constant[0, 1] == 1
+
+
+def test_ratios_and_their_intervals() -> None:
+    found = ratio_interval(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    assert (found["mean"], found["low"], found["high"], found["count"]) == (4 / 6, 0.5, 0.75, 2)
+    assert ratio_interval(np.full(5, 2.0)) == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 5}
+
+
+def test_scores_of_masked_residues(build: Callable[..., PretrainedModel]) -> None:
+    model = build("softmax")
+    found = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
+    assert found.targets.tolist() == [4, 2, 2]
+    again = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
+    np.testing.assert_array_equal(found.nats, again.nats)
+    alone = masked_scores(model, SEQUENCES[:1], mask_fraction=0.2, seed=3)
+    assert found.nats[0] == alone.nats[0]
+    other = masked_scores(model, SEQUENCES[:1], mask_fraction=0.2, seed=4)
+    assert other.nats[0] != alone.nats[0]
+
+
+def test_scores_of_next_residues(build: Callable[..., PretrainedModel]) -> None:
+    model = build("softmax", objective="causal")
+    found = masked_scores(model, SEQUENCES)
+    batch = model.tokenize(SEQUENCES[1:2])
+    log_p_LV = model(batch).logits_BLV[0].log_softmax(-1)
+    nats = -sum(log_p_LV[i, batch.tokens_BL[0, i + 1]].item() for i in range(len(SEQUENCES[1])))
+    assert found.nats[1] == pytest.approx(nats)
+    assert found.targets.tolist() == [len(s) for s in SEQUENCES]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two structures to test on and two to fit to, of the shortest that are shipped."""
+    found = {}
+    for name, setting in (("test", "structures"), ("fit", "fit_structures")):
+        folder = tmp_path_factory.mktemp(name)
+        files = sorted(
+            (sample_dir() / "structures" / name).iterdir(), key=lambda file: file.stat().st_size
+        )
+        for file in files[:2]:
+            (folder / file.name).symlink_to(file)
+        found[setting] = str(folder)
+    return found
+
+
+def test_the_evaluation_reports_heads_contacts_and_ablations(
+    tiny_run: Path, folders: dict[str, str]
+) -> None:
+    model = load_model(tiny_run)
+    made = create("heads", {"name": "heads", **folders, "ablate": True, "clusters": 2})
+    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    layers, heads = model.num_layers, model.num_heads
+    for who in ("model", "random_weights"):
+        assert np.array(values[who]["entropy"]).shape == (layers, heads)
+        assert np.array(values[who]["offset_profile"]).shape == (layers, heads, 65)
+        assert np.array(values[who]["contact_precision"]).shape == (layers, heads)
+        assert set(values[who]["best_head"]["scores"]) == {"short", "medium", "long"}
+    assert np.unique(values["clusters"]).tolist() == [1, 2]
+    changes = values["ablation"]["changes"]
+    assert len(changes) == layers * heads
+    assert all(x["nats"]["low"] <= x["nats"]["mean"] <= x["nats"]["high"] for x in changes)
+    assert {x["nats"]["mean"] for x in changes} != {0.0}
+    table = made.table({NO_SPLIT: values})
+    assert len(table.rows) == min(16, layers * heads) + 2
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert "best head alone, model" in table.caption and "most costly heads" in table.caption
+
+
+def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> None:
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate([*SEQUENCES, "M" * 500])))
+    settings = {"name": "heads", "sequences": str(fasta), "max_proteins": 2}
+    made = create("heads", settings)
+    values = made.run(load_model(tiny_run), None)
+    assert values["num_proteins"] == 2
+    assert "contact_precision" not in values["model"]
+    # Offsets that no protein is long enough for are missing.
+    assert values["model"]["offset_profile"][0][0][0] is None
+    assert "best head" not in made.table({NO_SPLIT: values}).caption
+
+
+def test_impossible_choices_are_refused(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="max_proteins=0 excludes"):
+        create("heads", {"name": "heads", "max_proteins": 0})
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(">P1\n" + "M" * 50)
+    made = create("heads", {"name": "heads", "sequences": str(fasta), "max_residues": 49})
+    with pytest.raises(InputDataError, match="no protein of at most 49 residues"):
+        made.run(load_model(tiny_run), None)
