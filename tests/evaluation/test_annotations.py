@@ -1,0 +1,175 @@
+"""Attention to amino acids and annotations, against direct sums and constructed answers."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protlm.build import load_model
+from protlm.data.vocabulary import STANDARD
+from protlm.errors import UserError
+from protlm.evaluation import attention_properties, create
+from protlm.evaluation.annotations import NAMES
+from protlm.evaluation.attention_properties import (
+    pooled,
+    property_sums,
+    sign_flip_p_values,
+)
+from protlm.evaluation.base import NO_SPLIT
+from protlm.evaluation.similarity import blosum62, correlation_with_blosum
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import sample_dir
+
+SEQUENCE = "MKTAYIAKQRQISFVK"
+LENGTH = len(SEQUENCE)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> PretrainedModel:
+    return load_model(tiny_run)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The three shortest of the shipped test structures."""
+    folder = tmp_path_factory.mktemp("structures")
+    files = sorted(
+        (sample_dir() / "structures" / "test").iterdir(), key=lambda file: file.stat().st_size
+    )
+    for file in files[:3]:
+        (folder / file.name).symlink_to(file)
+    return str(folder)
+
+
+def test_sums_are_those_of_a_loop_over_pairs(
+    model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    maps = generator.dirichlet(np.full(LENGTH, 0.3), size=(2, 2, LENGTH))
+
+    def blocks(*_: object) -> list[tuple[int, list[torch.Tensor]]]:
+        return [(n + 1, list(torch.from_numpy(x).split(5, dim=1))) for n, x in enumerate(maps)]
+
+    monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
+    f = generator.random((2, LENGTH, LENGTH)) < 0.3
+    known = generator.random((LENGTH, LENGTH)) < 0.8
+    found = property_sums(model, SEQUENCE, f, known, threshold=0.3)
+    pairs = [(i, j) for i in range(LENGTH) for j in range(LENGTH) if known[i, j]]
+    for head, a in enumerate(maps.reshape(4, LENGTH, LENGTH)):
+        assert found.total[head] == pytest.approx(sum(a[p] for p in pairs))
+        assert found.total_arcs[head] == sum(a[p] >= 0.3 for p in pairs)
+        for k in range(2):
+            assert found.observed[head, k] == pytest.approx(sum(a[p] * f[k][p] for p in pairs))
+            assert found.observed_arcs[head, k] == sum(a[p] >= 0.3 and f[k][p] for p in pairs)
+            expected = 0.0
+            for d in range(LENGTH):
+                at = [p for p in pairs if abs(p[0] - p[1]) == d]
+                if at:
+                    expected += sum(a[p] for p in at) * np.mean([f[k][p] for p in at])
+            assert found.expected[head, k] == pytest.approx(expected)
+    assert pooled([found, found]).total == pytest.approx(2 * found.total)
+
+
+def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
+    model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that sees only distance gets exactly its expectation."""
+    distance = np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))
+    local = torch.from_numpy(np.exp(-distance / 3.0))[None]
+    monkeypatch.setattr(attention_properties, "residue_blocks", lambda *_: [(1, [local])])
+    f = np.random.default_rng(1).random((3, LENGTH, LENGTH)) < 0.2
+    everything = np.ones((LENGTH, LENGTH), dtype=bool)
+    found = property_sums(model, SEQUENCE, f, everything, threshold=0.3)
+    np.testing.assert_allclose(found.observed, found.expected, rtol=1e-12)
+
+
+def test_p_values_of_sign_flips() -> None:
+    always = np.ones((10, 1))
+    never = np.resize([1.0, -1.0], (10, 1))
+    small, large = sign_flip_p_values(np.concatenate([always, never], axis=1))
+    # All of one sign: 2 of the 1,024 assignments.
+    assert 0.5 * 2 / 1024 < small < 2 * 2 / 1024
+    assert large == 1
+
+
+def test_blosum62_is_in_the_order_of_the_vocabulary() -> None:
+    matrix = blosum62()
+    assert np.array_equal(matrix, matrix.T)
+    for a, b, expected in (("W", "W", 11), ("D", "E", 2), ("F", "Y", 3), ("C", "W", -2)):
+        assert matrix[STANDARD.index(a), STANDARD.index(b)] == expected
+
+
+def planted(sign: float) -> np.ndarray:
+    """Fractions of 40 heads whose correlations between amino acids are linear in BLOSUM62."""
+    correlations = sign * 0.02 * blosum62()
+    np.fill_diagonal(correlations, 1.0)
+    factor = np.linalg.cholesky(correlations)
+    # Orthonormal vectors over the heads, each of mean 0.
+    noise = np.random.default_rng(0).normal(size=(40, 20))
+    basis, _ = np.linalg.qr(noise - noise.mean(axis=0))
+    return 0.05 + 0.01 * basis @ factor.T
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_constructed_similarity_has_the_known_correlation(sign: float) -> None:
+    found = correlation_with_blosum(planted(sign), None)
+    assert found["pearson"] == pytest.approx(sign)
+    # Rounding breaks the ties of BLOSUM62 at random.
+    assert sign * found["spearman"] > 0.9
+
+
+def test_division_by_the_background_removes_the_profile_that_heads_share() -> None:
+    """Attention in proportion to frequency, more in some heads, makes all amino acids similar."""
+    background = np.random.default_rng(1).dirichlet(np.full(20, 5.0))
+    shared = np.linspace(0.5, 1.5, 40)[:, None] * background
+    confounded = background * (planted(1.0) - 0.05) + 0.1 * shared
+    raw = correlation_with_blosum(confounded, None)["pearson"]
+    assert correlation_with_blosum(confounded * 7, None)["pearson"] == pytest.approx(raw)
+    divided = correlation_with_blosum(confounded, background)["pearson"]
+    assert divided > 0.9
+    assert raw < divided
+
+
+def test_too_few_heads_have_no_correlation() -> None:
+    assert np.isnan(correlation_with_blosum(planted(1.0)[:2], None)["pearson"])
+
+
+def test_similarity_is_reported_with_intervals(model: PretrainedModel, folder: str) -> None:
+    made = create("similarity", {"name": "similarity", "structures": folder})
+    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    found = values["model"]["weights"]
+    assert found["heads"] == model.num_layers * model.num_heads
+    assert -1 <= found["pearson"]["low"] <= found["pearson"]["high"] <= 1
+    # Maps of linear attention are flat: no pair is above the threshold.
+    assert values["model"]["threshold"]["heads"] == 0
+    table = made.table({NO_SPLIT: values})
+    assert len(table.rows) == 6
+    assert "too few heads" in table.rows[2][2]
+
+
+def test_annotations_are_reported_for_every_head(model: PretrainedModel, folder: str) -> None:
+    made = create("annotations", {"name": "annotations", "structures": folder})
+    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    shape = (model.num_layers, model.num_heads)
+    assert set(values["background"]) == set(NAMES)
+    assert sum(values["background"][a] for a in STANDARD) == pytest.approx(1)
+    for who in ("model", "random_weights"):
+        for name in NAMES:
+            found = values[who][name]
+            assert np.array(found["weighted"]).shape == shape
+            assert (np.array(found["p_value"]) <= 1).all()
+            # An untrained or briefly trained head is not far from what distance explains.
+            np.testing.assert_allclose(found["weighted"], found["expected"], atol=0.1)
+        total = sum(np.array(values[who][a]["weighted"]) for a in STANDARD)
+        np.testing.assert_allclose(total, 1, rtol=1e-6)
+    table = made.table({NO_SPLIT: values})
+    assert len(table.rows) == 2 * len(NAMES)
+    assert all(first[0] == second[0] for first, second in list(pairwise(table.rows))[::2])
+
+
+def test_an_impossible_threshold_is_refused() -> None:
+    with pytest.raises(UserError, match=r"threshold=1\.5 must be above 0"):
+        create("annotations", {"name": "annotations", "threshold": 1.5})
