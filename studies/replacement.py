@@ -4,14 +4,13 @@ All weights stay as they are, an estimate replaces softmax, and nothing is train
 (arXiv 2009.14794, section 4.2 and Fig. 14).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from protlm.attention import Attention, create
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.build import load_model
 from protlm.data.shards.data_set import open_split
@@ -19,7 +18,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
-from protlm.evaluation.replacement import Mechanism, with_attention
+from protlm.evaluation.replacement import Mechanism, favor, with_attention
 from protlm.model.pretrained import PretrainedModel, TokenBatch
 from studies.estimates import UniformAttention
 
@@ -68,40 +67,6 @@ def load_softmax(path: Path) -> PretrainedModel:
             f"{model.description.objective}; give a run of attention=softmax objective=masked"
         )
     return model
-
-
-def favor(
-    model: PretrainedModel,
-    num_features: int,
-    *,
-    draw: int,
-    optimal_for: Mapping[int, float] | None = None,
-) -> Mechanism:
-    """Returns a function that builds `performer_softmax` for a block of a model.
-
-    Args:
-        model: the model, which determines the sizes.
-        num_features: random features R.
-        draw: the number of the draw of the projections.
-        optimal_for: E|q̂ + k̂|² by block, for optimal positive features.
-    """
-    sizes = model.description.model
-
-    def mechanism(layer: int) -> Attention:
-        return create(
-            "performer_softmax",
-            {
-                "num_features": num_features,
-                "optimal_for": None if optimal_for is None else optimal_for[layer],
-            },
-            num_heads=sizes.num_heads,
-            head_dim=sizes.model_dim // sizes.num_heads,
-            model_dim=sizes.model_dim,
-            max_length=sizes.max_length,
-            seed=draw * model.num_layers + layer,
-        )
-
-    return mechanism
 
 
 @torch.inference_mode()

@@ -1,0 +1,200 @@
+"""FAVOR+ beside exact softmax attention, with the queries, keys and values of a trained model.
+
+Per layer and head: divergence of rows, error of outputs, overlap of the largest weights, by the
+number of random features and over several draws; and the perplexity with the attention of one
+layer, or of all layers, replaced (arXiv 2009.14794, section 4.2).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protlm.attention import Attention
+from protlm.attention.linearized.variance import SquareNorms, pair_sums
+from protlm.attention.softmax import Softmax
+from protlm.errors import UserError
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.masked_proteins import masked_scores
+from protlm.evaluation.proteins import ProteinChoice, sequences_of
+from protlm.evaluation.replacement import favor, with_attention
+from protlm.evaluation.softmax_estimates import compare_estimates
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.selfattention import AttentionInputs
+from protlm.terminal import JobProgress
+
+NORM = "square_norm"
+_MEASURES = ("kl", "total_variation", "output_error", "bias", "deviation", "top_overlap")
+
+
+@final
+class FavorVsSoftmax(Evaluation):
+    """Errors of FAVOR+ by layer, head and number of features, and what they cost.
+
+    The reference is the exact softmax of the model's own queries and keys. Models of other
+    mechanisms than softmax and FAVOR+ were not trained with it; for them compare perplexities.
+    Controls are queries and keys rounded to bfloat16, and a model with random weights.
+
+    Args:
+        structures: the folder whose proteins are used; `sample` is the shipped one.
+        sequences: a sequence file used in its place.
+        max_proteins: only the first of them.
+        max_residues: longer proteins are excluded.
+        features: the numbers of random features.
+        draws: the number of draws of the projections, at least 2.
+        seed: seed of masks and random weights; the first of the draws.
+
+    Raises:
+        UserError: a number out of range.
+    """
+
+    needs_data = False
+
+    def __init__(
+        self,
+        *,
+        structures: str = "sample",
+        sequences: str | None = None,
+        max_proteins: int = 10,
+        max_residues: int = 400,
+        features: Sequence[int] = (64, 256, 1024),
+        draws: int = 5,
+        seed: int = 0,
+    ) -> None:
+        if draws < 2:
+            raise UserError(f"draws={draws} has no variance; give 2 or more")
+        if not features or min(features) < 1:
+            raise UserError(f"features={list(features)} must be numbers of 1 or more")
+        self.proteins = ProteinChoice(
+            structures=structures,
+            sequences=sequences,
+            max_proteins=max_proteins,
+            max_residues=max_residues,
+        )
+        self.features = tuple(features)
+        self.draws = draws
+        self.seed = seed
+
+    def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
+        """Returns `errors` by estimate, measure, layer and head, and `perplexity` by replacement.
+
+        Raises:
+            InputDataError: the proteins cannot be read.
+        """
+        sequences = sequences_of(self.proteins.read(model))
+        random = model.with_random_weights(self.seed)
+        return {
+            "attention": model.description.attention,
+            "num_proteins": len(sequences),
+            "draws": self.draws,
+            "errors": self._errors(model, sequences, "model"),
+            "random_weights": self._errors(random, sequences, "random_weights"),
+            "perplexity": self._perplexities(model, sequences),
+        }
+
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        """Builds a row for each layer and number of features, the mean over heads, and for all."""
+        values = results[NO_SPLIT]
+        perplexity, rows = values["perplexity"], []
+        own = f"{perplexity['own']:.2f}"
+        rows.append(("own attention", values["attention"], *([""] * 7), own))
+        rows.append(("all", "softmax", *([""] * 7), f"{perplexity['softmax']:.2f}"))
+        for who, errors in (("", values["errors"]), ("random weights, ", values["random_weights"])):
+            for estimate, found in errors["by_estimate"].items():
+                norms = np.array(errors[NORM])
+                arrays = [np.array(found[name]) for name in _MEASURES]
+                known = perplexity.get(estimate, {}) if not who else {}
+                places: list[tuple[str, Any]] = [(f"{who}all", slice(None))]
+                if not who:
+                    places = [*((str(n + 1), n) for n in range(len(norms))), *places]
+                for place, where in places:
+                    cells = [f"{x[where].mean():.3f}" for x in arrays]
+                    cost = f"{known[place]:.2f}" if place in known else ""
+                    rows.append((place, estimate, f"{norms[where].mean():.1f}", *cells, cost))
+        columns = ("layer", "attention", "E|q̂+k̂|²", "KL", "total variation", "output error")
+        columns += ("bias", "deviation", "top 10", "perplexity")
+        caption = (
+            f"{values['num_proteins']} proteins, {values['draws']} draws, means over heads; "
+            "perplexity with the attention of the layer replaced"
+        )
+        return ResultTable(columns, rows, caption=caption)
+
+    def _errors(self, model: PretrainedModel, sequences: Sequence[str], who: str) -> dict[str, Any]:
+        """Returns means over proteins: square norms, and each measure by estimate, [N, H]."""
+        norms: list[np.ndarray] = []
+        found: dict[str, dict[str, list[np.ndarray]]] = {}
+        with JobProgress(f"estimates of softmax, {who}", len(sequences)) as progress:
+            for done, sequence in enumerate(sequences, start=1):
+                layers = list(self._of_protein(model, sequence))
+                norms.append(torch.stack([norm_H for norm_H, _ in layers]).numpy())
+                for estimate in layers[0][1]:
+                    measures = found.setdefault(estimate, {})
+                    for name in layers[0][1][estimate]:
+                        stacked = torch.stack([of[estimate][name] for _, of in layers])
+                        measures.setdefault(name, []).append(stacked.numpy())
+                progress.update(done)
+        by_estimate = {
+            estimate: {name: np.mean(x, axis=0).tolist() for name, x in measures.items()}
+            for estimate, measures in found.items()
+        }
+        return {NORM: np.mean(norms, axis=0).tolist(), "by_estimate": by_estimate}
+
+    @torch.inference_mode()
+    def _of_protein(
+        self, model: PretrainedModel, sequence: str
+    ) -> Iterator[tuple[Tensor, dict[str, dict[str, Tensor]]]]:
+        """Yields E|q̂ + k̂|² and the measures by estimate of each layer."""
+        batch = model.tokenize([sequence])
+        inputs = model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=model.causal)
+        for layer, x in inputs:
+
+            def map_of(mechanism: Attention, x: AttentionInputs = x) -> Tensor:
+                return mechanism.attention_map(
+                    x.q_BHLK,
+                    x.k_BHLK,
+                    hidden_BLD=x.hidden_BLD,
+                    mask_BL=batch.mask_BL,
+                    causal=model.causal,
+                )[0].cpu()
+
+            rounded = AttentionInputs(
+                x.q_BHLK.bfloat16().to(x.q_BHLK.dtype),
+                x.k_BHLK.bfloat16().to(x.k_BHLK.dtype),
+                x.v_BHLC,
+                x.hidden_BLD,
+            )
+            exact_HLL, values = map_of(Softmax()), x.v_BHLC[0].cpu()
+            found = {
+                "rounded": compare_estimates(exact_HLL, [map_of(Softmax(), rounded)] * 2, values)
+            }
+            for number in self.features:
+                draws = range(self.seed, self.seed + self.draws)
+                maps = [map_of(favor(model, number, draw=n)(layer).to(model.device)) for n in draws]
+                found[f"R = {number}"] = compare_estimates(exact_HLL, maps, values)
+            sums = pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL, causal=model.causal)
+            yield SquareNorms.of(sums).sum_H.double().cpu(), found
+
+    def _perplexities(self, model: PretrainedModel, sequences: Sequence[str]) -> dict[str, Any]:
+        """Returns perplexities: own, softmax, and by estimate those with each layer replaced."""
+        layers = range(1, model.num_layers + 1)
+
+        def perplexity(compared: PretrainedModel) -> float:
+            scored = masked_scores(compared, sequences, seed=self.seed)
+            return math.exp(scored.nats.sum() / scored.targets.sum())
+
+        def exact(layer: int) -> Attention:
+            return Softmax()
+
+        found: dict[str, Any] = {
+            "own": perplexity(model),
+            "softmax": perplexity(with_attention(model, exact, layers)),
+        }
+        for number in self.features:
+            mechanism = favor(model, number, draw=self.seed)
+            replaced = {str(n): perplexity(with_attention(model, mechanism, [n])) for n in layers}
+            everything = perplexity(with_attention(model, mechanism, layers))
+            found[f"R = {number}"] = {**replaced, "all": everything}
+        return found
