@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 # Okabe and Ito's colorblind-safe palette.
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
+_BLUE, _ORANGE, _GREY, _GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"
+# The probes of training and their labels.
+_PROBES = {
+    "probe_contacts_short": "contacts, short range",
+    "probe_contacts_long": "contacts, long range",
+    "probe_secondary_structure": "secondary structure",
+}
 _DPI = 150
 # Metadata to remove from each format: the time, and the version of matplotlib.
 _METADATA: dict[str, dict[str, Any]] = {
@@ -37,10 +43,11 @@ _MIN_SEPARATION = _ANY_RANGE[0]
 
 
 def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -> "Figure":
-    """Draws training and validation loss against the optimizer step.
+    """Draws training and validation loss, and probes, against the optimizer step.
 
     Args:
-        rows: each has `step` and `train_loss` or `valid_loss` or both, in nats per residue.
+        rows: each has `step` and `train_loss` or `valid_loss`, in nats per residue, or values of
+            `_PROBES`, fractions, which are drawn against the right axis.
         baseline: the loss of residue frequencies, in nats per residue; by default the last
             `valid_unigram_loss` of the rows, if any.
 
@@ -67,8 +74,24 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
     axes.set_ylabel("loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
+    _probes(axes, rows)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return figure
+
+
+def _probes(axes: "Axes", rows: list[dict[str, float]]) -> None:
+    """Draws the probes of training against an axis on the right, if there are any."""
+    found = {label: _series(rows, name) for name, label in _PROBES.items()}
+    if not any(len(series) for series in found.values()):
+        return
+    right = axes.twinx()
+    for (label, series), style in zip(found.items(), ("--", ":", "-."), strict=True):
+        if len(series):
+            steps, fractions = series.T
+            right.plot(steps, 100 * fractions, style, color=_GREEN, marker=".", label=label)
+    right.set_ylim(bottom=0)
+    right.set_ylabel("probes (%)")
+    right.spines[["top"]].set_visible(False)
 
 
 def attention_grid(

@@ -33,9 +33,11 @@ from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.evaluation.structure_probe import StructureProbe
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure
+from protlm.training.callbacks.probe import Probe
 from protlm.training.launch import is_first_rank, leave_other_ranks
 from protlm.training.run import Finished, check_trainer
 from protlm.training.run import train as run
@@ -121,6 +123,7 @@ def train(config: TrainConfig) -> None:
             config=config.trainer,
             logger=config.logger,
             run_dir=run_dir,
+            probe=_probe(config),
         )
         if is_first_rank():
             _finish(run_dir, finished)
@@ -230,6 +233,13 @@ def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
     if not is_causal or isinstance(network.mechanism(1), Recurrent):
         return ""
     return f"{config.attention['name']} cannot generate; docs/mechanisms.md lists those that can"
+
+
+def _probe(config: TrainConfig) -> Probe | None:
+    if config.trainer.probe_every is None:
+        return None
+    probe = StructureProbe()
+    return Probe(probe, probe.columns)
 
 
 def _finish(run_dir: Path, finished: Finished) -> None:

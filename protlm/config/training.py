@@ -149,6 +149,12 @@ class TrainerConfig(Checked):
         allowed=above(0),
     )
     log_every: int = setting("steps between two rows of `metrics.csv`", 10, allowed=at_least(1))
+    probe_every: int | None = setting(
+        "steps between two probes for contacts and secondary structure, on shipped structures; "
+        "`null`: none",
+        None,
+        allowed=at_least(1),
+    )
     valid_every: int = setting("steps between two validations", 500, allowed=at_least(1))
     valid_batches: int | None = setting(
         "batches of a validation, of `data.tokens_per_batch` each; `null`: the whole split",

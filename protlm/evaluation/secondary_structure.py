@@ -4,7 +4,7 @@ Labels are computed from coordinates (`dssp.py`). Baselines are the same archite
 weights, a window of residues without a model, and the most common state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -61,9 +61,9 @@ class SecondaryStructure(Evaluation):
         result: dict[str, Any] = {}
         compared = {"model": model, "random_weights": model.with_random_weights(self.seed)}
         for who, one in compared.items():
-            sides = (_examples(side, _embeddings(one, side)) for side in (fit, test))
+            sides = (residue_examples(side, residue_embeddings(one, side)) for side in (fit, test))
             result[who] = self._scored(*sides)
-        windows = (_examples(side, [_windows(side)]) for side in (fit, test))
+        windows = (residue_examples(side, [_windows(side)]) for side in (fit, test))
         result["residues_around"] = self._scored(*windows)
         labels, groups = _labels(test), _groups(test)
         commonest = np.bincount(_labels(fit)).argmax()
@@ -122,19 +122,22 @@ def _groups(structures: list[Structure]) -> np.ndarray:
     return np.repeat(np.arange(len(structures)), counts)
 
 
-def _examples(structures: list[Structure], features: list[np.ndarray]) -> Examples:
+def residue_examples(structures: list[Structure], features: list[np.ndarray]) -> Examples:
+    """Returns the states of the resolved residues of structures, with their features."""
     return Examples(features, _labels(structures), _groups(structures))
 
 
-def _embeddings(model: PretrainedModel, structures: list[Structure]) -> list[np.ndarray]:
+def residue_embeddings(
+    model: PretrainedModel, structures: list[Structure], layers: Sequence[int] | None = None
+) -> list[np.ndarray]:
     """Returns hidden states of the resolved residues by layer, float32 [residues, D]."""
-    layers = range(model.num_layers + 1)
+    layers = range(model.num_layers + 1) if layers is None else layers
     parts: list[list[np.ndarray]] = [[] for _ in layers]
     for structure in structures:
         out = model(model.tokenize([structure.sequence]), layers=list(layers))
-        for layer in layers:
+        for part, layer in zip(parts, layers, strict=True):
             hidden_LD = out.hidden[layer][0, 1:-1].float().cpu().numpy()
-            parts[layer].append(hidden_LD[_resolved(structure)])
+            part.append(hidden_LD[_resolved(structure)])
     return [np.concatenate(part) for part in parts]
 
 

@@ -25,6 +25,7 @@ from protlm.training.callbacks.estimate import WatchEstimates
 from protlm.training.callbacks.history import WriteHistory
 from protlm.training.callbacks.monitor import Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
+from protlm.training.callbacks.probe import Probe, ProbeModel
 from protlm.training.callbacks.redraw import RedrawFeatures
 from protlm.training.callbacks.resume_validation import ResumeValidation, ValidateLastStep
 from protlm.training.callbacks.same_step import CheckSameStep
@@ -92,6 +93,11 @@ def check_trainer(config: TrainerConfig) -> None:
             f"trainer.devices={config.devices} on the CPU starts as many processes, and this "
             f"machine has {processors} processors; type trainer.devices={processors} or fewer"
         )
+    if config.probe_every is not None and config.strategy is StrategyName.fsdp:
+        raise UserError(
+            f"trainer.probe_every={config.probe_every} needs all weights in one process; type "
+            "trainer.probe_every=null with trainer.strategy=fsdp"
+        )
     check_launch(config)
 
 
@@ -102,8 +108,12 @@ def train(
     config: TrainerConfig,
     logger: LoggerConfig,
     run_dir: Path,
+    probe: Probe | None = None,
 ) -> Finished:
-    """Trains until `config.max_steps` or until a signal, and saves a final checkpoint."""
+    """Trains until `config.max_steps` or until a signal, and saves a final checkpoint.
+
+    A probe is measured every `config.probe_every` steps.
+    """
     checkpoint, faults = newest_whole(run_dir)
     if is_first_rank():
         for fault in faults:
@@ -118,6 +128,10 @@ def train(
     stop, data_wait = StopOnSignal(), DataWait()
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = _callbacks(config, run_dir, data, data_wait=data_wait, estimates=estimates)
+    columns = list(estimates.columns)
+    if probe is not None and config.probe_every is not None:
+        callbacks.append(ProbeModel(probe, every=config.probe_every))
+        columns += probe.columns
     callbacks += [stop, SaveCheckpoints(run_dir, config, from_step=step)]
     if config.compile:
         compile_blocks(module.network)
@@ -127,7 +141,7 @@ def train(
     trainer = _trainer(
         config,
         run_dir,
-        loggers=make_loggers(logger, run_dir, from_step=step, more_columns=estimates.columns),
+        loggers=make_loggers(logger, run_dir, from_step=step, more_columns=columns),
         callbacks=callbacks,
         profiler=data_wait,
         batches_per_step=config.accumulate_grad_batches * data.share.parts,

@@ -139,6 +139,10 @@ class Monitor(Callback):
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
         self._since += time.perf_counter() - self._validation_start
 
+    def exclude(self, seconds: float) -> None:
+        """Excludes the time of a measurement from the throughput."""
+        self._since += seconds
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ends the progress report."""
         self._progress.__exit__(None, None, None)

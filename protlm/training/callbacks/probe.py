@@ -1,0 +1,73 @@
+"""Measures during training what the model has learned beside its loss."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+
+from protlm.data.dataset import Batch
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+from protlm.training.callbacks.monitor import Monitor
+from protlm.training.module import LanguageModeling
+
+
+class Probe(NamedTuple):
+    """A function that measures a model, and the names of its values."""
+
+    measure: Callable[[PretrainedModel], Mapping[str, float]]
+    columns: Sequence[str]
+
+
+class ProbeModel(Callback):
+    """Logs the values of a probe every so many steps, on the first rank.
+
+    Training is as without it: random numbers and the modes of all modules are restored, and its
+    time does not count in the throughput. The weights are those of the step, not their average.
+
+    Args:
+        probe: the probe.
+        every: optimizer steps between two measurements.
+    """
+
+    def __init__(self, probe: Probe, *, every: int) -> None:
+        self._probe, self._every = probe, every
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Measures after the last micro-batch of a step, and logs."""
+        is_last = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if not is_last or trainer.global_step % self._every or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, LanguageModeling)
+        start = time.perf_counter()
+        values = self._measured(pl_module)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(values), trainer.global_step)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, Monitor):
+                callback.exclude(time.perf_counter() - start)
+
+    def _measured(self, module: LanguageModeling) -> Mapping[str, float]:
+        modes = [(part, part.training) for part in module.modules()]
+        devices = [] if module.device.type == "cpu" else [module.device]
+        try:
+            with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+                model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
+                return self._probe.measure(model)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+def _no_baseline(seed: int) -> ProteinLM:
+    raise AssertionError("probes in training have no random baseline")
