@@ -80,7 +80,9 @@ def _of_protein(
         statistics.append(head_statistics(watched.watch(source)))
         pooled.append(watched.means())
         if protein.structure is not None:
-            precisions.append(head_precisions(torch.cat(kept, dim=1), protein.contacts()))
+            map_HLL = torch.cat(kept, dim=1)
+            kept.clear()
+            precisions.append(head_precisions(map_HLL, protein.contacts()))
     return statistics, pooled, precisions
 
 

@@ -19,6 +19,7 @@ from protlm.evaluation.proteins import Protein, ProteinChoice
 from protlm.model.pretrained import PretrainedModel
 
 _SHOWN = 16
+_CLUSTERS = 6
 _COLUMNS = {
     "entropy": ".2f",
     "effective_keys": ".1f",
@@ -45,7 +46,6 @@ class Heads(Evaluation):
         sequences: a sequence file used in place of structures; there are no contacts then.
         max_proteins: only the first of them.
         max_residues: longer proteins are excluded.
-        clusters: the number of clusters of similar heads.
         ablate: also measure predictions without each head, one at a time, which takes one pass
             over the proteins for each.
         seed: seed of random weights, masks and bootstrap.
@@ -61,7 +61,6 @@ class Heads(Evaluation):
         sequences: str | None = None,
         max_proteins: int = 100,
         max_residues: int = 400,
-        clusters: int = 6,
         ablate: bool = False,
         seed: int = 0,
     ) -> None:
@@ -78,7 +77,6 @@ class Heads(Evaluation):
             max_residues=max_residues,
             shipped="fit",
         )
-        self.clusters = clusters
         self.ablate = ablate
         self.seed = seed
 
@@ -126,7 +124,7 @@ class Heads(Evaluation):
         return [("model", model), ("random_weights", model.with_random_weights(self.seed))]
 
     def _clusters(self, survey: HeadSurvey) -> list[list[int]]:
-        labels = head_clusters(head_distances(survey.pooled), self.clusters)
+        labels = head_clusters(head_distances(survey.pooled), _CLUSTERS)
         return labels.reshape(survey.statistics["entropy"].shape[1:]).tolist()
 
     def _best_head(self, model: PretrainedModel, proteins: Sequence[Protein]) -> dict[str, Any]:

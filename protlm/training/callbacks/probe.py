@@ -23,7 +23,7 @@ class Probe(NamedTuple):
 
 
 class ProbeModel(Callback):
-    """Logs the values of a probe every so many steps, on the first rank.
+    """Logs the values of a probe at intervals of steps, on the first rank.
 
     Training is as without it: random numbers and the modes of all modules are restored, and its
     time does not count in the throughput. The weights are those of the step, not their average.
