@@ -21,7 +21,7 @@ MAX_SYMMETRY_RESIDUES = 2_048
 _BAND_MASS = 0.8
 # Weights above this are rounding errors of 0.
 _NEGATIVE = -1e-6
-_BLOCK_ENTRIES = 1 << 22
+_BLOCK_ENTRIES = 1 << 20
 
 
 def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
