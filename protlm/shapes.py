@@ -17,6 +17,7 @@ LEGEND: dict[str, str] = {
     "V": "vocabulary",
     "N": "layers",
     "S": "segments: blocks, chunks or windows of positions",
+    "O": "offsets between two positions",
     "P": "landmarks, projected, compressed or global positions",
     "T": "rounds of hashing",
 }
