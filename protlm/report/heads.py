@@ -23,6 +23,13 @@ _LISTED_PAIRS = 20
 
 # Name, label, unit and meaning of each column of the table of heads.
 STATISTICS: tuple[tuple[str, str, str, str], ...] = (
+    ("precision", "long P@L", "", "contacts among the L best pairs, 24 or more apart"),
+    (
+        "contrast",
+        "pair contrast",
+        "SD",
+        "mean of the L largest APC-corrected pairs, 6 or more apart, in standard deviations",
+    ),
     ("entropy", "entropy", "nats", "mean entropy of the rows; ln L if uniform"),
     ("effective_keys", "effective keys", "residues", "mean of exp(entropy) of the rows"),
     ("mean_distance", "distance", "residues", "mean distance |i - j| of the weight"),
@@ -33,13 +40,6 @@ STATISTICS: tuple[tuple[str, str, str, str], ...] = (
     ("neighbor_mass", "±1", "", "weight on the neighbors in the chain"),
     ("strand_mass", "±2", "", "weight two residues away, as along a strand"),
     ("helix_mass", "±3, ±4", "", "weight one helix turn away"),
-    (
-        "contrast",
-        "pair contrast",
-        "SD",
-        "mean of the L largest APC-corrected pairs, 6 or more apart, in standard deviations",
-    ),
-    ("precision", "long P@L", "", "contacts among the L best pairs, 24 or more apart"),
 )
 
 

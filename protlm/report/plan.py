@@ -86,7 +86,8 @@ def _refuse_large(size: int, base: int, full: int, num_models: int) -> None:
     if size <= MAX_BYTES:
         return
     fitting = max((MAX_BYTES - base) // full // num_models, 0)
-    advice = f"select at most {fitting} heads in all" if fitting else "give a shorter protein"
+    where = "in all" if num_models == 1 else "of each model"
+    advice = f"select at most {fitting} heads {where}" if fitting else "give a shorter protein"
     raise UserError(
         f"the page would have {size / 1e6:.0f} MB, and mail takes {MAX_BYTES / 1e6:.0f} MB: "
         f"{advice}{_or_one_model(num_models)}, or omit --layers and --heads, for reduced maps of "

@@ -87,7 +87,7 @@ const App = (() => {
     Sequence.mark(state.cursor);
     Structure.show(state.head ? state.head.pairs : [], state.cursor);
     if (state.model.predictions) {
-      Logo.draw(state.model.predictions, state.cursor);
+      Logo.draw(state.model.predictions, state.cursor, get("stretch-logo").checked);
       get("logo-reading").textContent = Logo.reading(state.model.predictions, state.cursor.column);
     }
   }
@@ -128,6 +128,14 @@ const App = (() => {
       fillLogo();
     }
     refresh();
+  }
+
+  /** The head of the highest precision, or without a structure of the highest pair contrast. */
+  function mostContactLike(model) {
+    const at = (name) => Content.statistics.findIndex((one) => one.name === name);
+    const known = model.heads.some((head) => head.statistics[at("precision")] !== null);
+    const value = (head) => head.statistics[at(known ? "precision" : "contrast")] ?? -Infinity;
+    return model.heads.reduce((best, head) => (value(head) > value(best) ? head : best));
   }
 
   function setCompared(choice) {
@@ -235,7 +243,8 @@ const App = (() => {
       : "given the residues before it (the model is causal)";
     get("logo-note").textContent =
       `The distribution over 20 amino acids at each position, ${how}. The height of a stack is its ` +
-      "information, log2 20 less the entropy; the letter below is the residue of the protein.";
+      "information, log2 20 less the entropy; the letter below is the residue of the protein. Stretched, " +
+      "the axis ends at the 95th percentile, and higher stacks are cut to it.";
   }
 
   function fillProvenance() {
@@ -280,6 +289,6 @@ const App = (() => {
       "The table of strongest pairs has weights as computed; other weights are shown with their precision.";
   }
 
-  return { state, get, refresh, later, point, zoom, open, setCompared, fillGrid, fillChoices, fillPrecision,
+  return { state, get, refresh, later, point, zoom, open, mostContactLike, setCompared, fillGrid, fillChoices, fillPrecision,
     fillLogo, fillProvenance, colorSequence, models, protein, getView: () => view };
 })();

@@ -10,7 +10,7 @@
 
   listen("model", "change", (event) => {
     const model = models[Number(event.target.value)];
-    App.open(model, model.heads[0]);
+    App.open(model, App.mostContactLike(model));
   });
   listen("order", "change", App.fillGrid);
   listen("descending", "change", App.fillGrid);
@@ -22,6 +22,7 @@
   });
   listen("stretch", "change", App.refresh);
   listen("contacts", "change", App.later);
+  listen("stretch-logo", "change", App.later);
   listen("sequence-color", "change", App.colorSequence);
   listen("open-contacts", "click", () => App.open(state.model, null));
   listen("zoom-in", "click", () => App.zoom(0.5));
@@ -99,8 +100,7 @@
   App.fillLogo();
   Sequence.fill((position) => App.point(state.cursor.row, position));
   App.fillGrid();
-  const isRanked = (head) => head.bin === 1;
-  const first = models[0].heads.find(isRanked) || models[0].heads[0];
+  const first = App.mostContactLike(models[0]);
   const [pair] = first.pairs;
   if (pair) state.cursor = { row: pair[0], column: pair[1] };
   App.open(models[0], first);

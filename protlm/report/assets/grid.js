@@ -17,7 +17,7 @@ const Grid = (() => {
 
   function describe(head, statistic) {
     const names = Content.statistics;
-    const listed = statistic === null ? [0, names.length - 1] : [statistic];
+    const listed = statistic === null ? [0, 1] : [statistic];
     const values = listed
       .filter((at) => head.statistics[at] !== null)
       .map((at) => `${names[at].label} ${Data.number(head.statistics[at])}`);

@@ -109,7 +109,7 @@ const Heatmap = (() => {
     context.fillStyle = Palettes.themed("quiet");
     context.font = "11px system-ui, 'Liberation Sans', Arial, sans-serif";
     context.textAlign = "left";
-    context.fillText(`row ${Data.residues(i, matrix.bin)}`, LEFT + 4, bottom - PROFILE + 12);
+    context.fillText(`row ${Data.residues(i, matrix.bin)}`, LEFT, bottom + 13);
     context.fillText(`column ${Data.residues(j, matrix.bin)}`, right - 4, TOP - 22);
   }
 
@@ -119,15 +119,15 @@ const Heatmap = (() => {
     const from = matrix.isSigned ? -range.high : range.low;
     for (let i = 0; i < 240; i++) {
       context.fillStyle = Palettes.css(i / 239, matrix.isSigned);
-      context.fillRect(LEFT + 120 + i, top, 1.5, 12);
+      context.fillRect(LEFT + 240 + i, top, 1.5, 12);
     }
     context.fillStyle = Palettes.themed("text");
     context.font = FONT;
     context.textAlign = "right";
-    context.fillText(Data.number(from), LEFT + 112, top + 11);
+    context.fillText(Data.number(from), LEFT + 232, top + 11);
     context.textAlign = "left";
     const unit = `${Data.number(range.high)} (square-root scale)`;
-    context.fillText(unit, LEFT + 368, top + 11);
+    context.fillText(unit, LEFT + 488, top + 11);
     context.fillStyle = Palettes.themed("quiet");
     context.fillText(view.caption, LEFT, top + 32);
   }

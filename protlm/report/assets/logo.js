@@ -6,7 +6,7 @@ const Logo = (() => {
   const CELL = 24;
   const HEIGHT = 76;
   const ROW = 112;
-  const LEFT = 44;
+  const LEFT = 56;
   const TOP = 6;
   const WIDTH = LEFT + PER_ROW * CELL + 8;
   const BITS = Math.log2(20);
@@ -56,11 +56,20 @@ const Logo = (() => {
     context.restore();
   }
 
-  function drawPosition(context, predictions, position) {
+  const information = (predictions, position) =>
+    Math.max(BITS - predictions.entropy[position] / Math.LN2, 0);
+
+  /** The bits of a stack of full height: all, or the 95th percentile where few are certain. */
+  function top(predictions, isStretched) {
+    if (!isStretched) return BITS;
+    const sorted = predictions.entropy.map((_, i) => information(predictions, i)).sort((a, b) => a - b);
+    return Math.max(sorted[Math.floor(0.95 * (sorted.length - 1))], 0.1);
+  }
+
+  function drawPosition(context, predictions, position, bits) {
     const x = LEFT + (position % PER_ROW) * CELL;
     const base = TOP + Math.floor(position / PER_ROW) * ROW + HEIGHT;
-    const information = BITS - predictions.entropy[position] / Math.LN2;
-    const unit = (Math.max(information, 0) / BITS) * HEIGHT;
+    const unit = Math.min(information(predictions, position) / bits, 1) * HEIGHT;
     let bottom = base;
     for (const { letter, p } of ranked(predictions, position).reverse()) {
       if (p * unit < 0.4 || p < SHOWN) continue;
@@ -77,31 +86,33 @@ const Logo = (() => {
     }
   }
 
-  function drawScale(context, base) {
+  function drawScale(context, base, bits) {
     context.strokeStyle = Palettes.themed("line");
     context.fillStyle = Palettes.themed("quiet");
     context.font = "11px system-ui, 'Liberation Sans', Arial, sans-serif";
     context.textAlign = "right";
     context.beginPath();
-    for (const bits of [0, 2, 4]) {
-      const y = base - (bits / BITS) * HEIGHT;
+    for (const fraction of [0, 0.5, 1]) {
+      const y = base - fraction * HEIGHT;
       context.moveTo(LEFT - 4, y);
       context.lineTo(WIDTH, y);
-      context.fillText(bits === 4 ? "4 bits" : String(bits), LEFT - 6, y + 4);
+      const label = (fraction * bits).toFixed(bits < 1 ? 2 : 1);
+      context.fillText(fraction === 1 ? `${label} bits` : label, LEFT - 6, y + 4);
     }
     context.stroke();
   }
 
-  function draw(predictions, cursor) {
+  function draw(predictions, cursor, isStretched) {
+    const bits = top(predictions, isStretched);
     const rows = Math.ceil(Data.length / PER_ROW);
     const context = Palettes.prepared(canvas, WIDTH, rows * ROW + TOP);
-    for (let row = 0; row < rows; row++) drawScale(context, TOP + row * ROW + HEIGHT);
-    for (let i = 0; i < Data.length; i++) drawPosition(context, predictions, i);
+    for (let row = 0; row < rows; row++) drawScale(context, TOP + row * ROW + HEIGHT, bits);
+    for (let i = 0; i < Data.length; i++) drawPosition(context, predictions, i, bits);
     const x = LEFT + (cursor.column % PER_ROW) * CELL;
-    const top = TOP + Math.floor(cursor.column / PER_ROW) * ROW;
+    const high = TOP + Math.floor(cursor.column / PER_ROW) * ROW;
     context.strokeStyle = Palettes.themed("cross");
     context.lineWidth = 2;
-    context.strokeRect(x, top, CELL, HEIGHT + 17);
+    context.strokeRect(x, high, CELL, HEIGHT + 17);
     const name = `Logo of the predicted residues at ${Data.length} positions; the text above reads one`;
     canvas.setAttribute("aria-label", name);
   }
