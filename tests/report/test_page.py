@@ -88,7 +88,9 @@ def test_nothing_in_the_page_is_fetched(elements: Elements) -> None:
 
 def test_scripts_write_text_only() -> None:
     page = assemble({})
-    assert re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", page) is None
+    assert (
+        re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", page) is None
+    )
     assert re.search(r"new Function|setAttribute\(\"(on|style|src|href)", page) is None
 
 

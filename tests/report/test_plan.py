@@ -25,7 +25,9 @@ def test_selected_heads_are_full_or_refused() -> None:
     assert plan_page(1_000, [10], is_selection=True).full_maps == 10
     with pytest.raises(UserError, match="at most 18 heads in all, or omit --layers and --heads"):
         plan_page(1_000, [36], is_selection=True)
-    with pytest.raises(UserError, match="at most 8 heads of each model, or give one model, or omit"):
+    with pytest.raises(
+        UserError, match="at most 8 heads of each model, or give one model, or omit"
+    ):
         plan_page(1_000, [18, 18], is_selection=True)
     assert plan_page(1_000, [18], is_selection=True).full_maps == 18
     assert plan_page(1_000, [8, 8], is_selection=True).full_maps == 8

@@ -130,11 +130,10 @@ const App = (() => {
     refresh();
   }
 
-  /** The head of the highest precision, or without a structure of the highest pair contrast. */
+  /** The head of the highest precision or, without a structure, of the highest pair contrast. */
   function mostContactLike(model) {
-    const at = (name) => Content.statistics.findIndex((one) => one.name === name);
-    const known = model.heads.some((head) => head.statistics[at("precision")] !== null);
-    const value = (head) => head.statistics[at(known ? "precision" : "contrast")] ?? -Infinity;
+    const [first] = Data.statistics;
+    const value = (head) => head.statistics[first.at] ?? -Infinity;
     return model.heads.reduce((best, head) => (value(head) > value(best) ? head : best));
   }
 
@@ -196,7 +195,7 @@ const App = (() => {
   function fillChoices() {
     get("model").append(...models.map((model, at) => option(String(at), model.label)));
     get("model-label").hidden = models.length === 1;
-    const orders = Content.statistics.map((one, at) => option(String(at), one.label));
+    const orders = Data.statistics.map((one) => option(String(one.at), one.label));
     get("order").append(option("", "layer and head"), ...orders);
     const heads = models.flatMap((model, m) =>
       model.heads.map((head, h) => option(`${m}.${h}`, nameOf(model, head))));
@@ -267,7 +266,7 @@ const App = (() => {
       dd.textContent = text;
       get("provenance").append(dt, dd);
     }
-    for (const one of Content.statistics) {
+    for (const one of Data.statistics) {
       const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
       dt.textContent = one.label;
       dd.textContent = `${one.meaning}${one.unit ? ` (${one.unit})` : ""}`;

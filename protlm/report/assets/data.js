@@ -106,6 +106,12 @@ const Data = (() => {
     if (x === 0) return "0";
     return Math.abs(x) < 0.001 || Math.abs(x) >= 1e5 ? x.toExponential(2) : String(+x.toPrecision(4));
   };
+  /** The statistics that some head has, and their places in the lists of the heads. */
+  const heads = Content.models.flatMap((model) => model.heads);
+  const statistics = Content.statistics
+    .map((one, at) => ({ ...one, at }))
+    .filter((one) => heads.some((head) => head.statistics[one.at] !== null));
+
   const headName = (head) => `layer ${head.layer} head ${head.head}`;
   const residue = (position) => `${Content.protein.sequence[position]}${position + 1}`;
 
@@ -116,5 +122,6 @@ const Data = (() => {
     return first === last ? residue(first) : `${residue(first)} to ${residue(last)}`;
   }
 
-  return { length, decode, matrixOf, pooled, difference, halfStep, range, number, headName, residue, residues };
+  return { length, statistics, decode, matrixOf, pooled, difference, halfStep, range, number,
+    headName, residue, residues };
 })();

@@ -16,11 +16,9 @@ const Grid = (() => {
   }
 
   function describe(head, statistic) {
-    const names = Content.statistics;
-    const listed = statistic === null ? [0, 1] : [statistic];
-    const values = listed
-      .filter((at) => head.statistics[at] !== null)
-      .map((at) => `${names[at].label} ${Data.number(head.statistics[at])}`);
+    const listed = statistic === null ? Data.statistics.slice(0, 2)
+      : Data.statistics.filter((one) => one.at === statistic);
+    const values = listed.map((one) => `${one.label} ${Data.number(head.statistics[one.at])}`);
     return [Data.headName(head), ...values].join(", ");
   }
 
@@ -77,8 +75,18 @@ const Grid = (() => {
     for (const { head, element } of buttons) {
       element.setAttribute("aria-pressed", String(head === open));
       element.classList.toggle("compared", head === compared);
-      if (head === open) for (const one of buttons) one.element.tabIndex = one.head === open ? 0 : -1;
+      if (head === open) {
+        for (const one of buttons) one.element.tabIndex = one.head === open ? 0 : -1;
+        reveal(element);
+      }
     }
+  }
+
+  /** Scrolls the grid, but not the page, to a head. */
+  function reveal(element) {
+    const [outer, inner] = [box.getBoundingClientRect(), element.getBoundingClientRect()];
+    if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top;
+    if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom;
   }
 
   return { fill, mark };

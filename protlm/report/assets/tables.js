@@ -40,11 +40,11 @@ const Tables = (() => {
     const heading = row("th", [
       ...(named ? ["model"] : []),
       button("head", again(null)),
-      ...Content.statistics.map((one, at) => button(one.label, again(at))),
+      ...Data.statistics.map((one) => button(one.label, again(one.at))),
     ]);
     const columns = [...heading.children].slice(named ? 1 : 0);
     columns.forEach((th, at) => {
-      const isSorted = (at === 0 ? null : at - 1) === order.statistic;
+      const isSorted = (at === 0 ? null : Data.statistics[at - 1].at) === order.statistic;
       th.scope = "col";
       th.setAttribute("aria-sort", !isSorted ? "none" : order.sign > 0 ? "ascending" : "descending");
     });
@@ -53,7 +53,7 @@ const Tables = (() => {
       const made = row("td", [
         ...(named ? [model.label] : []),
         button(`${head.layer}-${head.head}`, () => open(model, head), `Open ${name}`),
-        ...head.statistics.map(Data.number),
+        ...Data.statistics.map((one) => Data.number(head.statistics[one.at])),
       ]);
       made.classList.toggle("selected", head === selected());
       return made;
