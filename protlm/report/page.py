@@ -17,6 +17,7 @@ SCRIPTS = (
     "logo.js",
     "tables.js",
     "export.js",
+    "about.js",
     "app.js",
     "controls.js",
 )

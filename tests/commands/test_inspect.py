@@ -1,5 +1,6 @@
 """`protlm inspect`: what it writes, and what it refuses before any work."""
 
+import gzip
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ from protlm.evaluation.precision import precision
 from protlm.evaluation.structures import contact_map, read_structure
 from protlm.paths import sample_dir
 
+ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 STRUCTURE = min(
     (sample_dir() / "structures" / "test").glob("*.gz"), key=lambda path: path.stat().st_size
@@ -136,3 +138,21 @@ def test_maps_of_negative_weights_have_a_page(
     [model] = content(tmp_path / "page.html")["models"]
     assert np.any([head["map"]["signed"] for head in model["heads"]])
     assert "may be negative" in model["meaning"]
+
+
+def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Command) -> None:
+    """All commands of docs/inspect.md, with the files that it names."""
+    page = (ROOT / "docs" / "inspect.md").read_text()
+    (workplace / "protein.fasta").write_text(f">P1\n{SEQUENCE}\n")
+    (workplace / "protein.pdb").write_bytes(gzip.decompress(STRUCTURE.read_bytes()))
+    (workplace / "runs").mkdir()
+    (workplace / "runs" / "mine").symlink_to(workplace / "run")
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    commands = "".join(blocks).splitlines()
+    assert len(commands) >= 6
+    for command in commands:
+        typed = command.split("#")[0].split()
+        assert typed[0] == "protlm"
+        done = protlm_in_process(*typed[1:], cwd=workplace)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert (workplace / typed[typed.index("-o") + 1]).exists()

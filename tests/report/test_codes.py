@@ -20,7 +20,7 @@ def test_a_decoded_weight_is_within_half_a_step(kind: str) -> None:
     codes = Codes.of(map_LL)
     assert codes.is_signed == (kind == "signed")
     levels = 127 if codes.is_signed else 255
-    # sqrt(w / scale) is within half a step of its code, so w within (2 sqrt(w) + step / 2) / 2 steps.
+    # x = sqrt(w / scale) is within d = step / 2 of its code, so x² is within 2 x d + d².
     step = 1 / levels
     bound = codes.scale * (np.sqrt(np.abs(map_LL) / codes.scale) * step + step**2 / 4)
     assert (np.abs(codes.decode() - map_LL) <= bound * (1 + 1e-9)).all()

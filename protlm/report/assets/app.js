@@ -3,10 +3,8 @@
 
 const App = (() => {
   const get = (id) => document.getElementById(id);
+  const PAIRS = 20;
   const { protein, models } = Content;
-  models.forEach((model, at) => {
-    model.label = models.length > 1 ? `${"AB"[at]}: ${model.name}` : model.name;
-  });
 
   // `head` is null where the predicted contacts of the model are open.
   const state = {
@@ -45,12 +43,16 @@ const App = (() => {
   /** Computes the view anew when another map is open. */
   function refresh() {
     const matrix = openMatrix();
-    const range = Data.range(matrix, get("stretch").checked && state.head !== null);
-    view = { ...view, matrix, range };
+    const pairs = state.head ? state.head.pairs : Data.topPairs(matrix, PAIRS);
+    view = { ...view, matrix, pairs, range: Data.range(matrix, get("stretch").checked) };
+    get("compare").disabled = state.head === null;
     get("map-title").textContent = title();
     get("map-note").textContent = note(matrix);
     Grid.mark(state.head, state.compared && state.compared.head);
-    Tables.pairs(state.head, (row, column) => point(row, column, true));
+    get("pairs-note").textContent = state.head
+      ? `The largest weights of ${nameOf(state.model, state.head)} between residues 6 or more apart.`
+      : "The most probable contacts between residues 6 or more apart.";
+    Tables.pairs(pairs, (row, column) => point(row, column, true));
     Tables.statistics(open, () => state.head);
     colorSequence();
     draw();
@@ -78,6 +80,7 @@ const App = (() => {
       start: state.start,
       size: state.size,
       cursor: state.cursor,
+      axes: state.head ? ["residue attended to", "residue that attends"] : ["residue", "residue"],
       contacts: contactPairs(),
       caption: `${protein.identifier.slice(0, 40)}: ${title().slice(0, 70)}`,
       label: `Map of ${title()}. ${reading()}`,
@@ -85,7 +88,7 @@ const App = (() => {
     Heatmap.draw(get("map"), view);
     get("reading").textContent = reading();
     Sequence.mark(state.cursor);
-    Structure.show(state.head ? state.head.pairs : [], state.cursor);
+    Structure.show(view.pairs, state.cursor);
     if (state.model.predictions) {
       Logo.draw(state.model.predictions, state.cursor, get("stretch-logo").checked);
       get("logo-reading").textContent = Logo.reading(state.model.predictions, state.cursor.column);
@@ -200,7 +203,7 @@ const App = (() => {
     const heads = models.flatMap((model, m) =>
       model.heads.map((head, h) => option(`${m}.${h}`, nameOf(model, head))));
     get("compare").append(option("", "no other head"), ...heads);
-    const colors = [option("received", "mean weight that a residue receives (open head)")];
+    const colors = [option("received", "mean weight that a residue receives (last head opened)")];
     if (models.some((model) => model.predictions)) colors.push(option("entropy", "entropy of the prediction"));
     get("sequence-color").append(...colors);
     get("contacts-label").hidden = protein.structure === null;
@@ -215,9 +218,11 @@ const App = (() => {
       legend.textContent = "dark: certain; bright: any residue (ln 20 = 3.00 nats)";
       return;
     }
-    const received = state.head ? Data.decode(state.head.received).weights : new Float32Array(Data.length);
-    Sequence.color(received, Math.max(...received));
-    legend.textContent = `dark: 0; bright: ${Data.number(Math.max(...received))}`;
+    if (state.head === null) return;
+    const received = Data.decode(state.head.received).weights;
+    const top = Math.max(...received);
+    Sequence.color(received, top);
+    legend.textContent = `dark: 0; bright: ${Data.number(top)}`;
   }
 
   function fillPrecision() {
@@ -246,48 +251,6 @@ const App = (() => {
       "the axis ends at the 95th percentile, and higher stacks are cut to it.";
   }
 
-  function fillProvenance() {
-    document.title = `${protein.identifier.slice(0, 80)} – protlm inspect`;
-    get("title").textContent = `Attention on ${protein.identifier.slice(0, 200)}`;
-    get("description").textContent = protein.header === protein.identifier ? "" : protein.header;
-    const rows = [["Protein", `${Data.length.toLocaleString("en")} residues, from ${protein.source}`]];
-    for (const model of models) {
-      rows.push([
-        models.length > 1 ? `Model ${model.label}` : "Model",
-        `${models.length > 1 ? "" : `${model.name}: `}${model.attention}, ${model.objective}, ` +
-          `${model.layers} layers × ${model.heads_per_layer} heads, ` +
-          `${model.parameters.toLocaleString("en")} parameters; SHA-256 of the weights ${model.hash}`,
-      ]);
-    }
-    rows.push(["Made", `by protlm ${Content.version} on ${Content.date}`]);
-    for (const [term, text] of rows) {
-      const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
-      dt.textContent = term;
-      dd.textContent = text;
-      get("provenance").append(dt, dd);
-    }
-    for (const one of Data.statistics) {
-      const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
-      dt.textContent = one.label;
-      dd.textContent = `${one.meaning}${one.unit ? ` (${one.unit})` : ""}`;
-      get("meanings").append(dt, dd);
-    }
-    fillFooter();
-  }
-
-  function fillFooter() {
-    const meanings = [...new Set(models.map((model) => `${model.attention}: entry (i, j) is ${model.meaning}`))];
-    const all = models.flatMap((model) => model.heads);
-    const full = all.filter((head) => head.bin === 1).length;
-    const reduced = full === all.length ? "" :
-      ` ${full} of ${all.length} maps are full, those of the most contact-like heads; the others are reduced ` +
-      `to cells of ${all.find((head) => head.bin > 1).bin} residues.`;
-    get("footer-maps").textContent =
-      `Rows attend to columns. ${meanings.join("; ")}. The special tokens <cls> and <eos> are left out of the ` +
-      `maps, and rows are not normalized again; the statistic "sink mass" is what they hold.${reduced} ` +
-      "The table of strongest pairs has weights as computed; other weights are shown with their precision.";
-  }
-
   return { state, get, refresh, later, point, zoom, open, mostContactLike, setCompared, fillGrid, fillChoices, fillPrecision,
-    fillLogo, fillProvenance, colorSequence, models, protein, getView: () => view };
+    fillLogo, colorSequence, models, protein, getView: () => view };
 })();

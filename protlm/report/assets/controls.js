@@ -94,7 +94,6 @@
   });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", App.refresh);
 
-  App.fillProvenance();
   App.fillChoices();
   App.fillPrecision();
   App.fillLogo();

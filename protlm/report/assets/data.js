@@ -5,6 +5,9 @@ const Content = JSON.parse(document.getElementById("content").textContent);
 
 const Data = (() => {
   const length = Content.protein.sequence.length;
+  Content.models.forEach((model, at) => {
+    model.label = Content.models.length > 1 ? `${"AB"[at]}: ${model.name}` : model.name;
+  });
   const caches = new WeakMap();
 
   function bytes(text) {
@@ -101,6 +104,21 @@ const Data = (() => {
     return high > low ? { low, high } : { low: 0, high: top };
   }
 
+  /** The pairs (i, j, weight) of largest weight with j - i of 6 or more, in decreasing order. */
+  function topPairs(matrix, count) {
+    const found = [];
+    for (let i = 0; i < matrix.side; i++) {
+      for (let j = i + 6; j < matrix.side; j++) {
+        const w = matrix.weights[i * matrix.side + j];
+        if (found.length === count && w <= found[count - 1][2]) continue;
+        found.push([i, j, w]);
+        found.sort((a, b) => b[2] - a[2]);
+        found.length = Math.min(found.length, count);
+      }
+    }
+    return found;
+  }
+
   const number = (x) => {
     if (x === null || x === undefined) return "–";
     if (x === 0) return "0";
@@ -122,6 +140,6 @@ const Data = (() => {
     return first === last ? residue(first) : `${residue(first)} to ${residue(last)}`;
   }
 
-  return { length, statistics, decode, matrixOf, pooled, difference, halfStep, range, number,
+  return { length, statistics, decode, matrixOf, pooled, difference, halfStep, range, topPairs, number,
     headName, residue, residues };
 })();

@@ -48,11 +48,11 @@ const Heatmap = (() => {
     }
     context.fillStyle = Palettes.themed("quiet");
     context.textAlign = "center";
-    context.fillText("residue attended to", LEFT + SIZE / 2, 14);
+    context.fillText(view.axes[0], LEFT + SIZE / 2, 14);
     context.save();
     context.translate(12, TOP + SIZE / 2);
     context.rotate(-Math.PI / 2);
-    context.fillText("residue that attends", 0, 0);
+    context.fillText(view.axes[1], 0, 0);
     context.restore();
   }
 
@@ -134,7 +134,7 @@ const Heatmap = (() => {
 
   /**
    * Draws the map. `view` has: matrix, range, start {row, column}, size (residues in the window),
-   * cursor {row, column}, contacts (pairs i < j), caption, label.
+   * cursor {row, column}, contacts (pairs i < j), axes (names of columns and rows), caption, label.
    */
   function draw(canvas, view) {
     const context = Palettes.prepared(canvas, WIDTH, HEIGHT);

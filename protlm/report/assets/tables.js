@@ -68,12 +68,12 @@ const Tables = (() => {
     return all.sort((a, b) => (value(a) === null) - (value(b) === null) || order.sign * (value(a) - value(b)));
   }
 
-  /** The strongest pairs of the open head; a pair moves the cross. */
-  function pairs(head, choose) {
+  /** The strongest pairs of the open map; a pair moves the cross. */
+  function pairs(listed, choose) {
     const table = document.getElementById("pairs");
     const known = Content.protein.structure !== null;
     const heading = row("th", ["attends", "to", "weight", "apart", ...(known ? ["Cβ–Cβ"] : [])]);
-    const rows = (head ? head.pairs : []).map(([i, j, w]) => {
+    const rows = listed.map(([i, j, w]) => {
       const far = Structure.distance(i, j);
       const names = [Data.residue(i), Data.residue(j)];
       return row("td", [
@@ -97,7 +97,7 @@ const Tables = (() => {
         range,
         ...labels.map((label) => {
           const { hits, asked } = found(range, label);
-          return asked ? `${((100 * hits) / asked).toFixed(0)} % (${hits} of ${asked})` : "–";
+          return asked ? `${((100 * hits) / asked).toFixed(0)} % (${hits}/${asked})` : "–";
         }),
       ]));
     fill(table, row("th", ["separation", ...labels]), rows);
