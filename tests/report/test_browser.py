@@ -226,6 +226,43 @@ def test_tables_and_pictures_are_saved(page: Browser) -> None:
         assert struct.unpack(">I", picture[16:20])[0] >= 840
 
 
+def test_letters_of_the_logo_stand_at_their_positions(page: Browser) -> None:
+    """There is no ink right of the last position, nor above the highest stack."""
+    inked: dict[str, int] = page.evaluate(
+        """(() => {
+          const canvas = document.getElementById("logo");
+          const at = (n) => 2 * (56 + (n % 50) * 24);
+          const height = canvas.height - 2 * 112;
+          const count = (x) => {
+            const { data } = canvas.getContext("2d").getImageData(x, height, 40, 150);
+            let found = 0;
+            for (let i = 0; i < data.length; i += 4) {
+              const rgb = [...data.slice(i, i + 3)];
+              if (Math.max(...rgb) - Math.min(...rgb) > 60) found++;
+            }
+            return found;
+          };
+          return {last: count(at(Data.length - 1) + 4), beyond: count(at(Data.length) + 4)};
+        })()"""
+    )
+    assert page.evaluate("Data.length % 50 > 0")
+    assert inked["last"] > 100
+    assert inked["beyond"] == 0
+    frame = page.evaluate(
+        """(() => {
+          App.point(0, 51);
+          return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => {
+            const frame = document.getElementById("logo-frame").getBoundingClientRect();
+            const clientX = frame.x + frame.width / 2;
+            const clientY = frame.y + frame.height / 2;
+            done(Logo.positionAt({ clientX, clientY }));
+          })));
+        })()"""
+    )
+    assert frame == 51
+    assert page.evaluate("document.getElementById('logo-reading').textContent")[1:3] == "52"
+
+
 def background(page: Browser) -> Any:
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 

@@ -55,7 +55,13 @@ const App = (() => {
     Tables.pairs(pairs, (row, column) => point(row, column, true));
     Tables.statistics(open, () => state.head);
     colorSequence();
+    drawLogo();
     draw();
+  }
+
+  function drawLogo() {
+    const { predictions } = state.model;
+    if (predictions) Logo.draw(predictions, get("stretch-logo").checked);
   }
 
   function note(matrix) {
@@ -90,7 +96,7 @@ const App = (() => {
     Sequence.mark(state.cursor);
     Structure.show(view.pairs, state.cursor);
     if (state.model.predictions) {
-      Logo.draw(state.model.predictions, state.cursor, get("stretch-logo").checked);
+      Logo.mark(state.cursor.column);
       get("logo-reading").textContent = Logo.reading(state.model.predictions, state.cursor.column);
     }
   }
@@ -252,5 +258,5 @@ const App = (() => {
   }
 
   return { state, get, refresh, later, point, zoom, open, mostContactLike, setCompared, fillGrid, fillChoices, fillPrecision,
-    fillLogo, colorSequence, models, protein, getView: () => view };
+    fillLogo, drawLogo, colorSequence, models, protein, getView: () => view };
 })();

@@ -22,7 +22,7 @@
   });
   listen("stretch", "change", App.refresh);
   listen("contacts", "change", App.later);
-  listen("stretch-logo", "change", App.later);
+  listen("stretch-logo", "change", App.drawLogo);
   listen("sequence-color", "change", App.colorSequence);
   listen("open-contacts", "click", () => App.open(state.model, null));
   listen("zoom-in", "click", () => App.zoom(0.5));

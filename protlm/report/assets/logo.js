@@ -12,6 +12,7 @@ const Logo = (() => {
   const BITS = Math.log2(20);
   const SHOWN = 0.01;
   const canvas = document.getElementById("logo");
+  const frame = document.getElementById("logo-frame");
   const metrics = {};
 
   const COLORS = {
@@ -33,6 +34,8 @@ const Logo = (() => {
   function size(context, letter) {
     if (!metrics[letter]) {
       context.font = "bold 100px 'Liberation Sans', Arial, sans-serif";
+      // The box is measured from the anchor of the text.
+      context.textAlign = "left";
       const box = context.measureText(letter);
       metrics[letter] = {
         left: box.actualBoundingBoxLeft,
@@ -102,19 +105,24 @@ const Logo = (() => {
     context.stroke();
   }
 
-  function draw(predictions, cursor, isStretched) {
+  function draw(predictions, isStretched) {
     const bits = top(predictions, isStretched);
     const rows = Math.ceil(Data.length / PER_ROW);
     const context = Palettes.prepared(canvas, WIDTH, rows * ROW + TOP);
     for (let row = 0; row < rows; row++) drawScale(context, TOP + row * ROW + HEIGHT, bits);
     for (let i = 0; i < Data.length; i++) drawPosition(context, predictions, i, bits);
-    const x = LEFT + (cursor.column % PER_ROW) * CELL;
-    const high = TOP + Math.floor(cursor.column / PER_ROW) * ROW;
-    context.strokeStyle = Palettes.themed("cross");
-    context.lineWidth = 2;
-    context.strokeRect(x, high, CELL, HEIGHT + 17);
     const name = `Logo of the predicted residues at ${Data.length} positions; the text above reads one`;
     canvas.setAttribute("aria-label", name);
+  }
+
+  /** Frames a position. The frame is an element of its own, as the logo takes long to draw. */
+  function mark(position) {
+    const height = Math.ceil(Data.length / PER_ROW) * ROW + TOP;
+    const percent = (part, whole) => `${(100 * part) / whole}%`;
+    frame.style.left = percent(LEFT + (position % PER_ROW) * CELL, WIDTH);
+    frame.style.top = percent(TOP + Math.floor(position / PER_ROW) * ROW, height);
+    frame.style.width = percent(CELL, WIDTH);
+    frame.style.height = percent(HEIGHT + 17, height);
   }
 
   /** The prediction at a position, in words. */
@@ -136,5 +144,5 @@ const Logo = (() => {
     return column >= 0 && column < PER_ROW && position >= 0 && position < Data.length ? position : null;
   }
 
-  return { draw, reading, positionAt, canvas };
+  return { draw, mark, reading, positionAt, canvas };
 })();
