@@ -101,16 +101,17 @@ const Heatmap = (() => {
       const inRow = matrix.weights[i * matrix.side + cell];
       const inColumn = matrix.weights[cell * matrix.side + j];
       context.fillStyle = Palettes.themed(inRow < 0 ? "cold" : "warm");
-      context.fillRect(x(from), bottom, Math.max(x(to) - x(from), 0.6), -height(inRow));
+      context.fillRect(x(from), bottom, x(to) - x(from) + 0.4, -height(inRow));
       context.fillStyle = Palettes.themed(inColumn < 0 ? "cold" : "warm");
-      context.fillRect(right, y(from), height(inColumn), Math.max(y(to) - y(from), 0.6));
+      context.fillRect(right, y(from), height(inColumn), y(to) - y(from) + 0.4);
     }
     context.restore();
     context.fillStyle = Palettes.themed("quiet");
     context.font = "11px system-ui, 'Liberation Sans', Arial, sans-serif";
     context.textAlign = "left";
     context.fillText(`row ${Data.residues(i, matrix.bin)}`, LEFT, bottom + 13);
-    context.fillText(`column ${Data.residues(j, matrix.bin)}`, right - 4, TOP - 22);
+    context.textAlign = "right";
+    context.fillText(`column ${Data.residues(j, matrix.bin)}`, WIDTH - 2, TOP - 24);
   }
 
   function drawLegend(context, view) {
