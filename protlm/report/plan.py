@@ -17,7 +17,7 @@ _MOST_FULL_MAPS = 16
 _OVERVIEW_SIDE = 96
 # Statistics, strongest pairs and names of a head; scripts, style and text; the predictions,
 # coordinates and contacts of a residue.
-_BYTES_PER_HEAD, _BYTES_OF_PAGE, _BYTES_PER_RESIDUE = 1_800, 120_000, 450
+_BYTES_PER_HEAD, _BYTES_OF_PAGE, _BYTES_PER_RESIDUE = 1_800, 200_000, 450
 
 
 @final

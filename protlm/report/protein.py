@@ -10,6 +10,7 @@ from protlm.evaluation.dssp import secondary_structure
 from protlm.evaluation.structures import Structure, contact_map
 
 _SHORTEST_CONTACT = 3
+_LONGEST_TEXT = 5_000
 
 
 @final
@@ -42,8 +43,8 @@ class InspectedProtein:
     def to_plain(self) -> dict[str, Any]:
         """Returns values for JSON; positions are from 0, contacts have i < j."""
         return {
-            "identifier": self.identifier,
-            "header": self.header,
+            "identifier": _shortened(self.identifier),
+            "header": _shortened(self.header),
             "source": self.source,
             "sequence": self.sequence,
             "structure": None if self.structure is None else self._structure(self.structure),
@@ -59,6 +60,13 @@ class InspectedProtein:
             "states": secondary_structure(structure.backbone_L43, is_proline_L),
             "contacts": np.stack([rows, columns], axis=1).tolist(),
         }
+
+
+def _shortened(text: str) -> str:
+    """Cuts a text that would take more room than the page has for it."""
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
 
 
 def _coordinates(atoms_L3: np.ndarray) -> list[list[float] | None]:

@@ -19,6 +19,7 @@ from protlm.evaluation.contacts import ContactRegression, head_features
 from protlm.evaluation.precision import precision
 from protlm.evaluation.structures import contact_map, read_structure
 from protlm.paths import sample_dir
+from protlm.report.plan import plan_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
@@ -56,6 +57,9 @@ def test_a_page_of_a_sequence(workplace: Path, protlm_in_process: Command) -> No
     assert model["hash"] == protlm.load(workplace / "run").hash
     assert {head["bin"] for head in model["heads"]} == {1}
     assert len(model["predictions"]["probabilities"]) == 22
+    assert (workplace / "page.html").stat().st_size <= plan_page(
+        22, [4], is_selection=False
+    ).num_bytes
     # A page that is mailed does not tell where files were.
     assert str(workplace) not in (workplace / "page.html").read_text(encoding="utf-8")
     assert re.search("https?:", (workplace / "page.html").read_text(encoding="utf-8")) is None
@@ -85,6 +89,10 @@ def test_predicted_contacts_are_those_of_the_fit(tiny_run: Path, tmp_path: Path)
     hits, asked = precision(predicted, contact_map(structure), separation=(12, 24), divisor=2)
     row = {"range": "medium", "pairs": "P@L/2", "hits": hits, "asked": asked}
     assert row in model["contacts"]["precision"]
+    plan = plan_page(len(structure), [4], is_selection=False, num_contact_maps=1)
+    # Without the page's own text the estimate is that of the data, and not much larger.
+    size, fixed = (tmp_path / "page.html").stat().st_size, 200_000
+    assert 0.5 * (plan.num_bytes - fixed) < size <= plan.num_bytes
     stored = json.loads(fit.read_text())
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted to another model"):

@@ -52,13 +52,14 @@ def test_a_hostile_file_is_shown_as_text(tiny_run: Path, browser: Browser, tmp_p
     assert browser.evaluate("document.scripts.length") == len(SCRIPTS) + 1
     shown = browser.evaluate("document.getElementById('description').textContent")
     assert HOSTILE * 3 in shown
+    assert len(shown) < 5_100
     assert HOSTILE in browser.evaluate("document.getElementById('title').textContent")
     assert HOSTILE[:20].replace("/", "_") in browser.evaluate("document.body.textContent")
     assert (browser.requests(), browser.faults()) == ([], [])
 
 
 def test_the_policy_stops_what_is_not_of_the_page(page: Browser) -> None:
-    """The test of requests would notice one, and a script that is added does not run."""
+    """A script that is added does not run, and nothing is loaded."""
     page.evaluate(
         """(() => {
           const script = document.createElement("script");
@@ -74,6 +75,15 @@ def test_the_policy_stops_what_is_not_of_the_page(page: Browser) -> None:
     violations = [fault for fault in page.faults() if "Content Security Policy" in fault]
     assert len(violations) >= 3
     assert page.requests() == []
+
+
+def test_a_request_would_be_noticed(browser: Browser, tmp_path: Path) -> None:
+    address = "http://example.invalid/x.png"
+    script = "document.documentElement.dataset.ready = 'true'"
+    (tmp_path / "x.html").write_text(f"<img src='{address}'><script>{script}</script>")
+    browser.open(tmp_path / "x.html")
+    browser.drawn()
+    assert browser.requests() == [address]
 
 
 def test_the_page_opens_without_faults_or_requests(page: Browser) -> None:
