@@ -31,10 +31,13 @@ from protlm.options import (
     FamilyTable,
     Figure,
     FirstResidue,
+    Heads,
     IgnoreTrailingGarbage,
     JobExecutor,
+    Layers,
     MaxRejectRate,
     Model,
+    Models,
     NoFragments,
     OodFamilies,
     Organism,
@@ -210,10 +213,8 @@ def attention(
     fasta: SequenceFile,
     output: Output,
     model: Model = None,
-    layers: Annotated[
-        list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")
-    ] = None,
-    heads: Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")] = None,
+    layers: Layers = None,
+    heads: Heads = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
     duplicates: Duplicates = "error",
@@ -260,6 +261,40 @@ def contacts(
     from protlm.commands.contacts import contacts as run
 
     run(proteins, _model(model), output, ContactOptions(fit, chain, device, figure))
+
+
+@app.command()
+def inspect(
+    protein: Annotated[
+        Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")],
+    model: Models = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    fit: Annotated[
+        list[Path] | None,
+        typer.Option(help="NAME.fit.json of protlm contacts, to show predicted contacts."),
+    ] = None,
+    chain: Annotated[str | None, typer.Option(help="The chain of the structure.")] = None,
+    predictions: Annotated[
+        bool, typer.Option(help="Predict every residue: one pass for each.")
+    ] = True,
+    device: Device = "auto",
+) -> None:
+    """Write one page that shows a model, or two, on a protein."""
+    from protlm.commands.inspect import InspectOptions
+    from protlm.commands.inspect import inspect as run
+
+    options = InspectOptions(
+        layers=tuple(layers) if layers else None,
+        heads=tuple(heads) if heads else None,
+        fits=tuple(fit or ()),
+        chain=chain,
+        predictions=predictions,
+        device=device,
+    )
+    run(protein, model or [_model(None)], output, options)
 
 
 @app.command()

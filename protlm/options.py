@@ -14,6 +14,12 @@ Model = Annotated[
         "default: performer-relu-3m.",
     ),
 ]
+Models = Annotated[
+    list[Path] | None,
+    typer.Option("--model", "-m", help="As for protlm attention; give it twice for two models."),
+]
+Layers = Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")]
+Heads = Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")]
 CausalModel = Annotated[
     Path, typer.Option("--model", "-m", help="A run folder, a .ckpt file or an exported model.")
 ]

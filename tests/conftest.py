@@ -13,6 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = [
+    "tests.fixtures.browser",
     "tests.fixtures.commands",
     "tests.fixtures.data_sets",
     "tests.fixtures.ranks",

@@ -27,6 +27,7 @@ EXCEPTIONS = {
     "protlm/cli.py prepare": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py embed": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py attention": "2026-11-21: a command's arguments are the flags people type",
+    "protlm/cli.py inspect": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py score": "2026-11-22: a command's arguments are the flags people type",
     "protlm/attention/performer_softmax.py __init__": "2026-11-21: its arguments are its YAML",

@@ -46,6 +46,8 @@ def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
     tree += [path.relative_to(ROOT).as_posix() for path in sample if path.is_file()]
     tree += [path.relative_to(ROOT).as_posix() for path in (ROOT / "data_prep").glob("*.py")]
     shipped = {f"protlm/{name}" for name in tree}
+    assets = (ROOT / "protlm" / "report" / "assets").iterdir()
+    shipped |= {path.relative_to(ROOT).as_posix() for path in assets}
     assert {"protlm/conf/train.yaml", "protlm/data_prep/sample/uniprot_sample.fasta.gz"} <= shipped
     assert shipped <= names
     # A top-level conf or data_prep could clash with those of other packages.

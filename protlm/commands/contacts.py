@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protlm.build import load_model
+from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import Proteins
 from protlm.commands.outputs import (
     ProteinFile,
@@ -24,13 +25,17 @@ from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.contacts import ContactRegression, head_features
 from protlm.evaluation.precision import SEPARATIONS, precision
-from protlm.evaluation.structures import contact_map, read_structure, structure_files
+from protlm.evaluation.structures import (
+    contact_map,
+    is_structure,
+    read_structure,
+    structure_files,
+)
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure
 from protlm.terminal import JobProgress, console, printable
 
-_STRUCTURE = (".pdb", ".ent", ".cif")
 _MOST_FIGURES = 100
 
 
@@ -158,8 +163,7 @@ def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _read(path: Path, chain: str | None, model: PretrainedModel) -> _Input:
-    name = path.name.lower().removesuffix(".gz")
-    if not name.endswith(_STRUCTURE):
+    if not is_structure(path):
         return _Input(path, Proteins(path, max_residues=model.max_residues))
     existing_file(path, "a sequence file or a structure")
     structure = read_structure(path, chain)
@@ -226,14 +230,7 @@ def _save_fit(regression: ContactRegression, model: PretrainedModel, path: Path)
 
 
 def _load_fit(path: Path, model: PretrainedModel) -> ContactRegression:
-    try:
-        fit = json.loads(existing_file(path, "a saved fit").read_text(encoding="utf-8"))
-        regression, model_hash = ContactRegression.from_dict(fit), fit["model_hash"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputDataError(
-            f"{path} is not a fit that protlm contacts saved; give a NAME.fit.json file, or a "
-            "folder of structures"
-        ) from error
+    regression, model_hash = read_fit(path)
     if model_hash != model.hash:
         raise UserError(
             f"{path} was fitted with another model; leave --fit {path} out to fit this one"

@@ -58,6 +58,15 @@ class Structure:
         return ~np.isnan(self.cb_L3[:, 0])
 
 
+def is_structure(path: Path) -> bool:
+    """Returns whether a file is a structure by its name.
+
+    >>> is_structure(Path("1fuk_A.PDB.gz")), is_structure(Path("1fuk.fasta"))
+    (True, False)
+    """
+    return _NAME.fullmatch(path.name) is not None
+
+
 def structure_files(directory: Path) -> list[Path]:
     """Lists the structure files of a folder, sorted by name.
 

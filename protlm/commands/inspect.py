@@ -1,0 +1,118 @@
+"""`protlm inspect PROTEIN -m MODEL -o PAGE.html`: one page that shows a model on a protein."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protlm.build import load_model
+from protlm.commands.contact_fit import read_fit
+from protlm.commands.inputs import STANDARD_INPUT, Proteins
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.contacts import ContactRegression
+from protlm.evaluation.structures import is_structure, read_structure
+from protlm.paths import check_output, complete_file, existing_file
+from protlm.report.content import InspectedModel, page_content
+from protlm.report.page import assemble
+from protlm.report.plan import MAX_BYTES
+from protlm.report.protein import InspectedProtein
+
+_SUFFIXES = (".html", ".htm")
+_MOST_MODELS = 2
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """The settings of `protlm inspect`; layers and heads are numbered from 1; None: all.
+
+    Attributes:
+        layers: the layers to show.
+        heads: the heads to show.
+        fits: NAME.fit.json files of `protlm contacts`, each fitted to one of the models.
+        chain: the chain of a structure.
+        predictions: whether to predict every residue.
+        device: as for `protlm.build.pick_device`.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    fits: tuple[Path, ...] = ()
+    chain: str | None = None
+    predictions: bool = True
+    device: str = "auto"
+
+
+def inspect(
+    source: Path, model_paths: Sequence[Path], output: Path, options: InspectOptions
+) -> None:
+    """Writes the page of one protein, by one model or two.
+
+    Raises:
+        UserError: not one or two models, a layer or head that does not exist, a fit of another
+            model, or a page that would be too large.
+        InputDataError: a file that cannot be read, or that has several proteins.
+        OutputError: the page exists or cannot be written.
+    """
+    if output.suffix.lower() not in _SUFFIXES:
+        raise UserError(f"{output}: the output is an HTML page; type: -o {output.stem}.html")
+    check_output(output)
+    if len(model_paths) > _MOST_MODELS:
+        raise UserError(f"a page compares two models, and {len(model_paths)} are given with -m")
+    protein = _read_protein(source, options.chain)
+    fits = {path: read_fit(path) for path in options.fits}
+    models = [_load(path, fits, options) for path in model_paths]
+    _check_fits(fits, models)
+    content = page_content(
+        protein,
+        models,
+        is_selection=bool(options.layers or options.heads),
+        with_predictions=options.predictions,
+    )
+    page = assemble(content).encode("utf-8")
+    assert len(page) <= MAX_BYTES, "the estimate of the size is too small"
+    with complete_file(output) as temporary:
+        temporary.write_bytes(page)
+    print(f"{output}: {len(page) / 1e6:.1f} MB")
+
+
+def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
+    if is_structure(source):
+        existing_file(source, "a sequence file or a structure")
+        structure = read_structure(source, chain)
+        name = structure.identifier
+        return InspectedProtein(name, "", source.name, structure.sequence, structure)
+    if chain is not None:
+        raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {source} is none")
+    proteins = Proteins(source)
+    if len(proteins) != 1:
+        raise InputDataError(
+            f"{source} has {len(proteins):,} proteins, and a page shows one; write one of them to "
+            "a file"
+        )
+    record = next(iter(proteins))
+    name = "standard input" if source == STANDARD_INPUT else source.name
+    return InspectedProtein(record.identifier, record.header, name, record.sequence)
+
+
+def _load(
+    path: Path, fits: dict[Path, tuple[ContactRegression, str]], options: InspectOptions
+) -> InspectedModel:
+    model = load_model(path, device=options.device)
+    layers = options.layers or tuple(range(1, model.num_layers + 1))
+    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
+    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
+    model.check_heads(heads)
+    own = [regression for regression, model_hash in fits.values() if model_hash == model.hash]
+    name = path.absolute().name
+    return InspectedModel(name, model, sorted(layers), sorted(heads), own[-1] if own else None)
+
+
+def _check_fits(
+    fits: dict[Path, tuple[ContactRegression, str]], models: Sequence[InspectedModel]
+) -> None:
+    hashes = {one.model.hash for one in models}
+    for path, (_, model_hash) in fits.items():
+        if model_hash not in hashes:
+            raise UserError(
+                f"{path} was fitted to another model; fit this one: protlm contacts writes "
+                "NAME.fit.json"
+            )
