@@ -50,7 +50,7 @@ def read(path: Path) -> ForeignModel:
         )
     (family,) = _defined_in(source.family)
     translated = family().translate(source)
-    description = ModelDescription(
+    description = translated.description or ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=Objective.masked,
         model=translated.model,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import ModelConfig
 from protlm.errors import InputDataError
@@ -32,11 +33,15 @@ class ContactHead:
 
 @dataclass(frozen=True)
 class Translated:
-    """A foreign model in protlm's terms: its settings, and its weights by protlm's names."""
+    """A foreign model in protlm's terms: its settings, and its weights by protlm's names.
+
+    `description` is None for a masked model with softmax attention.
+    """
 
     model: ModelConfig
     weights: dict[str, Tensor]
     contacts: ContactHead | None = None
+    description: ModelDescription | None = None
 
 
 @dataclass(frozen=True)
