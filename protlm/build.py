@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -221,6 +221,8 @@ def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
 def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
     """Loads a model from a run folder, a checkpoint, an exported model or that of another program.
 
+    A name OWNER/MODEL is one of the Hugging Face Hub.
+
     Raises:
         InputDataError: the model is missing or damaged, has another vocabulary, or does not
             match its description.
@@ -263,6 +265,7 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
     """
+    path = interop.local_path(path)
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")

@@ -169,6 +169,7 @@ def import_model(path: Path, output: Path) -> None:
         OutputError: the output exists or cannot be written.
     """
     check_output(output)
+    path = interop.local_path(path)
     if not interop.is_foreign(path):
         raise InputDataError(
             f"{path} is not a model of another program: give a Hugging Face folder, a .pt file of "

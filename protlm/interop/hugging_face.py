@@ -28,7 +28,9 @@ from protlm.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
 _MODULE = "modeling_protlm"
-_HEADER = '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
+_HEADER = (
+    '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
+)
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
 _SPECIAL = {
     "cls_token": "<cls>",

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
-import protlm
 from protlm import attention, interop
 from protlm.build import build_network
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.composition import compose, to_plain
-from protlm.config import ModelConfig, Norm, Objective, Positions, TrainConfig
+from protlm.config import (
+    Activation,
+    HeadKind,
+    ModelConfig,
+    Norm,
+    Objective,
+    Positions,
+    TrainConfig,
+)
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
+from protlm.interop.esm_export import is_esm
 from protlm.model.transformer import ProteinLM
+from tests.interop.conftest import WIDTH, esm_tensors
 
 PROGRAM = Path(__file__).parent / "programs" / "use_exported.py"
 SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
@@ -32,22 +42,24 @@ def options_of(mechanism: str) -> dict[str, Any]:
     return dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
 
 
-def model_with(mechanism: str, *, seed: int = 0, **changes: Any) -> Checkpoint:
+def model_with(
+    mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
+) -> Checkpoint:
     """A tiny model with random weights."""
     options = options_of(mechanism)
-    causal = not attention.mechanism(mechanism).supports_bidirectional
+    assert attention.mechanism(mechanism).supports_bidirectional
     settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
     settings |= {"max_length": 64, "positions": Positions.rotary, "norm": Norm.rms}
     config = ModelConfig(**(settings | changes))
-    network = build_network(config, options, seed=seed)
+    network = build_network(config, options, seed=0)
     del options["name"]
     description = ModelDescription(
         vocabulary=VOCABULARY.hash,
-        objective=Objective.causal if causal else Objective.masked,
+        objective=objective,
         model=config,
         attention=mechanism,
         attention_options=options,
-        seed=seed,
+        seed=0,
         max_length=64,
     )
     return Checkpoint(Path("x"), description, network.state_dict())
@@ -136,3 +148,102 @@ def test_transformers_loads_a_model_without_protlm(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_transformers_loads_every_mechanism(tmp_path: Path) -> None:
     check_mechanisms(attention.names(), tmp_path)
+
+
+EXTRAS: dict[str, Any] = {
+    "positions": Positions.sinusoidal,
+    "activation": Activation.swiglu,
+    "head": HeadKind.dense_norm,
+    "tied_head": True,
+    "qk_norm": True,
+    "token_dropout": True,
+    "embedding_norm": True,
+    "convolution": 3,
+    "output_gate": True,
+    "value_embedding": True,
+}
+
+
+def with_bounded_norms(model: Checkpoint) -> Checkpoint:
+    """A model as trained by an earlier version."""
+    weights = {n: v for n, v in model.weights.items() if "_norm.gain" not in n}
+    for name in set(model.weights) - set(weights):
+        weights[name.replace("gain", "scale")] = model.weights[name] - 0.5
+    return replace(model, weights=weights)
+
+
+@pytest.mark.peers
+def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
+    models = {
+        "extras": model_with("performer_softmax", **EXTRAS),
+        "skips": model_with("softmax", positions=Positions.learned, unet_skips=True),
+        "reversible": model_with("linear", reversible=True, feedforward_chunk=7),
+        "stored": model_with("performer_relu", stored_frequencies=True),
+        "earlier": with_bounded_norms(model_with("performer_relu", qk_norm=True)),
+        "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
+    }
+    folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
+    use_exported(*folders.values())
+    for name, folder in folders.items():
+        assert_read_again(folder, models[name])
+
+
+def esm_folder(write_esm: Write, **changes: Any) -> Path:
+    tensors = esm_tensors()
+    if changes.get("position_embedding_type") == "absolute":
+        tensors = {n: v for n, v in tensors.items() if not n.endswith("inv_freq")}
+        tensors["esm.embeddings.position_embeddings.weight"] = torch.randn(66, WIDTH).double()
+    tensors = {name: value.float() for name, value in tensors.items()}
+    return write_esm(tensors=tensors, **changes)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"position_embedding_type": "absolute", "max_position_embeddings": 66}],
+    ids=["esm2", "esm1v"],
+)
+def test_an_esm_is_exported_without_code(
+    changes: dict[str, Any], write_esm: Write, tmp_path: Path
+) -> None:
+    model = interop.read(esm_folder(write_esm, **changes))
+    folder = exported(model, tmp_path / "exported")
+    assert not list(folder.glob("*.py"))
+    hugging_face.export(model, tmp_path / "contacts", model.contacts)
+    use_exported(folder)
+    for path in (folder, folder / "saved_AutoModelForMaskedLM", tmp_path / "contacts"):
+        found = interop.read(path)
+        assert found.description.model == model.description.model
+        assert_same(found.weights, model.weights)
+    assert interop.read(tmp_path / "contacts").contacts == model.contacts
+
+
+@pytest.mark.peers
+def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> None:
+    from transformers import EsmForMaskedLM
+
+    model = interop.read(esm_folder(write_esm))
+    hugging_face.export(model, tmp_path / "new", model.contacts)
+    _, info = EsmForMaskedLM.from_pretrained(tmp_path / "new", output_loading_info=True)
+    assert not any(info.values()), info
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation": Activation.relu},
+        {"norm": Norm.rms},
+        {"tied_head": False},
+        {"convolution": 3},
+        {"positions": Positions.sinusoidal},
+    ],
+)
+def test_other_architectures_are_exported_with_code(
+    changes: dict[str, Any], write_esm: Write
+) -> None:
+    described = interop.read(esm_folder(write_esm)).description
+    described = replace(described, model=replace(described.model, stored_frequencies=False))
+    assert is_esm(described)
+    assert not is_esm(replace(described, model=replace(described.model, **changes)))
+    assert not is_esm(replace(described, attention="performer_relu"))
+    assert not is_esm(replace(described, objective=Objective.causal))

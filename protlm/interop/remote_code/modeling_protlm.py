@@ -68,7 +68,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     config_class = ProtlmConfig
     config: ProtlmConfig
     main_input_name = "input_ids"
-    _keep_in_fp32_modules_strict = ("rotary",)
+    _keep_in_fp32_modules_strict = ["rotary"]  # noqa: RUF012 (the type that transformers has)
 
     def __init__(self, config: ProtlmConfig) -> None:
         super().__init__(config)
@@ -79,7 +79,9 @@ class ProtlmPreTrainedModel(PreTrainedModel):
             self.network = build_network(
                 described.model, described.attention_config, seed=described.seed
             )
-            keep_stored_norms(self.network, dict.fromkeys(config.stored_norms or [], torch.empty(0)))
+            keep_stored_norms(
+                self.network, dict.fromkeys(config.stored_norms or [], torch.empty(0))
+            )
         self._constants = {
             module: {name: module.get_buffer(name).clone() for name in unsaved}
             for module in self.network.modules()
@@ -139,7 +141,6 @@ class ProtlmModel(ProtlmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
     ) -> Any:
         """Returns the last hidden state, and hidden states and maps where asked.
 
@@ -160,7 +161,6 @@ class ProtlmForMaskedLM(ProtlmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
     ) -> Any:
         """Returns logits, BLV, and the loss where there are labels other than -100."""
         logits_BLV, fields = self._run(
@@ -182,7 +182,6 @@ class ProtlmForCausalLM(ProtlmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
     ) -> Any:
         """Returns logits of the next token, BLV, and the loss where there are labels."""
         logits_BLV, fields = self._run(

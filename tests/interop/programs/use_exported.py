@@ -4,6 +4,7 @@ Usage: use_exported.py FOLDER...; each has `inputs.pt`, and gets the folders `sa
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # An import of protlm fails.
 sys.modules["protlm"] = None  # pyright: ignore[reportArgumentType]
 
-import torch
-from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+)
 
 TOLERANCE = 1e-5
+OPTIONAL = re.compile(r"(esm\.)?(contact_head|pooler|lm_head)\.")
 
 
 def compare(name: str, found: Tensor, expected: Tensor) -> None:
@@ -33,14 +40,12 @@ def check(folder: Path) -> None:
     assert torch.equal(tokens["input_ids"], inputs["tokens"]), tokens["input_ids"]
     head = AutoModelForCausalLM if inputs["causal"] else AutoModelForMaskedLM
     for auto in (AutoModel, head):
-        model, info = auto.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             folder, trust_remote_code=True, output_loading_info=True, local_files_only=True
         )
-        # The contact head may be missing, and the bare ESM has neither head.
-        wrong = {
-            kind: [name for name in names if "contact_head" not in name and "lm_head" not in name]
-            for kind, names in info.items()
-        }
+        model, info = loaded
+        # The contact head may be missing; the bare ESM has a pooler, and no head.
+        wrong = {kind: [x for x in names if not OPTIONAL.match(x)] for kind, names in info.items()}
         assert not any(wrong.values()), wrong
         assert not model.training
         with torch.no_grad():
