@@ -51,6 +51,8 @@ _FREQUENCY = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
 # The rotary positions of ESM-2 in the settings of newer versions.
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _EPSILON = 1e-5
+# The number of tokens of SaProt.
+_SAPROT = 446
 # The settings of all models of the family.
 SHARED: dict[str, Any] = {
     "activation": Activation.gelu,
@@ -129,6 +131,11 @@ def _contact_head(source: Source) -> ContactHead | None:
 
 
 def _hugging_face_config(source: Source) -> ModelConfig:
+    if source.settings.get("vocab_size") == _SAPROT:
+        raise InputDataError(
+            f"{source.path} is a SaProt: its {_SAPROT} tokens are pairs of a residue and a "
+            "structural letter, which protlm does not support; give an ESM-2 model"
+        )
     for key in ("is_folding_model", "is_decoder", "add_cross_attention"):
         source.choice(key, False, (False,))
     source.choice("esmfold_config", None, (None,))

@@ -21,8 +21,8 @@ class Protlm(Family):
         """See `Family.translate`."""
         path = source.path / CONFIG
         description = ModelDescription.parse(path, source.settings.get("protlm"))
-        ours = [name.removeprefix(NETWORK) for name in source.tensors]
-        weights = renamed(source.path, source.tensors, {name: NETWORK + name for name in ours})
+        names = {n.removeprefix(NETWORK): n for n in source.tensors if n.startswith(NETWORK)}
+        weights = renamed(source.path, source.tensors, names)
         if _FREQUENCY in weights:
             weights[_FREQUENCY] = weights[_FREQUENCY].double()
         return Translated(description.model, weights, description=description)
