@@ -65,7 +65,7 @@ def _impossible_export(format: str, dtype: str | None) -> UserError:
 def checkpoint_import(
     source: Path, output: Annotated[Path, typer.Option("--output", "-o")]
 ) -> None:
-    """Convert an ESM-2, BERT or Sapiens model to model.safetensors and config.json."""
+    """Convert a foreign model to model.safetensors and config.json; docs/interop.md lists them."""
     from protlm.commands.checkpoint import import_model
 
     import_model(source, output)
