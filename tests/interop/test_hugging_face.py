@@ -132,23 +132,51 @@ def assert_read_again(folder: Path, model: Checkpoint) -> None:
         assert_same(found.weights, model.weights)
 
 
-def check_mechanisms(mechanisms: list[str], tmp_path: Path) -> None:
-    models = {name: model_with(name) for name in mechanisms}
+def check(models: dict[str, Checkpoint], tmp_path: Path) -> None:
+    """Exports models, uses all in one process, and reads them again."""
     folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
     use_exported(*folders.values())
     for name, folder in folders.items():
-        assert_read_again(folder, models[name])
+        if list(folder.glob("*.py")):
+            assert_read_again(folder, models[name])
+        else:
+            assert_esm_read_again(folder, models[name])
+
+
+def esm_folder(write_esm: Write, name: str, **changes: Any) -> Path:
+    tensors = esm_tensors()
+    if changes.get("position_embedding_type") == "absolute":
+        tensors = {n: v for n, v in tensors.items() if not n.endswith("inv_freq")}
+        tensors["esm.embeddings.position_embeddings.weight"] = torch.randn(66, WIDTH).double()
+    tensors = {name: value.float() for name, value in tensors.items()}
+    return write_esm(name, tensors=tensors, **changes)
+
+
+def assert_esm_read_again(folder: Path, model: Checkpoint) -> None:
+    for path in (folder, folder / "saved_AutoModelForMaskedLM"):
+        found = interop.read(path)
+        assert found.description.model == model.description.model
+        assert_same(found.weights, model.weights)
 
 
 @pytest.mark.peers
-def test_transformers_loads_a_model_without_protlm(tmp_path: Path) -> None:
-    check_mechanisms(["performer_relu", "linformer"], tmp_path)
+def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: Path) -> None:
+    absolute = {"position_embedding_type": "absolute", "max_position_embeddings": 66}
+    models = {
+        "performer": model_with("performer_relu"),
+        "linformer": model_with("linformer"),
+        "esm2": interop.read(esm_folder(write_esm, "esm2_source")),
+        "esm1v": interop.read(esm_folder(write_esm, "esm1v_source", **absolute)),
+    }
+    check(models, tmp_path)
+    code = {name: len(list((tmp_path / name).glob("*.py"))) for name in models}
+    assert code == {"performer": 1, "linformer": 1, "esm2": 0, "esm1v": 0}
 
 
 @pytest.mark.peers
 @pytest.mark.slow
 def test_transformers_loads_every_mechanism(tmp_path: Path) -> None:
-    check_mechanisms(attention.names(), tmp_path)
+    check({name: model_with(name) for name in attention.names()}, tmp_path)
 
 
 EXTRAS: dict[str, Any] = {
@@ -174,6 +202,7 @@ def with_bounded_norms(model: Checkpoint) -> Checkpoint:
 
 
 @pytest.mark.peers
+@pytest.mark.slow
 def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
     models = {
         "extras": model_with("performer_softmax", **EXTRAS),
@@ -184,48 +213,16 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
         "earlier": with_bounded_norms(model_with("performer_relu", qk_norm=True)),
         "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
     }
-    folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
-    use_exported(*folders.values())
-    for name, folder in folders.items():
-        assert_read_again(folder, models[name])
-
-
-def esm_folder(write_esm: Write, **changes: Any) -> Path:
-    tensors = esm_tensors()
-    if changes.get("position_embedding_type") == "absolute":
-        tensors = {n: v for n, v in tensors.items() if not n.endswith("inv_freq")}
-        tensors["esm.embeddings.position_embeddings.weight"] = torch.randn(66, WIDTH).double()
-    tensors = {name: value.float() for name, value in tensors.items()}
-    return write_esm(tensors=tensors, **changes)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"position_embedding_type": "absolute", "max_position_embeddings": 66}],
-    ids=["esm2", "esm1v"],
-)
-def test_an_esm_is_exported_without_code(
-    changes: dict[str, Any], write_esm: Write, tmp_path: Path
-) -> None:
-    model = interop.read(esm_folder(write_esm, **changes))
-    folder = exported(model, tmp_path / "exported")
-    assert not list(folder.glob("*.py"))
-    hugging_face.export(model, tmp_path / "contacts", model.contacts)
-    use_exported(folder)
-    for path in (folder, folder / "saved_AutoModelForMaskedLM", tmp_path / "contacts"):
-        found = interop.read(path)
-        assert found.description.model == model.description.model
-        assert_same(found.weights, model.weights)
-    assert interop.read(tmp_path / "contacts").contacts == model.contacts
+    check(models, tmp_path)
 
 
 @pytest.mark.peers
 def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> None:
     from transformers import EsmForMaskedLM
 
-    model = interop.read(esm_folder(write_esm))
+    model = interop.read(esm_folder(write_esm, "source"))
     hugging_face.export(model, tmp_path / "new", model.contacts)
+    assert interop.read(tmp_path / "new").contacts == model.contacts
     _, info = EsmForMaskedLM.from_pretrained(tmp_path / "new", output_loading_info=True)
     assert not any(info.values()), info
 
@@ -243,7 +240,7 @@ def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> 
 def test_other_architectures_are_exported_with_code(
     changes: dict[str, Any], write_esm: Write
 ) -> None:
-    described = interop.read(esm_folder(write_esm)).description
+    described = interop.read(esm_folder(write_esm, "source")).description
     described = replace(described, model=replace(described.model, stored_frequencies=False))
     assert is_esm(described)
     assert not is_esm(replace(described, model=replace(described.model, **changes)))
