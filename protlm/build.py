@@ -8,13 +8,11 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from protlm import interop
-from protlm.attention import Attention, create, options_of_layer
-from protlm.attention.base import SharesParameters
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.description import ModelDescription
@@ -38,6 +36,7 @@ from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import keep_stored_norms
 from protlm.model.transformer import ProteinLM
@@ -45,36 +44,6 @@ from protlm.model.transformer import ProteinLM
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
     from protlm.training.module import LanguageModeling
-
-
-def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
-    """Returns a network with new weights, a pure function of the config and the seed.
-
-    Raises:
-        UserError: settings that do not exist or are incompatible.
-    """
-    options = dict(attention)
-    name = str(options.pop("name", ""))
-    layers: list[Attention] = []
-
-    def mechanism(layer: int) -> Attention:
-        made = create(
-            name,
-            options_of_layer(name, options, layer=layer, num_layers=model.num_layers),
-            num_heads=model.num_heads,
-            head_dim=model.model_dim // model.num_heads,
-            model_dim=model.model_dim,
-            max_length=model.max_length,
-            seed=_layer_seed(seed, layer),
-        )
-        layers.append(made)
-        if layer > 0 and isinstance(made, SharesParameters):
-            made.share_with(layers[0])
-        return made
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ProteinLM(model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
 
 
 def load_initial_weights(network: ProteinLM, model: ModelConfig, path: Path) -> None:
@@ -109,11 +78,6 @@ def load_initial_weights(network: ProteinLM, model: ModelConfig, path: Path) -> 
             f"model.init_from={path} has another architecture ({reason[:200]}); train one with its "
             f"attention={found.description.attention} and {' '.join(settings)}"
         ) from None
-
-
-def _layer_seed(seed: int, layer: int) -> int:
-    # Layers draw different projections; the stride separates neighboring seeds.
-    return seed * 100_003 + layer
 
 
 def describe(config: TrainConfig) -> ModelDescription:
@@ -257,6 +221,8 @@ def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
 def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
     """Loads a model from a run folder, a checkpoint, an exported model or that of another program.
 
+    A name OWNER/MODEL is one of the Hugging Face Hub.
+
     Raises:
         InputDataError: the model is missing or damaged, has another vocabulary, or does not
             match its description.
@@ -299,6 +265,7 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
     """
+    path = interop.local_path(path)
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from protlm.errors import UserError
+
 checkpoint_app = typer.Typer(help="Describe, verify, import or export a model.")
 
 
@@ -28,21 +30,42 @@ def checkpoint_verify(path: Path) -> None:
 def checkpoint_export(
     path: Path,
     output: Annotated[Path, typer.Option("--output", "-o")],
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, which is half as large.")] = (
-        "float32"
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, or bfloat16, which is half as large; only of protlm's format."),
+    ] = None,
+    format: Annotated[str, typer.Option(help="protlm, or hf for Hugging Face transformers.")] = (
+        "protlm"
     ),
+    fit: Annotated[
+        Path | None,
+        typer.Option(help="The NAME.fit.json of the contact head; only of an ESM with hf."),
+    ] = None,
 ) -> None:
-    """Export model.safetensors and config.json to a new folder."""
-    from protlm.commands.checkpoint import export
+    """Export the weights and their description to a new folder."""
+    from protlm.commands.checkpoint import export, export_to_hugging_face
 
-    export(path, output, dtype)
+    if format == "hf" and dtype is None:
+        export_to_hugging_face(path, output, fit)
+    elif format == "protlm" and fit is None:
+        export(path, output, dtype or "float32")
+    else:
+        raise _impossible_export(format, dtype)
+
+
+def _impossible_export(format: str, dtype: str | None) -> UserError:
+    if format == "protlm":
+        return UserError("--fit needs --format hf")
+    if format == "hf":
+        return UserError(f"--dtype {dtype} needs --format protlm; --format hf is float32")
+    return UserError(f"--format {format} is not one of hf, protlm")
 
 
 @checkpoint_app.command("import")
 def checkpoint_import(
     source: Path, output: Annotated[Path, typer.Option("--output", "-o")]
 ) -> None:
-    """Convert an ESM-2, BERT or Sapiens model to model.safetensors and config.json."""
+    """Convert a foreign model to model.safetensors and config.json; docs/interop.md lists them."""
     from protlm.commands.checkpoint import import_model
 
     import_model(source, output)

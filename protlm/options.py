@@ -10,8 +10,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A run, a .ckpt file, an exported, ESM-2 or BERT model, or a shipped model's name; "
-        "default: performer-relu-3m.",
+        help="A run, a .ckpt file, an exported or foreign model (docs/interop.md), OWNER/MODEL of "
+        "the Hugging Face Hub, or a shipped model's name; default: performer-relu-3m.",
     ),
 ]
 Models = Annotated[

@@ -11,8 +11,12 @@ from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.checksums import check_sum
 from protlm.checkpoints.sharded import consolidated
+from protlm.commands.contact_fit import read_fit
 from protlm.config import BestMetric
 from protlm.errors import InputDataError, UserError
+from protlm.interop import hugging_face
+from protlm.interop.base import ContactHead
+from protlm.interop.esm_export import is_esm
 from protlm.model.transformer import num_parameters
 from protlm.paths import check_output, complete_file
 
@@ -116,6 +120,45 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
     print(output)
 
 
+def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) -> None:
+    """Writes a folder that Hugging Face transformers loads.
+
+    Args:
+        path: a run, a checkpoint, an exported model or that of another program.
+        output: the new folder.
+        fit: a contact regression of the model, which becomes the contact head of an ESM.
+
+    Raises:
+        UserError: the fit belongs to another model, or the model is not an ESM.
+    """
+    check_output(output)
+    found = read_model(path)
+    # The weights are compared with the description.
+    model = model_of(found)
+    contacts = found.contacts if isinstance(found, interop.ForeignModel) else None
+    if fit is not None:
+        regression, model_hash = read_fit(fit)
+        if not is_esm(found.description):
+            raise UserError(
+                f"--fit {fit} needs a model with the architecture of ESM, which {path} does not "
+                "have; leave --fit out"
+            )
+        if model_hash != model.hash:
+            raise UserError(f"--fit {fit} was fitted with another model; leave it out")
+        contacts = ContactHead(regression.weights_H.tolist(), regression.intercept)
+    if hugging_face.export(found, output, contacts):
+        say = "the folder contains code: load it with trust_remote_code=True"
+    elif contacts is None:
+        say = (
+            "no contact head: predict_contacts of transformers will have random weights; "
+            "--fit NAME.fit.json of protlm contacts adds one"
+        )
+    else:
+        say = "transformers loads it as EsmForMaskedLM"
+    print(say, file=sys.stderr)
+    print(output)
+
+
 def import_model(path: Path, output: Path) -> None:
     """Converts the model of another program to a new folder, as `export` writes it.
 
@@ -126,6 +169,7 @@ def import_model(path: Path, output: Path) -> None:
         OutputError: the output exists or cannot be written.
     """
     check_output(output)
+    path = interop.local_path(path)
     if not interop.is_foreign(path):
         raise InputDataError(
             f"{path} is not a model of another program: give a Hugging Face folder, a .pt file of "

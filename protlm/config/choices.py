@@ -18,6 +18,13 @@ class Norm(StrEnum):
     rms = "rms"
 
 
+class QueryKeyWidth(StrEnum):
+    """What a query-key norm is computed over: each head, or the width of all heads."""
+
+    head = "head"
+    layer = "layer"
+
+
 class NormOrder(StrEnum):
     """Normalize before a sublayer, or after its residual sum."""
 

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from protlm.config.choices import Activation, HeadKind, Norm, NormOrder, Positions
+from protlm.config.choices import (
+    Activation,
+    HeadKind,
+    Norm,
+    NormOrder,
+    Positions,
+    QueryKeyWidth,
+)
 from protlm.config.fields import Checked, above, at_least, setting
 from protlm.errors import UserError
 
@@ -36,6 +43,10 @@ class ModelConfig(Checked):
     activation: Activation = setting("nonlinearity of the feed-forward", Activation.relu)
     qk_norm: bool = setting(
         "normalizes queries and keys in the way that suits the mechanism (docs/train.md)", False
+    )
+    qk_norm_width: QueryKeyWidth = setting(
+        "with `qk_norm=true`: `layer` is a LayerNorm over the width of all heads, as in ESM C",
+        QueryKeyWidth.head,
     )
     attention_bias: bool = setting(
         "biases in the projections to queries, keys, values and output", False
@@ -86,6 +97,8 @@ class ModelConfig(Checked):
             raise UserError(
                 f"model.stored_frequencies=true needs model.positions=rotary, not {self.positions}"
             )
+        if self.qk_norm_width is QueryKeyWidth.layer and not self.qk_norm:
+            raise UserError("model.qk_norm_width=layer needs model.qk_norm=true")
         if self.reversible and self.unet_skips:
             raise UserError(
                 "model.reversible=true keeps no output of early blocks, which "

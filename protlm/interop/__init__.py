@@ -1,6 +1,7 @@
 """Models of other programs: one file per family, found by the name that the model gives.
 
-`names()` lists the families, `is_foreign()` recognizes a model of one, and `read()` reads it.
+`names()` lists the families, `is_foreign()` recognizes a model of one, `read()` reads it, and
+`local_path()` downloads it from the Hugging Face Hub.
 """
 
 import importlib
@@ -13,12 +14,22 @@ from protlm.config import Objective
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, one_of
 from protlm.interop.base import Family, ForeignModel
+from protlm.interop.hub import download, is_hub_name
 from protlm.interop.source import is_foreign, read_source
 
 # Bytes of a number in single precision.
 _SINGLE = 4
 
-__all__ = ["Family", "ForeignModel", "is_foreign", "names", "read"]
+__all__ = ["Family", "ForeignModel", "is_foreign", "local_path", "names", "read"]
+
+
+def local_path(path: Path) -> Path:
+    """Returns the folder of a model that is named as on the Hugging Face Hub; otherwise `path`.
+
+    Raises:
+        InputDataError: there is no such model, or it cannot be downloaded.
+    """
+    return download(str(path)) if is_hub_name(path) else path
 
 
 def names() -> list[str]:
@@ -50,7 +61,7 @@ def read(path: Path) -> ForeignModel:
         )
     (family,) = _defined_in(source.family)
     translated = family().translate(source)
-    description = ModelDescription(
+    description = translated.description or ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=Objective.masked,
         model=translated.model,

@@ -4,8 +4,9 @@ Every token of protlm is read as one of the other alphabet. If several are read 
 they have its embedding, and its probability is divided evenly between them.
 """
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,8 +33,48 @@ def read_alphabet(path: Path) -> list[str]:
         raise InputDataError(f"{path} is not a list of tokens: {error}") from error
 
 
+def read_numbers(path: Path, *keys: str) -> list[str]:
+    """Reads the tokens of a JSON file that gives their numbers, in order.
+
+    Args:
+        path: the file.
+        keys: what leads to the numbers in it.
+
+    Raises:
+        InputDataError: the file is missing or has no tokens with the numbers from 0.
+    """
+    try:
+        values = json.loads(existing_file(path, "the alphabet of the model").read_bytes())
+        for key in keys:
+            values = values[key]
+        tokens = sorted(values, key=values.__getitem__)
+        are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
+    if not are_numbered:
+        raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")
+    return tokens
+
+
+def read_folder_alphabet(folder: Path) -> list[str]:
+    """Reads the tokens of a Hugging Face folder, from `tokenizer.json` or `vocab.txt`.
+
+    Raises:
+        InputDataError: neither exists, or it is damaged.
+    """
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.is_file():
+        return read_numbers(tokenizer, "model", "vocab")
+    return read_alphabet(folder / ALPHABET)
+
+
 def source_tokens(
-    path: Path, alphabet: Sequence[str], special: Mapping[str, str], letters: Mapping[str, str]
+    path: Path,
+    alphabet: Sequence[str],
+    special: Mapping[str, str],
+    letters: Mapping[str, str],
+    *,
+    left_out: Collection[str] = (),
 ) -> list[int]:
     """Returns the number in another alphabet of each token of protlm.
 
@@ -43,6 +84,8 @@ def source_tokens(
         special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`.
         letters: residues that are read as another token of it; others that it lacks are read as
             unknown.
+        left_out: tokens that protlm does not have and sequences do not contain, whose
+            probabilities are left out.
 
     Raises:
         InputDataError: it lacks a special token or a standard residue, repeats a token, or has
@@ -55,7 +98,7 @@ def source_tokens(
     for token in (*special.values(), *letters.values(), *"ACDEFGHIKLMNPQRSTVWY"):
         if token not in number:
             raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
-    unused = set(alphabet) - set(names.values()) - set(RESIDUES)
+    unused = set(alphabet) - set(names.values()) - set(RESIDUES) - set(left_out)
     if unused:
         raise InputDataError(
             f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
@@ -65,7 +108,7 @@ def source_tokens(
 
 
 def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
-    """Puts the embedding and the bias of a tied output layer into the order of the vocabulary.
+    """Puts the embedding and the output layer into the order of the vocabulary.
 
     Args:
         weights: by protlm's names; changed in place.
@@ -73,6 +116,7 @@ def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
     """
     count = Counter(tokens)
     shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
-    weights["embedding.weight"] = weights["embedding.weight"][list(tokens)]
+    for name in {"embedding.weight", "head.weight"} & weights.keys():
+        weights[name] = weights[name][list(tokens)]
     bias_V = weights["head.bias"][list(tokens)]
     weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)

@@ -2,12 +2,13 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
+from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import ModelConfig
 from protlm.errors import InputDataError
@@ -32,11 +33,15 @@ class ContactHead:
 
 @dataclass(frozen=True)
 class Translated:
-    """A foreign model in protlm's terms: its settings, and its weights by protlm's names."""
+    """A foreign model in protlm's terms: its settings, and its weights by protlm's names.
+
+    `description` is None for a masked model with softmax attention.
+    """
 
     model: ModelConfig
     weights: dict[str, Tensor]
     contacts: ContactHead | None = None
+    description: ModelDescription | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,13 @@ class Family(ABC):
         """
 
 
-def modules(prefix: str, theirs: Mapping[str, str], *, under: str = "") -> dict[str, str]:
+def modules(
+    prefix: str,
+    theirs: Mapping[str, str],
+    *,
+    under: str = "",
+    parts: tuple[str, ...] = ("weight", "bias"),
+) -> dict[str, str]:
     """Returns the names of weights and biases, ours to theirs, from names of modules.
 
     >>> modules("b.", {"norm": "LayerNorm"}, under="blocks.0.")
@@ -67,24 +78,60 @@ def modules(prefix: str, theirs: Mapping[str, str], *, under: str = "") -> dict[
     return {
         f"{under}{ours}.{part}": f"{prefix}{name}.{part}"
         for ours, name in theirs.items()
-        for part in ("weight", "bias")
+        for part in parts
     }
 
 
-def layers(prefix: str, theirs: Mapping[str, str], tensors: Iterable[str]) -> dict[str, str]:
+def layers(
+    prefix: str,
+    theirs: Mapping[str, str],
+    tensors: Iterable[str],
+    *,
+    parts: tuple[str, ...] = ("weight", "bias"),
+) -> dict[str, str]:
     """Returns the names of the tensors of all layers, ours to theirs.
 
     Args:
         prefix: what a layer's number follows.
         theirs: names of the modules of a layer.
         tensors: all names; they tell how many layers there are.
+        parts: the tensors that each of the modules has.
     """
     pattern = re.compile(re.escape(prefix) + r"(\d{1,4})\.")
     numbers = {int(found[1]) for name in tensors if (found := pattern.match(name))}
     names: dict[str, str] = {}
     for number in range(max(numbers, default=-1) + 1):
-        names |= modules(f"{prefix}{number}.", theirs, under=f"blocks.{number}.")
+        names |= modules(f"{prefix}{number}.", theirs, under=f"blocks.{number}.", parts=parts)
     return names
+
+
+def with_parts(
+    path: Path, tensors: Mapping[str, Tensor], fused: str, parts: Sequence[str]
+) -> dict[str, Tensor]:
+    """Returns the tensors with several in place of each that stacks the rows of several matrices.
+
+    Args:
+        path: the model, for messages.
+        tensors: its tensors.
+        fused: the end of the name of a stack.
+        parts: the ends of the new names, in the order of the stack.
+
+    Raises:
+        InputDataError: the rows cannot be divided evenly.
+    """
+    separate: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if not name.endswith(fused):
+            separate[name] = value
+        elif value.ndim == 0 or len(value) % len(parts):
+            raise InputDataError(
+                f"{path}: {name!r:.90} must have {len(parts)} matrices of one size"
+            )
+        else:
+            start = name.removesuffix(fused)
+            chunks = value.chunk(len(parts))
+            separate |= {start + part: x for part, x in zip(parts, chunks, strict=True)}
+    return separate
 
 
 def renamed(

@@ -5,7 +5,7 @@ Files of fair-esm have no contact head: its regression is in another file, which
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -43,22 +43,25 @@ _HF_LAYER = {
 }
 # Hugging Face's names of embeddings and heads.
 _HF_EMBEDDING = "esm.embeddings.word_embeddings.weight"
-_HF_POSITIONS = "esm.embeddings.position_embeddings.weight"
+HF_POSITIONS = "esm.embeddings.position_embeddings.weight"
 _HF_UNUSED = r"esm\.(embeddings\.position_ids|pooler\..*|contact_head\..*)"
-_HF_CONTACTS = "esm.contact_head.regression"
+HF_CONTACTS = "esm.contact_head.regression"
+HF_LAYERS = "esm.encoder.layer."
 _FREQUENCY = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
 # The rotary positions of ESM-2 in the settings of newer versions.
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _EPSILON = 1e-5
+# The number of tokens of SaProt.
+_SAPROT = 446
 # The settings of all models of the family.
-_SHARED: dict[str, Any] = {
+SHARED: dict[str, Any] = {
     "activation": Activation.gelu,
     "attention_bias": True,
     "head": HeadKind.dense_norm,
     "tied_head": True,
 }
 # Rows of the table of positions before that of the first token.
-_OFFSET = VOCABULARY.pad + 1
+OFFSET = VOCABULARY.pad + 1
 
 
 @final
@@ -87,29 +90,38 @@ def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = without(with_modern_names(source.tensors), _HF_UNUSED)
     tensors, frequency = _without_frequencies(source, tensors)
     without_output_matrix(source, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)
-    names = {"embedding.weight": _HF_EMBEDDING, "head.bias": "lm_head.bias"}
-    if config.positions is Positions.learned:
-        names["positions.table"] = _HF_POSITIONS
-    else:
+    if config.positions is not Positions.learned:
         # Transformers 4 saved a table that was never used.
-        tensors.pop(_HF_POSITIONS, None)
-    if config.embedding_norm:
-        names |= modules("esm.embeddings.", {"embedding_norm": "layer_norm"})
-    names |= modules("esm.encoder.", {"final_norm": "emb_layer_norm_after"})
-    names |= modules("", HEAD) | layers("esm.encoder.layer.", _HF_LAYER, tensors)
-    weights = renamed(source.path, tensors, names)
+        tensors.pop(HF_POSITIONS, None)
+    weights = renamed(source.path, tensors, hugging_face_names(config, tensors))
     if config.positions is Positions.learned:
         check_shapes(source.path, weights, {"positions.table": (None, config.model_dim)})
-        weights["positions.table"] = weights["positions.table"][_OFFSET:]
+        weights["positions.table"] = weights["positions.table"][OFFSET:]
     elif frequency is not None:
         weights["rotary.frequency"] = frequency
         config.stored_frequencies = True
     return config, weights
 
 
+def hugging_face_names(config: ModelConfig, tensors: Iterable[str]) -> dict[str, str]:
+    """Returns the names of the weights, ours to those of Hugging Face.
+
+    Args:
+        config: the model.
+        tensors: names of Hugging Face, which tell how many layers there are.
+    """
+    names = {"embedding.weight": _HF_EMBEDDING, "head.bias": "lm_head.bias"}
+    if config.positions is Positions.learned:
+        names["positions.table"] = HF_POSITIONS
+    if config.embedding_norm:
+        names |= modules("esm.embeddings.", {"embedding_norm": "layer_norm"})
+    names |= modules("esm.encoder.", {"final_norm": "emb_layer_norm_after"})
+    return names | modules("", HEAD) | layers(HF_LAYERS, _HF_LAYER, tensors)
+
+
 def _contact_head(source: Source) -> ContactHead | None:
-    weight_1H = source.tensors.get(f"{_HF_CONTACTS}.weight")
-    bias = source.tensors.get(f"{_HF_CONTACTS}.bias")
+    weight_1H = source.tensors.get(f"{HF_CONTACTS}.weight")
+    bias = source.tensors.get(f"{HF_CONTACTS}.bias")
     if weight_1H is None or bias is None:
         return None
     num_heads = source.number("num_hidden_layers") * source.number("num_attention_heads")
@@ -119,6 +131,11 @@ def _contact_head(source: Source) -> ContactHead | None:
 
 
 def _hugging_face_config(source: Source) -> ModelConfig:
+    if source.settings.get("vocab_size") == _SAPROT:
+        raise InputDataError(
+            f"{source.path} is a SaProt: its {_SAPROT} tokens are pairs of a residue and a "
+            "structural letter, which protlm does not support; give an ESM-2 model"
+        )
     for key in ("is_folding_model", "is_decoder", "add_cross_attention"):
         source.choice(key, False, (False,))
     source.choice("esmfold_config", None, (None,))
@@ -133,12 +150,12 @@ def _hugging_face_config(source: Source) -> ModelConfig:
     source.choice("rope_parameters", None, (None, _ROPE))
     kind = source.choice("position_embedding_type", "absolute", ("rotary", "absolute"))
     return ModelConfig(
-        **_SHARED,
+        **SHARED,
         num_layers=source.number("num_hidden_layers"),
         num_heads=source.number("num_attention_heads"),
         model_dim=source.number("hidden_size"),
         feedforward_dim=source.number("intermediate_size"),
-        max_length=source.number("max_position_embeddings") - _OFFSET,
+        max_length=source.number("max_position_embeddings") - OFFSET,
         positions=Positions.rotary if kind == "rotary" else Positions.learned,
         norm_epsilon=source.fraction("layer_norm_eps", 1e-12),
         embedding_norm=bool(source.choice("emb_layer_norm_before", False, (True, False, None))),
@@ -160,7 +177,7 @@ def _from_fair_esm(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = renamed(source.path, tensors, names) | {"rotary.frequency": frequency}
     width = weights.get("blocks.0.feedforward.up.bias", torch.empty(1)).numel()
     config = ModelConfig(
-        **_SHARED,
+        **SHARED,
         num_layers=source.number("encoder_layers"),
         num_heads=source.number("encoder_attention_heads"),
         model_dim=source.number("encoder_embed_dim"),

@@ -5,7 +5,9 @@ A model is one of
 * a Hugging Face folder: `config.json` with `model_type`, and `model.safetensors` or
   `pytorch_model.bin`, or the parts that `model.safetensors.index.json` or
   `pytorch_model.bin.index.json` lists;
+* a folder of AbLang: `hparams.json`, `vocab.json` and `amodel.pt`;
 * a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings;
+* a `.pth` file of ESM C: a pickle of tensors;
 * a `.safetensors` file with a `.json` file of the same name beside it.
 """
 
@@ -26,8 +28,12 @@ from protlm.checkpoints.format import CONFIG
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
-_PICKLE = ".pt"
-_SUFFIXES = (_PICKLE, ".safetensors")
+_PICKLES = (".pt", ".pth")
+_SUFFIXES = (*_PICKLES, ".safetensors")
+# The description of an AbLang, and its weights.
+_ABLANG = ("hparams.json", "amodel.pt")
+# A tensor that every ESM C has.
+_ESM_C = "sequence_head.0.weight"
 _CHUNK = 1 << 20
 # A file beside the index.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -94,8 +100,10 @@ class Source:
 def is_foreign(path: Path) -> bool:
     """Whether a path is the model of another program, by its form."""
     try:
-        is_folder = path.is_dir()
-        return "model_type" in _json(path / CONFIG) if is_folder else path.suffix in _SUFFIXES
+        if not path.is_dir():
+            return path.suffix in _SUFFIXES
+        is_ablang = (path / _ABLANG[0]).is_file()
+        return is_ablang or "model_type" in _json(path / CONFIG)
     except (OSError, InputDataError):
         return False
 
@@ -109,8 +117,8 @@ def read_source(path: Path) -> Source:
     if path.is_dir():
         return _read_folder(path)
     existing_file(path, "a model")
-    if path.suffix == _PICKLE:
-        return _read_fair_esm(path)
+    if path.suffix in _PICKLES:
+        return _read_pickle(path)
     description = path.with_suffix(".json")
     if not description.is_file():
         raise InputDataError(
@@ -125,8 +133,12 @@ def read_source(path: Path) -> Source:
 
 
 def _read_folder(folder: Path) -> Source:
+    if (folder / _ABLANG[0]).is_file():
+        weights = existing_file(folder / _ABLANG[1], "the weights of AbLang")
+        settings = _json(folder / _ABLANG[0])
+        return Source(folder, "ablang", settings, _pickles([weights]), _sha256([weights]))
     settings = _json(folder / CONFIG)
-    family = str(settings["model_type"])
+    family = str(settings["model_type"]).lower()
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
         if files := _files(folder, name):
             return Source(folder, family, settings, read(files), _sha256(files))
@@ -158,14 +170,21 @@ def _files(folder: Path, name: str) -> list[Path]:
     ]
 
 
-def _read_fair_esm(path: Path) -> Source:
+def _read_pickle(path: Path) -> Source:
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = _unpickled(path)
+    if _ESM_C in contents:
+        return Source(path, "esmc", {}, check_weights(path, contents), _sha256([path]))
     settings, state = _fair_esm_settings(contents), contents.get("model")
+    if settings is None and isinstance(contents.get("args"), argparse.Namespace):
+        raise InputDataError(
+            f"{path} is an ESM-1, ESM-1b, ESM-1v or MSA Transformer of fair-esm, which protlm does "
+            "not read; of ESM-1b and ESM-1v, give the folder of Hugging Face"
+        )
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
-            f"{path} is not an ESM-2 model of fair-esm: it lacks cfg.model or model; other .pt "
-            "files are not supported"
+            f"{path} is neither an ESM-2 model of fair-esm, with cfg.model and model, nor an ESM C "
+            "model; other pickles are not supported"
         )
     return Source(path, "esm", settings, check_weights(path, state), _sha256([path]))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from protlm.attention import Attention
 from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
-from protlm.config import ModelConfig
+from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.errors import UserError
 from protlm.model.convolution import ShortConvolution
 from protlm.model.positions import rotate
@@ -58,6 +58,23 @@ class FreeNorm(nn.Module):
         x = upcast(x_BHLK)
         inverse_BHL1 = x.square().mean(-1, keepdim=True).add(1e-12).rsqrt()
         return (x * inverse_BHL1 * self.gain.to(x.dtype)[:, None, None]).to(x_BHLK.dtype)
+
+
+class WidthNorm(nn.LayerNorm):
+    """LayerNorm without bias over the queries or keys of all heads together, as in ESM C.
+
+    Args:
+        width: that of all heads, H K.
+        epsilon: added to the variance.
+    """
+
+    def __init__(self, *, width: int, epsilon: float) -> None:
+        super().__init__(width, eps=epsilon, bias=False)
+
+    def forward(self, x_BHLK: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Returns normalized queries or keys."""
+        joined_BLD = super().forward(x_BHLK.transpose(1, 2).flatten(2))
+        return joined_BLD.unflatten(-1, (x_BHLK.shape[1], -1)).transpose(1, 2)
 
 
 _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
@@ -153,9 +170,8 @@ class SelfAttention(nn.Module):
         self.key = None if shared else nn.Linear(dim, dim, bias=bias)
         self.value = nn.Linear(dim, dim, bias=bias)
         self.output = nn.Linear(dim, dim, bias=bias)
-        norm = _NORMS[mechanism.qk_norm if config.qk_norm else QueryKeyNorms.none]
-        self.query_norm = norm(num_heads=self.num_heads)
-        self.key_norm = nn.Identity() if shared else norm(num_heads=self.num_heads)
+        self.query_norm = _query_key_norm(config, mechanism)
+        self.key_norm = nn.Identity() if shared else _query_key_norm(config, mechanism)
         width = config.convolution
         self.convolution = ShortConvolution(model_dim=dim, width=width) if width else None
         self.value_embedding = (
@@ -241,6 +257,14 @@ class SelfAttention(nn.Module):
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:
+    if not config.qk_norm:
+        return nn.Identity()
+    if config.qk_norm_width is QueryKeyWidth.layer:
+        return WidthNorm(width=config.model_dim, epsilon=config.norm_epsilon or 1e-5)
+    return _NORMS[mechanism.qk_norm](num_heads=config.num_heads)
 
 
 def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import protlm
+from protlm import interop
 from protlm.build import build_network, load_initial_weights
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
@@ -76,7 +77,7 @@ def test_an_import_that_fails_leaves_nothing(
     del lacking["lm_head.bias"]
     for source, message in (
         (write_esm("lacking", tensors=lacking), "lacks 1 tensor ('lm_head.bias')"),
-        (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: bert"),
+        (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: ablang"),
         (tiny_run, "is not a model of another program: give a Hugging Face folder"),
         (tmp_path / "missing.pt", "missing.pt: no such file"),
     ):
@@ -137,3 +138,65 @@ def test_an_impossible_source_in_a_description_is_refused(
     assert ModelDescription.parse(tmp_path, plain).to_plain() == plain
     with pytest.raises(InputDataError, match=r"source=.* must have family, sha256"):
         ModelDescription.parse(tmp_path, plain | {"source": source})
+
+
+def test_an_esm_is_exported_and_imported_again(
+    succeed: Callable[..., str], write_esm: Write, tmp_path: Path
+) -> None:
+    foreign = write_esm(tensors={n: v.float() for n, v in esm_tensors().items()})
+    succeed("checkpoint", "import", foreign, "-o", "esm2")
+    succeed("checkpoint", "export", "esm2", "--format", "hf", "--fit", "esm2.fit.json", "-o", "hf")
+    succeed("checkpoint", "import", "hf", "-o", "again")
+    expected, found = (interop.read(path) for path in (foreign, tmp_path / "hf"))
+    assert found.contacts == expected.contacts
+    assert protlm.load(tmp_path / "again").hash == protlm.load(foreign).hash
+
+
+def test_a_run_is_exported_for_transformers_and_imported_again(
+    succeed: Callable[..., str], tiny_run: Path, tmp_path: Path
+) -> None:
+    succeed("checkpoint", "export", tiny_run, "--format", "hf", "-o", "hf")
+    succeed("checkpoint", "import", "hf", "-o", "again")
+    original, found = protlm.load(tiny_run), protlm.load(tmp_path / "again")
+    assert (found.hash, found.description) == (original.hash, original.description)
+    assert protlm.load(tmp_path / "hf").hash == original.hash
+    files = {path.name for path in (tmp_path / "hf").iterdir()}
+    assert {"config.json", "model.safetensors", "modeling_protlm.py", "vocab.txt"} <= files
+    settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+    del settings["protlm"]["model"]["num_heads"]
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputDataError, match=r"config\.json is not a model .*num_heads is missing"):
+        protlm.load(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--format", "onnx"], "--format onnx is not one of hf, protlm"),
+        (["--format", "hf", "--dtype", "bfloat16"], "--dtype bfloat16 needs --format protlm"),
+        (["--fit", "x.json"], "--fit needs --format hf"),
+        (["--format", "hf", "--fit", "fit.json"], "needs a model with the architecture of ESM"),
+    ],
+)
+def test_impossible_exports_are_refused(
+    options: list[str],
+    message: str,
+    protlm_in_process: Command,
+    tiny_run: Path,
+    tmp_path: Path,
+) -> None:
+    fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
+    (tmp_path / "fit.json").write_text(json.dumps(fit))
+    done = protlm_in_process("checkpoint", "export", tiny_run, "-o", "new", *options, cwd=tmp_path)
+    assert (done.returncode, message in done.stderr) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_fit_of_another_model_is_refused(
+    protlm_in_process: Command, write_esm: Write, tmp_path: Path
+) -> None:
+    fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
+    (tmp_path / "fit.json").write_text(json.dumps(fit))
+    options = ("--format", "hf", "--fit", "fit.json", "-o", "new")
+    done = protlm_in_process("checkpoint", "export", write_esm(), *options, cwd=tmp_path)
+    assert (done.returncode, "was fitted with another model" in done.stderr) == (2, True)

@@ -221,10 +221,11 @@ def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "esmc"}, r"type 'esmc'; protlm reads: bert, esm, roberta"),
-        ({"model_type": "base"}, r"type 'base'; protlm reads: bert, esm, roberta"),
+        ({"model_type": "esm3"}, r"type 'esm3'; protlm reads: ablang, amplify, bert, esm, esmc"),
+        ({"model_type": "base"}, r"type 'base'; protlm reads: ablang, amplify, bert, esm, esmc"),
         ({"is_folding_model": True}, "is_folding_model=True is not supported"),
-        ({"vocab_size": 446}, "vocab_size=446 is not supported"),
+        ({"vocab_size": 34}, "vocab_size=34 is not supported"),
+        ({"vocab_size": 446}, "is a SaProt: its 446 tokens .* not support; give an ESM-2 model"),
         ({"hidden_size": "32"}, "hidden_size='32' must be a whole number above 0"),
         ({"layer_norm_eps": 0}, "layer_norm_eps=0 must be between 0 and 1"),
         ({"cls_token_id": 5}, r"cls_token_id=5 is not supported; .*cls_token_id=0 or None"),

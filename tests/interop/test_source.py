@@ -1,5 +1,6 @@
 """Files of foreign models: which are recognized, and which are refused."""
 
+import argparse
 import json
 import os
 import pickle
@@ -65,8 +66,12 @@ def test_only_namespaces_are_allowed_beside_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "contents, message",
     [
-        ({}, "is not an ESM-2 model of fair-esm"),
-        ({"args": {}, "model": esm_tensors()}, "is not an ESM-2 model of fair-esm"),
+        ({}, "is neither an ESM-2 model of fair-esm"),
+        ({"args": {}, "model": esm_tensors()}, "is neither an ESM-2 model of fair-esm"),
+        (
+            {"args": argparse.Namespace(arch="roberta_large"), "model": esm_tensors()},
+            "is an ESM-1, ESM-1b, ESM-1v .* give the folder of Hugging Face",
+        ),
         ([1], "it contains a list"),
     ],
 )

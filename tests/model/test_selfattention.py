@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from protlm.attention import create
-from protlm.config import ModelConfig
-from protlm.model.selfattention import Context, SelfAttention, Tokens
+from protlm.config import ModelConfig, QueryKeyWidth
+from protlm.errors import UserError
+from protlm.model.selfattention import Context, SelfAttention, Tokens, WidthNorm
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -42,3 +43,25 @@ def test_queries_keys_and_values_are_those_of_their_projections(name: str, bias:
         gradients.append(torch.autograd.grad(total, weights))
     for one, other in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
+    sizes = {"num_layers": 1, "num_heads": 2, "model_dim": 8, "feedforward_dim": 8}
+    config = ModelConfig(**sizes, qk_norm=True, qk_norm_width=QueryKeyWidth.layer)
+    mechanism = create("linear", {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
+    layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
+    assert isinstance(layer.query_norm, WidthNorm)
+    assert isinstance(layer.key_norm, WidthNorm)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(layer.query_norm.weight)
+    hidden_BLD = torch.randn(3, 5, 8, dtype=torch.float64)
+    ones_BL = torch.ones(3, 5, dtype=torch.int64)
+    inputs = layer.inputs(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
+    query_BLD = layer.query(hidden_BLD)
+    centered_BLD = query_BLD - query_BLD.mean(-1, keepdim=True)
+    variance_BL1 = centered_BLD.square().mean(-1, keepdim=True)
+    normed_BLD = centered_BLD / (variance_BL1 + 1e-5).sqrt() * layer.query_norm.weight
+    expected_BHLK = normed_BLD.unflatten(-1, (2, 4)).transpose(1, 2)
+    torch.testing.assert_close(inputs.q_BHLK, expected_BHLK)
+    with pytest.raises(UserError, match=r"qk_norm_width=layer needs model\.qk_norm=true"):
+        ModelConfig(**sizes, qk_norm_width=QueryKeyWidth.layer)

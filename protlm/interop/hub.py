@@ -1,0 +1,147 @@
+"""Models of the Hugging Face Hub by name, through `huggingface_hub` and its cache.
+
+Only the description, the alphabet and the weights are downloaded, never code.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protlm.checkpoints.format import CONFIG
+from protlm.errors import InputDataError, UserError
+from protlm.interop.alphabet import ALPHABET
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# In the order in which a folder is searched for them, with the parts that an index lists.
+_WEIGHTS = (
+    r"model\.safetensors",
+    r"model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors",
+    r"pytorch_model\.bin",
+    r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin",
+)
+_MEGABYTE = 1e6
+
+
+def is_hub_name(path: Path) -> bool:
+    """Whether a path is the name OWNER/MODEL of the Hub, not a local one.
+
+    If there is a folder of the name OWNER, it is a local path.
+    """
+    try:
+        return bool(_NAME.fullmatch(str(path))) and not path.parent.exists()
+    except OSError:
+        return False
+
+
+def download(name: str) -> Path:
+    """Returns the folder of a model in the cache, which is downloaded if it is not there.
+
+    What is downloaded is printed on standard error before. Without the network, or with
+    `HF_HUB_OFFLINE=1`, the model of the cache is used.
+
+    Raises:
+        UserError: the package `huggingface_hub` is not installed.
+        InputDataError: there is no such model, it needs a permission, or it can neither be
+            downloaded nor is it in the cache.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    except ImportError:
+        raise UserError(
+            f"{name} does not exist here, and models of the Hugging Face Hub need the package "
+            "huggingface_hub; type: pip install 'protlm[hf]'"
+        ) from None
+    if constants.HF_HUB_OFFLINE:
+        return _cached(name, "HF_HUB_OFFLINE is set")
+    try:
+        info = huggingface_hub.HfApi().model_info(name, files_metadata=True)
+        files = _announced(name, info)
+        found = huggingface_hub.snapshot_download(name, revision=info.sha, allow_patterns=files)
+    except UserError:
+        raise
+    except GatedRepoError:
+        raise InputDataError(
+            f"{name} is gated: accept its conditions on https://huggingface.co/{name}, then type: "
+            "hf auth login"
+        ) from None
+    except RepositoryNotFoundError:
+        raise InputDataError(
+            f"{name} is neither a local model nor one of the Hugging Face Hub; if it is private, "
+            "type: hf auth login"
+        ) from None
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0][:100]
+        return _cached(name, f"the Hugging Face Hub failed ({type(error).__name__}: {reason})")
+    return Path(found)
+
+
+def _cached(name: str, reason: str) -> Path:
+    """Returns the folder in the cache.
+
+    Raises:
+        InputDataError: the model is not in the cache.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise InputDataError(
+            f"{name} is neither a local model nor in the cache {constants.HF_HUB_CACHE}, and "
+            f"{reason}; download it to a folder, and give that"
+        ) from None
+    print(f"model: {name} from the cache, because {reason}", file=sys.stderr)
+    return folder
+
+
+def _announced(name: str, info: "ModelInfo") -> list[str]:
+    """Returns the files of a model that are read, and prints which of them are downloaded.
+
+    Raises:
+        InputDataError: it has no description or no weights.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    size = {one.rfilename: one.size or 0 for one in info.siblings or []}
+    files = _read_files(size)
+    if CONFIG not in files or len(files) == len({CONFIG, ALPHABET} & set(files)):
+        raise InputDataError(
+            f"{name} of the Hugging Face Hub has no {CONFIG} with weights beside it, in the form "
+            "of transformers"
+        )
+    missing = [
+        file
+        for file in files
+        if not isinstance(try_to_load_from_cache(name, file, revision=info.sha), str)
+    ]
+    if missing:
+        megabytes = sum(size[file] for file in missing) / _MEGABYTE
+        print(
+            f"model: downloading {', '.join(missing)} of {name}, {megabytes:,.1f} MB, from the "
+            f"Hugging Face Hub to {constants.HF_HUB_CACHE}",
+            file=sys.stderr,
+        )
+    return files
+
+
+def _read_files(names: Iterable[str]) -> list[str]:
+    """Returns the files that protlm reads, of those in the folder of a model.
+
+    >>> _read_files(["config.json", "model.py", "model.safetensors", "pytorch_model.bin"])
+    ['config.json', 'model.safetensors']
+    """
+    names = sorted(names)
+    chosen = [name for name in names if name in (CONFIG, ALPHABET)]
+    for pattern in _WEIGHTS:
+        if weights := [name for name in names if re.fullmatch(pattern, name)]:
+            return chosen + weights
+    return chosen

@@ -1,0 +1,28 @@
+"""Models that protlm exported for Hugging Face, as they are or saved again by transformers."""
+
+from typing import final
+
+from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.format import CONFIG
+from protlm.interop.base import Family, Translated, renamed
+from protlm.interop.source import Source
+
+# The name of the network in the classes of transformers.
+NETWORK = "network."
+# Frequencies are float64; transformers loads them in float32, which has their values.
+_FREQUENCY = "rotary.frequency"
+
+
+@final
+class Protlm(Family):
+    """Models of protlm with `ProtlmForMaskedLM` or `ProtlmForCausalLM`."""
+
+    def translate(self, source: Source) -> Translated:
+        """See `Family.translate`."""
+        path = source.path / CONFIG
+        description = ModelDescription.parse(path, source.settings.get("protlm"))
+        names = {n.removeprefix(NETWORK): n for n in source.tensors if n.startswith(NETWORK)}
+        weights = renamed(source.path, source.tensors, names)
+        if _FREQUENCY in weights:
+            weights[_FREQUENCY] = weights[_FREQUENCY].double()
+        return Translated(description.model, weights, description=description)

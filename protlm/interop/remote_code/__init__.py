@@ -1,0 +1,1 @@
+"""The code of exported models, which transformers runs without protlm."""

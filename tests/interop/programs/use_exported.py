@@ -1,0 +1,74 @@
+"""Loads exported models by transformers alone, compares their outputs and saves them again.
+
+Usage: use_exported.py FOLDER...; each has `inputs.pt`, and gets the folders `saved_*` beside it.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+# An import of protlm fails.
+sys.modules["protlm"] = None  # pyright: ignore[reportArgumentType]
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+)
+
+TOLERANCE = 1e-5
+OPTIONAL = re.compile(r"(esm\.)?(contact_head|pooler|lm_head)\.")
+
+
+def compare(name: str, found: Tensor, expected: Tensor) -> None:
+    """Stops if two tensors differ."""
+    error = float((found - expected).abs().max())
+    assert error <= TOLERANCE, f"{name} differ by {error}"
+
+
+def check(folder: Path) -> None:
+    """Loads a model by each class, and compares it."""
+    inputs = torch.load(folder / "inputs.pt")
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    tokens = tokenizer(inputs["sequences"], padding=True, return_tensors="pt")
+    assert torch.equal(tokens["input_ids"], inputs["tokens"]), tokens["input_ids"]
+    head = AutoModelForCausalLM if inputs["causal"] else AutoModelForMaskedLM
+    for auto in (AutoModel, head):
+        loaded: Any = auto.from_pretrained(
+            folder, trust_remote_code=True, output_loading_info=True, local_files_only=True
+        )
+        model, info = loaded
+        # The contact head may be missing; the bare ESM has a pooler, and no head.
+        wrong = {kind: [x for x in names if not OPTIONAL.match(x)] for kind, names in info.items()}
+        assert not any(wrong.values()), wrong
+        assert not model.training
+        with torch.no_grad():
+            out = run(model, tokens, inputs)
+        if auto is head:
+            compare("logits", out.logits[inputs["mask"]], inputs["logits"])
+        model.save_pretrained(folder / f"saved_{auto.__name__}")
+    print(folder.name, "good")
+
+
+def run(model: Any, tokens: Any, inputs: dict[str, Any]) -> Any:
+    """Returns the outputs of a model, after a comparison of hidden states and maps."""
+    if inputs["maps"]:
+        model.set_attn_implementation("eager")
+    mask_BL = inputs["mask"]
+    out = model(**tokens, output_hidden_states=True, output_attentions=bool(inputs["maps"]))
+    for number, hidden in enumerate(inputs["hidden"]):
+        compare(f"hidden states {number}", out.hidden_states[number][mask_BL], hidden)
+    for number, maps in enumerate(inputs["maps"]):
+        rows = mask_BL[:, None, :, None].expand_as(out.attentions[number])
+        compare(f"maps {number}", out.attentions[number][rows], maps)
+    return out
+
+
+for path in sys.argv[1:]:
+    check(Path(path))

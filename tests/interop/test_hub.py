@@ -1,0 +1,145 @@
+"""Models of the Hugging Face Hub by name, from a cache and an imitation of its interface."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import protlm
+from protlm import interop
+from protlm.errors import InputDataError
+from protlm.interop.hub import _read_files
+
+pytestmark = pytest.mark.peers
+hub = pytest.importorskip("huggingface_hub")
+NAME = "someone/esm2_tiny"
+REVISION = "0" * 40
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a revision in the cache, without files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    folder = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(REVISION)
+    (folder / "snapshots").mkdir()
+    return folder / "snapshots" / REVISION
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, information: Any) -> None:
+    """The Hub answers with the information on a model, or with an error."""
+
+    def model_info(self: object, name: str, *, files_metadata: bool) -> Any:
+        assert (name, files_metadata) == (NAME, True)
+        if isinstance(information, Exception):
+            raise information
+        return information
+
+    monkeypatch.setattr(hub.HfApi, "model_info", model_info)
+
+
+def hub_error(kind: str) -> Exception:
+    import httpx
+
+    response = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid"))
+    return getattr(hub.errors, kind)("no", response=response)
+
+
+def files(*named: tuple[str, int]) -> Any:
+    siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in named]
+    return SimpleNamespace(sha=REVISION, siblings=siblings)
+
+
+def test_what_is_downloaded_is_printed_before(
+    cache: Path,
+    write_esm: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = write_esm()
+
+    def snapshot_download(name: str, *, revision: str, allow_patterns: list[str]) -> str:
+        assert (name, revision) == (NAME, REVISION)
+        assert allow_patterns == ["config.json", "model.safetensors"]
+        printed = capsys.readouterr().err
+        assert printed.startswith(
+            f"model: downloading config.json, model.safetensors of {NAME}, 2,001.5 MB, from"
+        )
+        source.rename(cache)
+        return str(cache)
+
+    expected = protlm.load(source).hash
+    answer(
+        monkeypatch,
+        files(("config.json", 1_500_000), ("model.safetensors", 2 * 10**9), ("modeling.py", 7)),
+    )
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    assert protlm.load(NAME).hash == expected
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_cache_is_used_without_the_network(
+    offline: bool,
+    cache: Path,
+    write_esm: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_esm().rename(cache)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    answer(monkeypatch, ConnectionError("unreachable\nmore"))
+    assert protlm.load(NAME).hash == protlm.load(cache).hash
+    reason = "HF_HUB_OFFLINE is set" if offline else "failed (ConnectionError: unreachable)"
+    assert capsys.readouterr().err.strip().endswith(reason)
+
+
+@pytest.mark.parametrize(
+    "information, offline, message",
+    [
+        (None, True, "neither a local model nor in the cache .*hub, and HF_HUB_OFFLINE is set"),
+        (ConnectionError("x"), False, r"in the cache .*failed \(ConnectionError: x\)"),
+        ("GatedRepoError", False, f"{NAME} is gated: accept .*hf auth login"),
+        ("RepositoryNotFoundError", False, "neither a local model nor one of the Hugging Face"),
+        (files(("README.md", 1)), False, "has no config.json with weights"),
+        (files(("config.json", 1), ("vocab.txt", 1)), False, "has no config.json with weights"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_sentence(
+    information: Any, offline: bool, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    answer(monkeypatch, hub_error(information) if isinstance(information, str) else information)
+    with pytest.raises(InputDataError, match=message) as raised:
+        protlm.load(NAME)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 3
+
+
+def test_a_local_path_is_not_looked_up(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for path in ("runs/mistyped", "/absolute/path", "../x", "a/b/c", "name", "a b/c", "./a"):
+        assert interop.local_path(Path(path)) == Path(path)
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (["model.safetensors", "model.safetensors.index.json"], ["model.safetensors"]),
+        (["pytorch_model.bin", "tf_model.h5", "x.pt"], ["pytorch_model.bin"]),
+        (
+            ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "x.safetensors"],
+            ["model-00001-of-00002.safetensors", "model.safetensors.index.json"],
+        ),
+    ],
+)
+def test_one_form_of_the_weights_is_read(names: list[str], expected: list[str]) -> None:
+    assert _read_files(["config.json", *names]) == ["config.json", *expected]

@@ -1,0 +1,248 @@
+"""Exported models: transformers computes the same without protlm, and what it saves is read."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm import attention, interop
+from protlm.build import build_network
+from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.format import Checkpoint
+from protlm.composition import compose, to_plain
+from protlm.config import (
+    Activation,
+    HeadKind,
+    ModelConfig,
+    Norm,
+    Objective,
+    Positions,
+    QueryKeyWidth,
+    TrainConfig,
+)
+from protlm.data.dataset import collate
+from protlm.data.vocabulary import VOCABULARY
+from protlm.interop import hugging_face
+from protlm.interop.esm_export import is_esm
+from protlm.model.transformer import ProteinLM
+from tests.interop.conftest import WIDTH, esm_tensors
+
+PROGRAM = Path(__file__).parent / "programs" / "use_exported.py"
+SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
+Write = Callable[..., Path]
+
+
+def options_of(mechanism: str) -> dict[str, Any]:
+    """The settings of `conf/attention`."""
+    return dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
+
+
+def model_with(
+    mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
+) -> Checkpoint:
+    """A tiny model with random weights."""
+    options = options_of(mechanism)
+    assert attention.mechanism(mechanism).supports_bidirectional
+    settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
+    settings |= {"max_length": 64, "positions": Positions.rotary, "norm": Norm.rms}
+    config = ModelConfig(**(settings | changes))
+    network = build_network(config, options, seed=0)
+    del options["name"]
+    description = ModelDescription(
+        vocabulary=VOCABULARY.hash,
+        objective=objective,
+        model=config,
+        attention=mechanism,
+        attention_options=options,
+        seed=0,
+        max_length=64,
+    )
+    return Checkpoint(Path("x"), description, network.state_dict())
+
+
+def network_of(model: Checkpoint) -> ProteinLM:
+    described = model.description
+    network = build_network(described.model, described.attention_config, seed=1)
+    network.load_state_dict(model.weights)
+    return network.eval()
+
+
+def exported(model: Checkpoint, folder: Path, *, maps: bool = True) -> Path:
+    """Exports a model, with its outputs in `inputs.pt`."""
+    hugging_face.export(model, folder, None)
+    network, causal = network_of(model), model.description.objective is Objective.causal
+    tokens_BL, mask_BL = collate([VOCABULARY.encode(sequence) for sequence in SEQUENCES])
+    with torch.no_grad():
+        out = network(tokens_BL, mask_BL, causal=causal, layers=range(network.num_layers + 1))
+        inputs = list(network.attention_inputs(tokens_BL, mask_BL, causal=causal))
+    rows = mask_BL[:, None, :, None]
+    found = [
+        network.mechanism(number).attention_map(
+            x.q_BHLK, x.k_BHLK, hidden_BLD=x.hidden_BLD, mask_BL=mask_BL, causal=causal
+        )
+        for number, x in inputs
+    ]
+    expected = {
+        "sequences": SEQUENCES,
+        "tokens": tokens_BL,
+        "mask": mask_BL,
+        "causal": causal,
+        "logits": out.logits_BLV[mask_BL],
+        "hidden": [out.hidden[n][mask_BL] for n in sorted(out.hidden)],
+        "maps": [x.detach()[rows.expand_as(x)] for x in found] if maps else [],
+    }
+    torch.save(expected, folder / "inputs.pt")
+    return folder
+
+
+def use_exported(*folders: Path) -> None:
+    """Loads the folders in a process that cannot import protlm."""
+    environment = {"OMP_NUM_THREADS": "1", "HOME": str(folders[0]), "HF_HOME": str(folders[0])}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *map(str, folders)],
+        env=environment,
+        cwd=folders[0],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("good") == len(folders)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert (found[name].dtype, found[name].tolist()) == (value.dtype, value.tolist()), name
+
+
+def assert_read_again(folder: Path, model: Checkpoint) -> None:
+    """What is exported, and what transformers has saved of it, is the same model."""
+    saved = sorted(folder.glob("saved_*"))
+    assert len(saved) == 2
+    for path in (folder, *saved):
+        found = interop.read(path)
+        assert found.description == model.description
+        assert_same(found.weights, model.weights)
+
+
+def check(models: dict[str, Checkpoint], tmp_path: Path) -> None:
+    """Exports models, uses all in one process, and reads them again."""
+    folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
+    use_exported(*folders.values())
+    for name, folder in folders.items():
+        if list(folder.glob("*.py")):
+            assert_read_again(folder, models[name])
+        else:
+            assert_esm_read_again(folder, models[name])
+
+
+def esm_folder(write_esm: Write, name: str, **changes: Any) -> Path:
+    tensors = esm_tensors()
+    if changes.get("position_embedding_type") == "absolute":
+        tensors = {n: v for n, v in tensors.items() if not n.endswith("inv_freq")}
+        tensors["esm.embeddings.position_embeddings.weight"] = torch.randn(66, WIDTH).double()
+    tensors = {name: value.float() for name, value in tensors.items()}
+    return write_esm(name, tensors=tensors, **changes)
+
+
+def assert_esm_read_again(folder: Path, model: Checkpoint) -> None:
+    for path in (folder, folder / "saved_AutoModelForMaskedLM"):
+        found = interop.read(path)
+        assert found.description.model == model.description.model
+        assert_same(found.weights, model.weights)
+
+
+@pytest.mark.peers
+def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: Path) -> None:
+    absolute = {"position_embedding_type": "absolute", "max_position_embeddings": 66}
+    models = {
+        "performer": model_with("performer_relu"),
+        "linformer": model_with("linformer"),
+        "esm2": interop.read(esm_folder(write_esm, "esm2_source")),
+        "esm1v": interop.read(esm_folder(write_esm, "esm1v_source", **absolute)),
+    }
+    check(models, tmp_path)
+    code = {name: len(list((tmp_path / name).glob("*.py"))) for name in models}
+    assert code == {"performer": 1, "linformer": 1, "esm2": 0, "esm1v": 0}
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+def test_transformers_loads_every_mechanism(tmp_path: Path) -> None:
+    check({name: model_with(name) for name in attention.names()}, tmp_path)
+
+
+EXTRAS: dict[str, Any] = {
+    "positions": Positions.sinusoidal,
+    "activation": Activation.swiglu,
+    "head": HeadKind.dense_norm,
+    "tied_head": True,
+    "qk_norm": True,
+    "token_dropout": True,
+    "embedding_norm": True,
+    "convolution": 3,
+    "output_gate": True,
+    "value_embedding": True,
+}
+
+
+def with_bounded_norms(model: Checkpoint) -> Checkpoint:
+    """A model as trained by an earlier version."""
+    weights = {n: v for n, v in model.weights.items() if "_norm.gain" not in n}
+    for name in set(model.weights) - set(weights):
+        weights[name.replace("gain", "scale")] = model.weights[name] - 0.5
+    return replace(model, weights=weights)
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
+    models = {
+        "extras": model_with("performer_softmax", **EXTRAS),
+        "skips": model_with("softmax", positions=Positions.learned, unet_skips=True),
+        "reversible": model_with("linear", reversible=True, feedforward_chunk=7),
+        "width": model_with("softmax", qk_norm=True, qk_norm_width=QueryKeyWidth.layer),
+        "stored": model_with("performer_relu", stored_frequencies=True),
+        "earlier": with_bounded_norms(model_with("performer_relu", qk_norm=True)),
+        "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
+    }
+    check(models, tmp_path)
+
+
+@pytest.mark.peers
+def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> None:
+    from transformers import EsmForMaskedLM
+
+    model = interop.read(esm_folder(write_esm, "source"))
+    hugging_face.export(model, tmp_path / "new", model.contacts)
+    assert interop.read(tmp_path / "new").contacts == model.contacts
+    _, info = EsmForMaskedLM.from_pretrained(tmp_path / "new", output_loading_info=True)
+    assert not any(info.values()), info
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation": Activation.relu},
+        {"norm": Norm.rms},
+        {"tied_head": False},
+        {"convolution": 3},
+        {"positions": Positions.sinusoidal},
+    ],
+)
+def test_other_architectures_are_exported_with_code(
+    changes: dict[str, Any], write_esm: Write
+) -> None:
+    described = interop.read(esm_folder(write_esm, "source")).description
+    described = replace(described, model=replace(described.model, stored_frequencies=False))
+    assert is_esm(described)
+    assert not is_esm(replace(described, model=replace(described.model, **changes)))
+    assert not is_esm(replace(described, attention="performer_relu"))
+    assert not is_esm(replace(described, objective=Objective.causal))
