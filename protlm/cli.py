@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from protlm import __version__
 from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
+from protlm.cli_labels import predict, probe
 from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
 from protlm.options import (
@@ -362,6 +363,10 @@ def score(
         figure=figure,
     )
     (scan_protein if scan else score_variants)(variants, _model(model), output, options)
+
+
+app.command()(probe)
+app.command()(predict)
 
 
 def main() -> NoReturn:
