@@ -317,6 +317,21 @@ def models() -> None:
 
 
 @app.command()
+def doctor(
+    fasta: Annotated[Path | None, typer.Argument(help="A sequence file to check as well.")] = None,
+    model: Model = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Check this machine, a model and an input; exit code 3 if something would fail."""
+    from protlm.commands.doctor import doctor as run
+
+    # Without a file, no model is needed.
+    needed = model is not None or fasta is not None
+    run(fasta, _model(model) if needed else None, device=device, as_json=json)
+
+
+@app.command()
 def score(
     variants: Annotated[
         list[Path],

@@ -133,7 +133,7 @@ def test_whole_clusters_are_drawn() -> None:
 
 def test_without_splits_and_clusters_nothing_is_split() -> None:
     examples = [Example("A", "MKTA", "1"), Example("B", "MKTC", "2")]
-    with pytest.raises(InputDataError, match="neither splits nor clusters.*--cluster"):
+    with pytest.raises(InputDataError, match=r"neither splits nor clusters.*--cluster"):
         split_of(examples, None, seed=0)
     with pytest.raises(InputDataError, match="no protein is in the split test"):
         split_of([Example("A", "MKTA", "1", "train")], None, seed=0)

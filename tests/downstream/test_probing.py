@@ -227,7 +227,7 @@ def test_probes_are_read_as_written(saved: Path, tiny_run: Path) -> None:
     found = read_probe(saved)
     found.check_model(protlm.load(tiny_run))
     assert (found.task, found.classes, found.layer) == (Task.one_class, ["a", "b", "c"], 1)
-    with pytest.raises(UserError, match="was fitted on a model with the hash .* -m MODEL"):
+    with pytest.raises(UserError, match=r"was fitted on a model with the hash .* -m MODEL"):
         found.check_model(protlm.load(tiny_run).with_random_weights(0))
 
 
