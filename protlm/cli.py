@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from protlm import __version__
 from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
-from protlm.cli_labels import predict, probe
+from protlm.cli_labels import finetune, predict, probe
 from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
 from protlm.options import (
@@ -381,6 +381,7 @@ def score(
 
 
 app.command()(probe)
+app.command()(finetune)
 app.command()(predict)
 
 

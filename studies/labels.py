@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protlm.commands.probe import LabelOptions, probe_labels
+from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tables import read_table

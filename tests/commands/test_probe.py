@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import protlm
+from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
-from protlm.commands.probe import LabelOptions, probe_labels
+from protlm.commands.probe import probe_labels
 from protlm.downstream.features import embeddings
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_files import read_probe
