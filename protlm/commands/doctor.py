@@ -79,8 +79,11 @@ def _check_machine(report: Report, device: torch.device) -> None:
     facts["device"] = str(device)
     facts["gpus"] = machine.gpus()
     facts["processors"] = machine.processors()
-    facts["threads"] = {"torch": torch.get_num_threads()}
-    facts["threads"]["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "unset")
+    variable = "OMP_NUM_THREADS"
+    facts["threads"] = {
+        "torch": torch.get_num_threads(),
+        variable: os.environ.get(variable, "unset"),
+    }
     facts["available_memory_bytes"] = machine.available_memory()
     facts["disks"] = machine.disks()
     facts["encodings"] = machine.encodings()

@@ -170,8 +170,8 @@ class Finetuning(pl.LightningModule):
         self, batch: TokenRows, device: torch.device, dataloader_idx: int
     ) -> TokenRows:
         """Moves the tensors of a batch."""
-        moved = (one.to(device) for one in (batch.tokens_BL, batch.mask_BL, batch.values))
-        return TokenRows(*moved, batch.place)
+        tokens_BL, mask_BL = batch.tokens_BL.to(device), batch.mask_BL.to(device)
+        return TokenRows(tokens_BL, mask_BL, batch.values.to(device), batch.place)
 
     def trained_state(self) -> dict[str, Tensor]:
         """Returns copies of the parameters that are trained."""
@@ -291,11 +291,12 @@ def finetune(
             module.load_state_dict(module.best, strict=False)
             return ExitCode.OK
     stop, batches = StopOnSignal(), Batches(train, settings, shuffled=True)
+    is_gpu = settings.device.startswith("cuda")
     module.warmup_steps = max(len(batches) // 10, 1)
     trainer = pl.Trainer(
         default_root_dir=folder,
-        accelerator="gpu" if settings.device.startswith("cuda") else "cpu",
-        devices=1,
+        accelerator="gpu" if is_gpu else "cpu",
+        devices=[torch.device(settings.device).index or 0] if is_gpu else 1,
         max_epochs=settings.epochs,
         num_sanity_val_steps=0,
         enable_progress_bar=False,

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,7 +63,11 @@ def check_predictions(run: Path, folder: Path) -> None:
 
 
 def test_all_weights_are_trained_and_resumed(
-    labels: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    labels: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = FinetuneOptions(SETTINGS)
     result = finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
@@ -74,17 +80,19 @@ def test_all_weights_are_trained_and_resumed(
     check_predictions(tmp_path / "run", tmp_path)
     results = json.loads((tmp_path / "run" / "probe" / "results.json").read_text())
     assert {"model", "frozen", "random_weights"} <= set(results["predictors"])
-    # Interrupted in the third epoch and continued: the same weights.
+    # Stopped in the third epoch and continued: the same weights.
     start = KeepBest.on_train_epoch_start
 
-    def interrupted(self, trainer, module) -> None:
+    def stopped(self, trainer, module) -> None:
         start(self, trainer, module)
         if trainer.current_epoch == 2:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, SystemExit)):
-        patch.setattr(KeepBest, "on_train_epoch_start", interrupted)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(KeepBest, "on_train_epoch_start", stopped)
         finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
+    assert end.value.code == 75
+    assert "the same command continues" in capsys.readouterr().err
     assert len(list((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))) == 2
     other = replace(options, training=replace(SETTINGS, learning_rate=1e-2))
     with pytest.raises(UserError, match="is a run with another training"):
