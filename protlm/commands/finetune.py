@@ -26,7 +26,8 @@ from protlm.downstream.tasks import Targets, Task, targets_of
 from protlm.errors import ExitCode, OutputError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_file, complete_folder, sha256_of
-from protlm.training.finetuning import FinetuneSettings, Finetuning, LabeledTokens, finetune
+from protlm.training.finetuning import FinetuneSettings, Finetuning, finetune
+from protlm.training.labeled_batches import LabeledTokens
 
 ADAPTER, HEAD, MERGED, SETTINGS = "adapter", "probe", "model", "finetune.json"
 FROZEN = "frozen"

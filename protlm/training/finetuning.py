@@ -7,7 +7,6 @@ Hu et al. 2021 (arXiv:2106.09685) for LoRA. The head begins as a linear probe, a
 import logging
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from protlm.checkpoints.format import (
     all_checkpoints,
@@ -27,13 +26,13 @@ from protlm.checkpoints.format import (
     newest_whole,
     remove,
 )
-from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import ExitCode, TrainingDivergedError
 from protlm.model.transformer import ProteinLM
 from protlm.paths import complete_file
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
+from protlm.training.labeled_batches import Batches, LabeledTokens, TokenRows
 from protlm.training.lightning_internals import quiet_and_interruptible
 
 TRAIN_LOSS, VALID_LOSS = "train_loss", "valid_loss"
@@ -59,51 +58,6 @@ class FinetuneSettings:
     batch_size: int = 16
     seed: int = 0
     device: str = "cpu"
-
-
-@dataclass(frozen=True)
-class LabeledTokens:
-    """Residue tokens, uint8, and their targets: floats, class numbers or rows of booleans."""
-
-    tokens: Sequence[np.ndarray]
-    values: np.ndarray
-
-
-@dataclass
-class TokenRows:
-    """A batch; `place` is its epoch and number, which seed dropout."""
-
-    tokens_BL: Tensor
-    mask_BL: Tensor
-    values: Tensor
-    place: tuple[int, int]
-
-
-class Batches(Dataset[TokenRows]):
-    """The batches of an epoch; their order is a pure function of the seed and the epoch.
-
-    Args:
-        data: the examples.
-        settings: the settings.
-        shuffled: whether the order changes with the epoch.
-    """
-
-    def __init__(self, data: LabeledTokens, settings: FinetuneSettings, *, shuffled: bool) -> None:
-        self._data, self._settings, self._shuffled = data, settings, shuffled
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._data.tokens) / self._settings.batch_size)
-
-    def __getitem__(self, number: int) -> TokenRows:
-        """Returns a batch of the current epoch."""
-        order = np.arange(len(self._data.tokens))
-        if self._shuffled:
-            order = np.random.default_rng([self._settings.seed, self.epoch]).permutation(order)
-        rows = order[number * self._settings.batch_size :][: self._settings.batch_size]
-        tokens_BL, mask_BL = collate([self._data.tokens[row] for row in rows])
-        values = torch.from_numpy(self._data.values[rows])
-        return TokenRows(tokens_BL, mask_BL, values, (self.epoch, number))
 
 
 class Finetuning(pl.LightningModule):
@@ -290,7 +244,7 @@ def finetune(
         if module.stale_epochs >= settings.patience:
             module.load_state_dict(module.best, strict=False)
             return ExitCode.OK
-    stop, batches = StopOnSignal(), Batches(train, settings, shuffled=True)
+    stop, batches = StopOnSignal(), Batches(train, settings.batch_size, seed=settings.seed)
     is_gpu = settings.device.startswith("cuda")
     module.warmup_steps = max(len(batches) // 10, 1)
     trainer = pl.Trainer(
@@ -310,7 +264,7 @@ def finetune(
         trainer.fit(
             module.train(),
             DataLoader(batches, batch_size=None),
-            DataLoader(Batches(valid, settings, shuffled=False), batch_size=None),
+            DataLoader(Batches(valid, settings.batch_size, seed=None), batch_size=None),
             ckpt_path=checkpoint,
             weights_only=True,
         )
