@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from protlm import __version__
 from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
+from protlm.cli_labels import finetune, predict, probe
 from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
 from protlm.options import (
@@ -351,6 +352,21 @@ def models() -> None:
 
 
 @app.command()
+def doctor(
+    fasta: Annotated[Path | None, typer.Argument(help="A sequence file to check as well.")] = None,
+    model: Model = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Check this machine, a model and an input; exit code 3 if something would fail."""
+    from protlm.commands.doctor import doctor as run
+
+    # Without a file, no model is needed.
+    needed = model is not None or fasta is not None
+    run(fasta, _model(model) if needed else None, device=device, as_json=json)
+
+
+@app.command()
 def score(
     variants: Annotated[
         list[Path],
@@ -397,6 +413,11 @@ def score(
         figure=figure,
     )
     (scan_protein if scan else score_variants)(variants, _model(model), output, options)
+
+
+app.command()(probe)
+app.command()(finetune)
+app.command()(predict)
 
 
 def main() -> NoReturn:

@@ -30,6 +30,8 @@ EXCEPTIONS = {
     "protlm/cli.py inspect": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py score": "2026-11-22: a command's arguments are the flags people type",
+    "protlm/cli_labels.py probe": "2026-11-22: a command's arguments are the flags people type",
+    "protlm/cli_labels.py finetune": "2026-11-22: a command's arguments are the flags people type",
     "protlm/attention/performer_softmax.py __init__": "2026-11-21: its arguments are its YAML",
     "protlm/attention/reformer.py __init__": "2026-11-21: its arguments are its YAML",
     "protlm/attention/long_short.py __init__": "2026-11-21: its arguments are its YAML",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         interruption,
         leakage,
         merge,
+        mmseqs_clusters,
         prepare,
         rules,
         select,

@@ -5,11 +5,6 @@ Notin et al. 2023 (doi:10.1101/2023.12.07.570727): a table of an assay has the c
 reference file has a row for each assay, with the columns `DMS_id` and `target_seq`.
 """
 
-import csv
-import gzip
-import io
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +17,8 @@ from protlm.downstream.mutations import (
     parse_mutant,
     parse_sequence,
 )
+from protlm.downstream.tables import read_table
 from protlm.errors import InputDataError
-from protlm.paths import existing_file
 
 _EMPTY = ("", "NA", "NaN")
 
@@ -62,7 +57,7 @@ def read_variants(path: Path, wild_type: str, *, first_residue: int = 1) -> Vari
         InputDataError: the table is missing or damaged, or a row does not fit the wild type; the
             message has the line.
     """
-    columns, lines = _read_table(path, "a table of variants")
+    columns, lines = read_table(path, "a table of variants")
     if not {"mutant", "mutated_sequence"} & set(columns):
         raise InputDataError(
             f"{path} has the columns {', '.join(columns)[:200]}; name one of them mutant (A1P:D2N) "
@@ -160,7 +155,7 @@ def read_reference(path: Path) -> dict[str, Assay]:
     Raises:
         InputDataError: the file is missing or damaged, or lacks a column.
     """
-    columns, lines = _read_table(path, "a reference file")
+    columns, lines = read_table(path, "a reference file")
     for name in ("DMS_id", "target_seq"):
         if name not in columns:
             raise InputDataError(
@@ -180,45 +175,3 @@ def read_reference(path: Path) -> dict[str, Assay]:
         selection = cells.get("coarse_selection_type", "")
         assays[name] = Assay(wild_type, cells.get("UniProt_ID") or name, selection)
     return assays
-
-
-def _read_table(path: Path, what: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Returns the header, and an iterator over the line numbers and cells of the rows."""
-    try:
-        content = existing_file(path, what).read_bytes()
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
-        text = content.decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputDataError(f"{path} cannot be read as {what}: {error}") from error
-    lines = _rows(path, text)
-    _, columns = next(lines, (0, []))
-    repeated = sorted({name for name in columns if name and columns.count(name) > 1})
-    if repeated:
-        raise InputDataError(
-            f"{path} has several columns of the name {', '.join(repeated)[:200]}; rename all but "
-            "one of each"
-        )
-    return columns, _of_width(path, len(columns), lines)
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise InputDataError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _of_width(
-    path: Path, width: int, lines: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, list[str]]]:
-    for line, row in lines:
-        if len(row) != width:
-            raise InputDataError(
-                f"{path}, line {line}: {len(row)} fields, not the {width} of the header"
-            )
-        yield line, row

@@ -1,0 +1,167 @@
+"""The commands that learn and predict labels. Each imports the heavy modules that it needs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protlm.options import Device, Duplicates, Model, SequenceFile
+
+if TYPE_CHECKING:
+    from protlm.commands.label_inputs import LabelOptions
+
+Sequences = Annotated[
+    Path | None, typer.Option(help="A sequence file, for labels without sequences.")
+]
+Column = Annotated[str | None, typer.Option("--label", help="Its column; default: label, target.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option("--task", help="number, class, multi-label, per-residue; default: guessed."),
+]
+PerResidue = Annotated[
+    bool, typer.Option("--per-residue", help="A label has one letter for each residue.")
+]
+Layers = Annotated[
+    list[int] | None,
+    typer.Option("--layers", help="Candidates; 0: embedding; default: all layers."),
+]
+MinCount = Annotated[
+    int, typer.Option(help="With several classes: ignore those of fewer proteins.")
+]
+ClusterTable = Annotated[
+    Path | None,
+    typer.Option(help="cluster.tsv of MMseqs2, for splits without homologs on both sides."),
+]
+Cluster = Annotated[
+    bool, typer.Option("--cluster", help="Make the clusters with MMseqs2, at 30 % identity.")
+]
+
+
+def probe(
+    labels: Annotated[Path, typer.Argument(help="TSV, CSV or FASTA file of labels.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder of the probe.")],
+    model: Model = None,
+    sequences: Sequences = None,
+    label: Column = None,
+    task: TaskName = None,
+    per_residue: PerResidue = False,
+    layers: Layers = None,
+    min_count: MinCount = 1,
+    cluster_table: ClusterTable = None,
+    cluster: Cluster = False,
+    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
+    seed: Annotated[int, typer.Option(help="Of splits, random weights, bootstrap.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Predict labels from frozen embeddings, beside baselines."""
+    from protlm.commands.probe import probe_labels
+    from protlm.downstream.probing import ProbeOptions
+
+    reading = _reading(sequences, label, task, min_count, cluster_table, cluster)
+    reading = replace(reading, per_residue=per_residue)
+    options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed)
+    probe_labels(labels, _model(model), output, options, reading, device=device)
+
+
+def finetune(
+    labels: Annotated[Path, typer.Argument(help="TSV, CSV or FASTA file of labels.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")],
+    model: Model = None,
+    sequences: Sequences = None,
+    label: Column = None,
+    task: TaskName = None,
+    min_count: MinCount = 1,
+    cluster_table: ClusterTable = None,
+    cluster: Cluster = False,
+    lora: Annotated[
+        int | None, typer.Option(help="Rank of LoRA adapters; default: train all weights.")
+    ] = None,
+    lora_targets: Annotated[
+        str, typer.Option(help="Their layers: of query,key,value,output,up,gate,down.")
+    ] = "query,key,value",
+    epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = 20,
+    patience: Annotated[
+        int, typer.Option(help="Stop after this many epochs without a lower validation loss.")
+    ] = 3,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-4,
+    batch_size: Annotated[int, typer.Option(help="Proteins per step.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of splits, order, bootstrap.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Train a model on labels, all weights or LoRA; the same command resumes."""
+    from protlm.build import pick_device
+    from protlm.commands.finetune import FinetuneOptions, finetune_labels
+    from protlm.training.finetuning import FinetuneSettings
+
+    reading = _reading(sequences, label, task, min_count, cluster_table, cluster)
+    training = FinetuneSettings(
+        epochs=epochs,
+        patience=patience,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        seed=seed,
+        device=str(pick_device(device)),
+    )
+    options = FinetuneOptions(training, lora, tuple(lora_targets.split(",")))
+    finetune_labels(labels, _model(model), output, options, reading, device=device)
+
+
+def predict(
+    fasta: SequenceFile,
+    probe: Annotated[Path, typer.Option("--probe", "-p", help="A folder of protlm probe.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="x.tsv or x.csv.")],
+    model: Model = None,
+    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
+    device: Device = "auto",
+    duplicates: Duplicates = "error",
+) -> None:
+    """Predict labels of proteins or residues by a probe."""
+    from protlm.commands import inputs
+    from protlm.commands.predict import predict as run
+    from protlm.errors import refuse_unknown
+
+    refuse_unknown("--duplicates", duplicates, list(inputs.Duplicates))
+    run(
+        fasta,
+        probe,
+        _model(model),
+        output,
+        tokens_per_batch=toks_per_batch,
+        device=device,
+        duplicates=inputs.Duplicates(duplicates),
+    )
+
+
+def _reading(
+    sequences: Path | None,
+    column: str | None,
+    task: str | None,
+    min_count: int,
+    cluster_table: Path | None,
+    cluster: bool,
+) -> "LabelOptions":
+    from protlm.commands.label_inputs import LabelOptions
+    from protlm.data_prep import mmseqs_clusters
+    from protlm.downstream.tasks import Task
+    from protlm.errors import refuse_unknown
+
+    if task is not None:
+        refuse_unknown("--task", task, list(Task))
+    return LabelOptions(
+        sequences=sequences,
+        column=column,
+        task=None if task is None else Task(task),
+        min_count=min_count,
+        cluster_table=cluster_table,
+        cluster=mmseqs_clusters.cluster_sequences if cluster else None,
+    )
+
+
+def _model(given: Path | None) -> Path:
+    """Returns the model to use; without `-m` it is the shipped one, which is printed."""
+    if given is not None:
+        return given
+    from protlm.commands.models import announced_default
+
+    return announced_default("-m MODEL")

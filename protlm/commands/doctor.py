@@ -1,0 +1,226 @@
+"""`protlm doctor [FASTA] [-m MODEL]`: what works on this machine, and what would fail."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protlm.build import load_model, pick_device
+from protlm.commands import machine
+from protlm.commands.inputs import Duplicates, Proteins
+from protlm.data.batching.plan import SPECIALS
+from protlm.errors import ExitCode, UserError
+from protlm.model.memory import forward_bytes
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import num_parameters
+from protlm.terminal import console
+
+_LEAST_DISK = 1e9
+# bfloat16 is reported as slow below this fraction of the speed of float32.
+_SLOW = 0.8
+_GB = 1e9
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Attributes:
+        facts: by topic.
+        notes: what is slower or smaller than it could be; nothing fails.
+        problems: what would fail.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def doctor(
+    fasta: Path | None, model_path: Path | None, *, device: str = "auto", as_json: bool = False
+) -> None:
+    """Prints the facts of this machine, of a model and of an input, and what would fail.
+
+    Exits with 3 if something would fail.
+
+    Args:
+        fasta: a sequence file, for which a model is needed.
+        model_path: a run, a checkpoint or an exported model.
+        device: as for `protlm.build.pick_device`.
+        as_json: prints JSON.
+    """
+    report = Report()
+    try:
+        chosen = pick_device(device)
+    except UserError as error:
+        report.problems.append(str(error))
+        chosen = torch.device("cpu")
+    _check_machine(report, chosen)
+    model = None if model_path is None else _check_model(report, model_path, chosen)
+    if model is not None and fasta is not None:
+        _check_input(report, fasta, model)
+    if as_json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        _print(report)
+    if report.problems:
+        sys.exit(ExitCode.BAD_INPUT)
+
+
+def _check_machine(report: Report, device: torch.device) -> None:
+    facts = report.facts
+    facts["versions"] = machine.versions()
+    facts["device"] = str(device)
+    facts["gpus"] = machine.gpus()
+    facts["processors"] = machine.processors()
+    variable = "OMP_NUM_THREADS"
+    facts["threads"] = {
+        "torch": torch.get_num_threads(),
+        variable: os.environ.get(variable, "unset"),
+    }
+    facts["available_memory_bytes"] = machine.available_memory()
+    facts["disks"] = machine.disks()
+    facts["encodings"] = machine.encodings()
+    speeds = machine.dtype_speeds(device)
+    facts["gflops"] = {name: round(speed, 1) for name, speed in speeds.items()}
+    if speeds["bfloat16"] < _SLOW * speeds["float32"]:
+        factor = speeds["float32"] / speeds["bfloat16"]
+        report.notes.append(
+            f"bfloat16 products are {factor:.1f} times slower than float32 on this device; keep "
+            "trainer.precision=auto or 32-true"
+        )
+    if facts["threads"]["torch"] > facts["processors"]:
+        report.notes.append(
+            f"torch uses {facts['threads']['torch']} threads on {facts['processors']} processors; "
+            f"type: export OMP_NUM_THREADS={facts['processors']}"
+        )
+    for folder, disk in facts["disks"].items():
+        if not disk["writable"]:
+            report.problems.append(f"{folder} is not writable; work in another folder")
+        elif disk["free_bytes"] < _LEAST_DISK:
+            report.problems.append(
+                f"{folder} has {disk['free_bytes'] / _GB:.2f} GB left; free some space"
+            )
+    if facts["encodings"]["file_names"].lower().replace("-", "") != "utf8":
+        report.problems.append(
+            f"file names are encoded in {facts['encodings']['file_names']}; type: export "
+            "LC_ALL=C.UTF-8"
+        )
+
+
+def _check_model(report: Report, path: Path, device: torch.device) -> PretrainedModel | None:
+    try:
+        model = load_model(path, device=str(device))
+    except UserError as error:
+        report.problems.append(str(error))
+        return None
+    described = model.description
+    report.facts["model"] = {
+        "path": str(path),
+        "hash": model.hash,
+        "parameters": num_parameters(model.network),
+        "attention": described.attention,
+        "objective": described.objective.value,
+        "layers": model.num_layers,
+        "max_residues": model.max_residues,
+        "trained_on_residues": described.max_length - SPECIALS,
+    }
+    return model
+
+
+def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
+    try:
+        proteins = Proteins(path, max_residues=model.max_residues, duplicates=Duplicates.suffix)
+    except UserError as error:
+        report.problems.append(str(error))
+        return
+    longest = max(proteins.lengths, default=0)
+    facts = {
+        "records": proteins.num_records,
+        "usable": len(proteins),
+        "residues": sum(proteins.lengths),
+        "longest": longest,
+        "repeated_identifiers": len(proteins.renamed),
+        "rejected": dict(proteins.tally.rejected),
+        "changed": dict(proteins.tally.changed),
+    }
+    report.facts["input"] = facts
+    report.problems += _faults(path, proteins)
+    trained_on = report.facts["model"]["trained_on_residues"]
+    if longer := sum(length > trained_on for length in proteins.lengths):
+        report.notes.append(
+            f"{longer:,} proteins are longer than the {trained_on:,} residues of the training; "
+            "they are read whole, but the model has not seen such lengths"
+        )
+    if longest:
+        _check_memory(report, model, longest)
+
+
+def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
+    if not len(proteins):
+        yield f"{path} has no usable protein"
+    for reason, number in proteins.tally.rejected.items():
+        yield f"{number:,} records of {path} are rejected: {reason}"
+    if proteins.skipped:
+        identifier, reason = proteins.skipped[0]
+        yield (
+            f"{len(proteins.skipped):,} proteins are too long for the model and are skipped, for "
+            f"instance {identifier}: {reason}"
+        )
+    if proteins.renamed:
+        yield (
+            f"{len(proteins.renamed):,} identifiers of {path} are repeated; type --duplicates "
+            "first or --duplicates suffix"
+        )
+
+
+def _check_memory(report: Report, model: PretrainedModel, longest: int) -> None:
+    (needed,) = forward_bytes(model, [longest])
+    if model.device.type == "cuda":
+        free: int | None = torch.cuda.mem_get_info(model.device)[0]
+    else:
+        free = report.facts["available_memory_bytes"]
+    report.facts["input"]["bytes_for_longest"] = needed
+    if free is not None and needed > free:
+        report.problems.append(
+            f"the longest protein, {longest:,} residues, needs about {needed / _GB:.1f} GB in one "
+            f"pass, and {free / _GB:.1f} GB are free on {model.device}; leave it out, or use "
+            "another device"
+        )
+
+
+def _print(report: Report) -> None:
+    out = console()
+    for topic, fact in report.facts.items():
+        out.print(f"{_label(topic)}: {_text(topic, fact)}", highlight=False, markup=False)
+    for note in report.notes:
+        out.print(f"note: {note}", highlight=False, markup=False)
+    for problem in report.problems:
+        out.print(f"problem: {problem}", highlight=False, markup=False)
+    if not report.problems:
+        out.print("no problems", highlight=False, markup=False)
+
+
+def _label(name: str) -> str:
+    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+
+
+def _text(name: str, fact: Any) -> str:
+    """Formats a fact on one line; numbers of bytes in GB."""
+    if isinstance(fact, dict):
+        return ", ".join(f"{_label(key)} {_text(key, one)}" for key, one in fact.items()) or "none"
+    if isinstance(fact, list):
+        return "; ".join(_text(name, one) for one in fact) or "none"
+    if fact is None:
+        return "unlimited" if name.startswith("max") else "unknown"
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    if name.endswith("bytes") or "bytes_for" in name:
+        return f"{fact / _GB:.2f} GB"
+    return f"{fact:,}" if isinstance(fact, int | float) and not math.isnan(fact) else str(fact)

@@ -1,0 +1,254 @@
+"""`protlm finetune LABELS -m MODEL -o RUN`: a model that is trained further on labels."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from protlm.build import load_model
+from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.format import Checkpoint, export
+from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
+from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
+from protlm.data.vocabulary import VOCABULARY
+from protlm.downstream import lora
+from protlm.downstream.features import embeddings
+from protlm.downstream.label_metrics import label_scores
+from protlm.downstream.linear import LinearModel, fit
+from protlm.downstream.probe_files import Probe, write_probe
+from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
+from protlm.downstream.splits import Split, held_out, leakage, split_of
+from protlm.downstream.tasks import Targets, Task, targets_of
+from protlm.errors import ExitCode, OutputError, UserError
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import complete_file, complete_folder, sha256_of
+from protlm.training.finetuning import FinetuneSettings, Finetuning, finetune
+from protlm.training.labeled_batches import LabeledTokens
+
+ADAPTER, HEAD, MERGED, SETTINGS = "adapter", "probe", "model", "finetune.json"
+FROZEN = "frozen"
+_VALID_FRACTION = 0.15
+_LOSSES = {
+    Task.number: "mean_squares",
+    Task.one_class: "cross_entropy",
+    Task.several_classes: "binary_cross_entropy",
+}
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """The settings of `protlm finetune`.
+
+    Attributes:
+        training: of the optimizer and the epochs.
+        rank: the rank of LoRA adapters; None trains all weights.
+        targets: the layers that get adapters.
+        tokens_per_batch: of the embeddings that are compared.
+    """
+
+    training: FinetuneSettings
+    rank: int | None = None
+    targets: tuple[str, ...] = lora.TARGETS
+    tokens_per_batch: int = 16_384
+
+
+def finetune_labels(
+    labels: Path,
+    model_path: Path,
+    output: Path,
+    options: FinetuneOptions,
+    reading: LabelOptions,
+    *,
+    device: str = "auto",
+) -> Result | None:
+    """Trains a model on labels, compares it with a probe of the frozen one, and writes it.
+
+    The same command continues an interrupted run.
+
+    Args:
+        labels: a table or a FASTA file of labels of whole proteins.
+        model_path: a run, a checkpoint or an exported model.
+        output: the folder of the run; gets the merged model, its head and the adapters.
+        options: the settings.
+        reading: how labels are read and split.
+        device: as for `protlm.build.pick_device`.
+
+    Raises:
+        UserError: labels of residues, impossible settings, or those of another run.
+        InputDataError: labels, sequences or clusters cannot be used.
+        OutputError: the run is complete, or the folder cannot be written.
+    """
+    _check(options, output)
+    model = load_model(model_path, device=device)
+    proteins = read_examples(labels, model, reading)
+    given = [one.label for one in proteins.examples]
+    task = task_of(given, proteins, reading)
+    if task is Task.residue_classes:
+        raise UserError("protlm finetune takes labels of whole proteins; type: protlm probe ...")
+    targets = targets_of(given, task, min_count=reading.min_count)
+    clusters = clusters_of(proteins, reading)
+    seed = options.training.seed
+    split = _with_valid(split_of(proteins.examples, clusters, seed=seed), seed)
+    leaked = leakage(proteins.examples, split, clusters)
+    _check_same_run(output, options, model_hash=model.hash, labels=sha256_of(labels))
+    sequences = [one.sequence for one in proteins.examples]
+    settings = ProbeOptions((model.num_layers,), options.tokens_per_batch, seed)
+    compared = probe(model, sequences, targets, split, settings)
+    work = _Work(model, sequences, targets, split, options)
+    head = _head(work, compared[MODEL])
+    if code := _train(work, head, output):
+        print(f"stopped; the same command continues {output}", file=sys.stderr)
+        sys.exit(code)
+    tuned = _tuned(work, head)
+    found = {MODEL: tuned, FROZEN: compared.pop(MODEL), **compared}
+    result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
+    fitted = Probe(task, targets.classes, model.num_layers, model.hash, tuned.fitted)
+    with complete_folder(output / HEAD, overwrite=True) as folder:
+        write_result(folder, result, settings)
+        write_predictions(folder, result)
+        write_probe(folder, fitted)
+    # Last, because a run with a merged model is complete.
+    weights = dict(model.network.state_dict())
+    export(Checkpoint(output, model.description, weights), output / MERGED)
+    print_result(result)
+    print(output)
+    return result
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is trained, and on what."""
+
+    model: PretrainedModel
+    sequences: list[str]
+    targets: Targets
+    split: Split
+    options: FinetuneOptions
+
+
+def _check(options: FinetuneOptions, output: Path) -> None:
+    training = options.training
+    for flag, value in (
+        ("--epochs", training.epochs),
+        ("--patience", training.patience),
+        ("--batch-size", training.batch_size),
+        ("--lora", 1 if options.rank is None else options.rank),
+        ("--toks-per-batch", options.tokens_per_batch),
+    ):
+        if value < 1:
+            raise UserError(f"{flag} {value} must be at least 1")
+    if not training.learning_rate > 0:
+        raise UserError(f"--learning-rate {training.learning_rate} must be above 0")
+    if (output / MERGED).exists():
+        raise OutputError(f"{output} is complete: remove it or choose another name")
+
+
+def _check_same_run(
+    output: Path, options: FinetuneOptions, *, model_hash: str, labels: str
+) -> None:
+    """Writes the settings of a new run, or compares them with those of the run to continue.
+
+    Raises:
+        UserError: the run in the folder has other settings.
+        OutputError: the folder cannot be written.
+    """
+    content = json.loads(json.dumps({"model": model_hash, "labels": labels, **asdict(options)}))
+    path = output / SETTINGS
+    if not path.exists():
+        with complete_file(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n")
+        return
+    before: dict[str, Any] = json.loads(path.read_text())
+    for key, value in content.items():
+        if before.get(key) != value:
+            raise UserError(
+                f"{output} is a run with another {key}: {before.get(key)}; choose another folder, "
+                "or type the settings of that run"
+            )
+
+
+def _with_valid(split: Split, seed: int) -> Split:
+    """Returns the split; without proteins in `valid`, groups of `train` are moved there."""
+    if split.valid.size:
+        return split
+    is_out = held_out(split.groups[split.train], _VALID_FRACTION, seed=seed)
+    return replace(split, train=split.train[~is_out], valid=split.train[is_out])
+
+
+def _head(work: _Work, frozen: Predictor) -> nn.Linear:
+    """Returns a head that is fitted to the frozen embeddings of `train`."""
+    model, targets, rows = work.model, work.targets, work.split.train
+    (states,) = embeddings(
+        model,
+        [work.sequences[row] for row in rows],
+        layers=[model.num_layers],
+        tokens_per_batch=work.options.tokens_per_batch,
+    )
+    assert frozen.penalty is not None
+    fitted = fit(
+        states,
+        targets.values[rows],
+        targets.task,
+        num_classes=len(targets.classes),
+        penalty=frozen.penalty,
+    )
+    head = nn.Linear(*fitted.weights.shape)
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(fitted.weights.T))
+        head.bias.copy_(torch.from_numpy(fitted.bias))
+    return head.to(model.device)
+
+
+def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
+    """Trains the model and its head in place; adapters are written and merged."""
+    model, options = work.model, work.options
+    if options.rank is not None:
+        lora.add_adapters(
+            model.network,
+            rank=options.rank,
+            targets=options.targets,
+            seed=options.training.seed,
+        )
+    tokens = [VOCABULARY.encode(one) for one in work.sequences]
+    sides = [
+        LabeledTokens([tokens[row] for row in rows], work.targets.values[rows])
+        for rows in (work.split.train, work.split.valid)
+    ]
+    module = Finetuning(
+        model.network,
+        head,
+        loss=_LOSSES[work.targets.task],
+        causal=model.causal,
+        settings=options.training,
+    )
+    code = finetune(module, *sides, folder=output, settings=options.training)
+    if code or options.rank is None:
+        return code
+    with complete_folder(output / ADAPTER, overwrite=True) as folder:
+        lora.save_adapters(model.network, folder)
+        write_sums(folder)
+    lora.merge_adapters(model.network)
+    return code
+
+
+def _tuned(work: _Work, head: nn.Linear) -> Predictor:
+    """Returns the head with its scores on the test proteins."""
+    model, targets, rows = work.model, work.targets, work.split.test
+    model.network.eval().requires_grad_(True)
+    weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))
+    fitted = LinearModel(weights.T, bias)
+    (states,) = embeddings(
+        model,
+        [work.sequences[row] for row in rows],
+        layers=[model.num_layers],
+        tokens_per_batch=work.options.tokens_per_batch,
+    )
+    outputs = fitted.outputs(states)
+    values, groups = targets.values[rows], targets.groups[rows]
+    seed = work.options.training.seed
+    scores = label_scores(outputs, values, groups, targets.task, seed=seed)
+    return Predictor(fitted, model.num_layers, None, {}, scores, outputs)

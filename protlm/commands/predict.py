@@ -1,0 +1,100 @@
+"""`protlm predict FASTA -p PROBE -m MODEL -o OUT.tsv`: labels of proteins by a probe."""
+
+import csv
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from protlm.build import load_model
+from protlm.commands.inputs import Duplicates, Proteins
+from protlm.commands.probe_results import output_cells, output_columns
+from protlm.data.records import Record
+from protlm.downstream.features import embeddings
+from protlm.downstream.probe_files import Probe, read_probe
+from protlm.downstream.tasks import Task
+from protlm.errors import UserError
+from protlm.model.pretrained import PretrainedModel
+from protlm.paths import check_output, complete_file
+from protlm.terminal import JobProgress
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+# Records whose outputs are in memory at a time.
+_WINDOW = 512
+
+
+def predict(
+    fasta: Path,
+    probe_dir: Path,
+    model_path: Path,
+    output: Path,
+    *,
+    tokens_per_batch: int = 16_384,
+    device: str = "auto",
+    duplicates: Duplicates = Duplicates.error,
+) -> None:
+    """Writes a row for each protein, or for each residue if the probe predicts residues.
+
+    Args:
+        fasta: a sequence file; records that are too long for the model are reported.
+        probe_dir: a folder that `protlm probe` has written.
+        model_path: the model that it was fitted on.
+        output: x.tsv or x.csv.
+        tokens_per_batch: the largest number of rows times padded length.
+        device: as for `protlm.build.pick_device`.
+        duplicates: the treatment of repeated identifiers.
+
+    Raises:
+        UserError: the model is not that of the probe, or the output is not a table.
+        InputDataError: the probe, the model or the file is damaged.
+        OutputError: the output exists or cannot be written.
+    """
+    if output.suffix.lower() not in _SEPARATORS:
+        raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.tsv')}")
+    if tokens_per_batch < 1:
+        raise UserError(f"--toks-per-batch {tokens_per_batch} must be at least 1")
+    check_output(output)
+    probe = read_probe(probe_dir)
+    model = load_model(model_path, device=device)
+    probe.check_model(model)
+    proteins = Proteins(fasta, max_residues=model.max_residues, duplicates=duplicates)
+    is_residues = probe.task is Task.residue_classes
+    names = ["identifier", *(["position", "residue"] if is_residues else [])]
+    with (
+        complete_file(output) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+        JobProgress("predicting", len(proteins)) as progress,
+    ):
+        delimiter = _SEPARATORS[output.suffix.lower()]
+        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        writer.writerow([*names, *output_columns(probe.classes)])
+        done, records = 0, iter(proteins)
+        while window := list(islice(records, _WINDOW)):
+            writer.writerows(_rows(window, probe, model, tokens_per_batch))
+            done += len(window)
+            progress.update(done)
+    proteins.report("predicted")
+
+
+def _rows(
+    records: list[Record], probe: Probe, model: PretrainedModel, tokens_per_batch: int
+) -> Iterator[list[str]]:
+    sequences = [record.sequence for record in records]
+    is_residues = probe.task is Task.residue_classes
+    places = [np.arange(len(one)) for one in sequences] if is_residues else None
+    (features,) = embeddings(
+        model,
+        sequences,
+        layers=[probe.layer],
+        tokens_per_batch=tokens_per_batch,
+        places=places,
+    )
+    outputs = probe.fitted.outputs(features)
+    cells = iter(output_cells(outputs, probe.task, probe.classes))
+    for record in records:
+        if is_residues:
+            for position, residue in enumerate(record.sequence, start=1):
+                yield [record.identifier, str(position), residue, *next(cells)]
+        else:
+            yield [record.identifier, *next(cells)]

@@ -1,0 +1,79 @@
+"""`protlm probe LABELS -m MODEL -o PROBE`: labels predicted from frozen embeddings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from protlm.build import load_model
+from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
+from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
+from protlm.downstream.probe_files import Probe, write_probe
+from protlm.downstream.probing import MODEL, ProbeOptions, probe
+from protlm.downstream.splits import leakage, split_of
+from protlm.downstream.tasks import targets_of
+from protlm.errors import UserError
+from protlm.paths import check_output, complete_folder
+from protlm.terminal import JobProgress
+
+# The model, random weights, and at most four baselines.
+_PREDICTORS = 6
+
+
+def probe_labels(
+    labels: Path,
+    model_path: Path,
+    output: Path,
+    options: ProbeOptions,
+    reading: LabelOptions,
+    *,
+    device: str = "auto",
+) -> Result:
+    """Fits a probe and its baselines, prints the metrics, and writes the probe.
+
+    Args:
+        labels: a table or a FASTA file.
+        model_path: a run, a checkpoint or an exported model.
+        output: the new folder.
+        options: the settings of the probe.
+        reading: how labels are read and split.
+        device: as for `protlm.build.pick_device`.
+
+    Raises:
+        UserError: options that exclude each other, or a layer that does not exist.
+        InputDataError: labels, sequences or clusters cannot be used.
+        OutputError: the output exists or cannot be written.
+    """
+    if options.tokens_per_batch < 1:
+        raise UserError(f"--toks-per-batch {options.tokens_per_batch} must be at least 1")
+    check_output(output)
+    model = load_model(model_path, device=device)
+    layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
+    options = replace(options, layers=tuple(layers))
+    proteins = read_examples(labels, model, reading)
+    examples = proteins.examples
+    given = [one.label for one in examples]
+    task = task_of(given, proteins, reading)
+    targets = targets_of(given, task, min_count=reading.min_count)
+    clusters = clusters_of(proteins, reading)
+    split = split_of(examples, clusters, seed=options.seed)
+    leaked = leakage(examples, split, clusters)
+    with JobProgress("predictors", _PREDICTORS) as progress:
+        names: list[str] = []
+
+        def report(name: str) -> None:
+            progress.update(len(names), name)
+            names.append(name)
+
+        sequences = [one.sequence for one in examples]
+        found = probe(model, sequences, targets, split, options, report=report)
+        progress.update(len(names))
+    result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
+    best = found[MODEL]
+    assert best.layer is not None
+    fitted = Probe(task, targets.classes, best.layer, model.hash, best.fitted)
+    with complete_folder(output) as folder:
+        write_result(folder, result, options)
+        write_predictions(folder, result)
+        write_probe(folder, fitted)
+    print_result(result)
+    print(output)
+    return result

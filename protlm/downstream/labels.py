@@ -1,0 +1,217 @@
+"""Labels of proteins or residues: tables, and the FASTA files of FLIP and biotrainer.
+
+Dallago et al. 2021 (doi:10.1101/2021.11.09.467890): a table has the columns sequence, target, set
+and validation; headers of FASTA files have SET=, TARGET= and VALIDATION=; labels of residues are a
+second FASTA file, with one letter for each residue.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protlm.data.records import Tally, read_records
+from protlm.downstream.tables import read_table, read_text
+from protlm.errors import InputDataError, UserError
+
+TRAIN, VALID, TEST = "train", "valid", "test"
+UNLABELED = "?"
+_SPLITS = {
+    "train": TRAIN,
+    "valid": VALID,
+    "validation": VALID,
+    "val": VALID,
+    "dev": VALID,
+    "test": TEST,
+}
+_EMPTY = ("", "NA", "NaN", "nan")
+_NAMES = ("identifier", "accession", "id")
+_LABELS = ("label", "target")
+_ATTRIBUTE = re.compile(r"(?:^|\s)(SET|TARGET|VALIDATION|CLUSTER)=(\S*)")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A protein with its label.
+
+    Attributes:
+        identifier: the accession or another name.
+        sequence: the residues.
+        label: as written in the file; of residues, one letter each, `?` where it is unknown.
+        split: `train`, `valid` or `test`; empty if the file has no splits.
+        cluster: the name of the cluster; empty if it is unknown.
+    """
+
+    identifier: str
+    sequence: str
+    label: str
+    split: str = ""
+    cluster: str = ""
+
+
+@dataclass(frozen=True)
+class LabeledProteins:
+    """The examples of a file.
+
+    Attributes:
+        examples: in the order of the file.
+        per_residue: whether each residue has a label.
+        left_out: the number of rows without an example, by reason.
+    """
+
+    examples: list[Example]
+    per_residue: bool
+    left_out: Mapping[str, int]
+
+    def only(self, keep: Sequence[bool], reason: str) -> "LabeledProteins":
+        """Returns the examples to keep, and counts the others under a reason."""
+        kept = [one for one, is_kept in zip(self.examples, keep, strict=True) if is_kept]
+        lost = len(self.examples) - len(kept)
+        counts = {**self.left_out, reason: lost} if lost else self.left_out
+        return replace(self, examples=kept, left_out=counts)
+
+
+def read_labeled_proteins(
+    path: Path,
+    *,
+    sequences: Path | None = None,
+    column: str | None = None,
+    per_residue: bool = False,
+) -> LabeledProteins:
+    """Reads a table or a FASTA file of labels, plain or gzip.
+
+    Rows without a label or, if there are splits, without a split are left out and counted.
+
+    Args:
+        path: the file. A FASTA file without TARGET= in its headers has the labels of residues.
+        sequences: the sequences, if `path` has only identifiers.
+        column: the column of the label; None is `label` or `target`.
+        per_residue: the labels of a table are strings with a letter for each residue.
+
+    Raises:
+        InputDataError: a file is missing or damaged, or a row cannot be used; the message has the
+            line.
+        UserError: the sequences are missing.
+    """
+    text = read_text(path, "a file of labels")
+    if text.lstrip().startswith(">"):
+        per_residue = "TARGET=" not in text
+        rows = _fasta_rows(path, text, per_residue=per_residue)
+    else:
+        rows = _table_rows(path, column)
+    examples, counts = [], Counter[str]()
+    found = None if sequences is None else _sequences(sequences)
+    seen: set[str] = set()
+    for line, one in rows:
+        where = f"{path}, line {line}"
+        if one.label in _EMPTY or not one.label.strip(UNLABELED):
+            counts["without a label"] += 1
+            continue
+        if one.identifier in seen:
+            raise InputDataError(f"{where}: {one.identifier} is repeated; remove one of the two")
+        seen.add(one.identifier)
+        sequence = _sequence_of(one, where, found, sequences)
+        if per_residue and len(one.label) != len(sequence):
+            raise InputDataError(
+                f"{where}: {len(one.label)} labels for the {len(sequence)} residues of "
+                f"{one.identifier}; write one letter for each, {UNLABELED} where it is unknown"
+            )
+        examples.append(replace(one, sequence=sequence))
+    if any(one.split for one in examples):
+        counts["without a split"] = sum(not one.split for one in examples)
+        examples = [one for one in examples if one.split]
+    if not examples:
+        raise InputDataError(f"{path} has no labels; give a row for each protein")
+    return LabeledProteins(examples, per_residue, {k: n for k, n in counts.items() if n})
+
+
+def _sequence_of(
+    one: Example, where: str, found: Mapping[str, str] | None, sequences: Path | None
+) -> str:
+    sequence = one.sequence
+    if found is not None:
+        if one.identifier not in found:
+            raise InputDataError(f"{where}: {sequences} has no sequence of {one.identifier}")
+        sequence = found[one.identifier]
+    if not sequence:
+        raise UserError(f"{where} has no sequence; add a column sequence, or --sequences FASTA")
+    return sequence.upper()
+
+
+def _sequences(path: Path) -> dict[str, str]:
+    """Returns the sequences of a file by identifier, and by the accession in it."""
+    found = {}
+    for record in read_records(path, Tally()):
+        found[record.identifier] = record.sequence
+        parts = record.identifier.split("|")
+        if len(parts) > 1:
+            found.setdefault(parts[1], record.sequence)
+    return found
+
+
+def _table_rows(path: Path, column: str | None) -> Iterator[tuple[int, Example]]:
+    columns, lines = read_table(path, "a table of labels")
+    label = next((name for name in ([column] if column else _LABELS) if name in columns), None)
+    if label is None:
+        raise InputDataError(
+            f"{path} has the columns {', '.join(columns)[:200]}, not {column or 'label'}; choose "
+            "the column of the labels: --label COLUMN"
+        )
+    name = next((name for name in _NAMES if name in columns), None)
+    if name is None and "sequence" not in columns:
+        raise InputDataError(
+            f"{path} has the columns {', '.join(columns)[:200]}; add a column identifier or "
+            "sequence"
+        )
+    for line, row in lines:
+        cells = {key: cell.strip() for key, cell in zip(columns, row, strict=True)}
+        yield (
+            line,
+            Example(
+                identifier=cells[name] if name else f"line {line}",
+                sequence=cells.get("sequence", ""),
+                label=cells[label],
+                split=_split_of(cells, f"{path}, line {line}"),
+                cluster=cells.get("cluster", ""),
+            ),
+        )
+
+
+def _fasta_rows(path: Path, text: str, *, per_residue: bool) -> Iterator[tuple[int, Example]]:
+    header, number, letters = "", 0, []
+    for line, content in enumerate([*text.splitlines(), ">"], start=1):
+        if not content.startswith(">"):
+            letters.append(content.strip())
+            continue
+        if header:
+            yield number, _fasta_example(path, number, header, "".join(letters), per_residue)
+        header, number, letters = content[1:].strip(), line, []
+        if not header and line <= len(text.splitlines()):
+            raise InputDataError(f"{path}, line {line}: the header has no identifier")
+
+
+def _fasta_example(path: Path, line: int, header: str, letters: str, per_residue: bool) -> Example:
+    cells = {key.lower(): value for key, value in _ATTRIBUTE.findall(header)}
+    return Example(
+        identifier=header.split()[0],
+        sequence="" if per_residue else letters,
+        label=letters if per_residue else cells.get("target", ""),
+        split=_split_of(cells, f"{path}, line {line}"),
+        cluster=cells.get("cluster", ""),
+    )
+
+
+def _split_of(cells: Mapping[str, str], where: str) -> str:
+    """Returns the split from the columns or attributes split, set and validation."""
+    given = cells.get("split", cells.get("set", ""))
+    if given in _EMPTY:
+        return ""
+    split = _SPLITS.get(given.lower())
+    if split is None:
+        raise InputDataError(
+            f"{where}: the split {given!r} is not one of {', '.join(_SPLITS)}; leave it empty to "
+            "leave the protein out"
+        )
+    is_valid = cells.get("validation", "").lower() == "true"
+    return VALID if split == TRAIN and is_valid else split

@@ -1,0 +1,129 @@
+"""Linear models of labels on features: ridge regression, and logistic regression of classes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from protlm.downstream.tasks import Task
+
+# Of standardized features: lambda of ridge regression, and C of logistic regression.
+PENALTIES = {
+    Task.number: (1.0, 10.0, 100.0, 1_000.0, 10_000.0),
+    Task.one_class: (0.001, 0.01, 0.1, 1.0),
+    Task.several_classes: (0.001, 0.01, 0.1, 1.0),
+    Task.residue_classes: (0.001, 0.01, 0.1, 1.0),
+}
+_MAX_ITERATIONS = 300
+_TOLERANCE = 1e-3
+# The logit of a class that no example has: its probability is 0.
+_NEVER = -1e4
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """Outputs x · weights + bias: a number, or a logit for each class.
+
+    Attributes:
+        weights: float64 [width, outputs], for features that are not standardized.
+        bias: float64 [outputs].
+    """
+
+    weights: np.ndarray
+    bias: np.ndarray
+
+    def outputs(self, features: Any) -> np.ndarray:
+        """Returns numbers or logits, float64 [examples, outputs]."""
+        return np.asarray(features @ self.weights) + self.bias
+
+
+def probabilities(logits: np.ndarray, task: Task) -> np.ndarray:
+    """Returns the probability of each class: sigmoids of several classes, else a softmax.
+
+    >>> probabilities(np.array([[0.0, 0.0]]), Task.one_class).tolist()
+    [[0.5, 0.5]]
+    """
+    if task is Task.several_classes:
+        return np.exp(-np.logaddexp(0, -logits))
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def fit(
+    features: Any, values: np.ndarray, task: Task, *, num_classes: int, penalty: float
+) -> LinearModel:
+    """Fits a linear model to standardized features.
+
+    Args:
+        features: dense or sparse, [examples, width]; sparse ones are scaled but not centered.
+        values: as in `Targets`.
+        task: the kind of the labels.
+        num_classes: the number of outputs, except of numbers.
+        penalty: one of `PENALTIES`.
+    """
+    from sklearn.preprocessing import StandardScaler
+
+    is_dense = isinstance(features, np.ndarray)
+    scaler: Any = StandardScaler(with_mean=is_dense)
+    scaled = scaler.fit_transform(features.astype(np.float64) if is_dense else features)
+    if task is Task.number:
+        weights, bias = _ridge(scaled, values, penalty)
+    elif task is Task.several_classes:
+        columns = [_binary(scaled, column, penalty) for column in values.T]
+        weights = np.stack([one[0] for one in columns], axis=1)
+        bias = np.array([one[1] for one in columns])
+    else:
+        weights, bias = _multinomial(scaled, values, num_classes, penalty)
+    weights = weights / scaler.scale_[:, None]
+    return LinearModel(weights, bias - scaler.mean_ @ weights if is_dense else bias)
+
+
+def _ridge(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.linear_model import Ridge
+
+    fitted: Any = Ridge(alpha=penalty).fit(scaled, values)
+    return fitted.coef_.reshape(-1, 1), np.atleast_1d(fitted.intercept_)
+
+
+def _logistic(scaled: Any, values: np.ndarray, penalty: float) -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=_TOLERANCE).fit(
+        scaled, values
+    )
+
+
+def _multinomial(
+    scaled: Any, values: np.ndarray, num_classes: int, penalty: float
+) -> tuple[np.ndarray, np.ndarray]:
+    weights, bias = np.zeros((scaled.shape[1], num_classes)), np.full(num_classes, _NEVER)
+    seen = np.unique(values)
+    if len(seen) == 1:
+        bias[seen] = 0
+        return weights, bias
+    fitted = _logistic(scaled, values, penalty)
+    if len(seen) == 2:
+        # Of two classes, scikit-learn has the logit of the second one.
+        bias[seen[0]] = 0
+        seen = seen[1:]
+    weights[:, seen], bias[seen] = fitted.coef_.T, fitted.intercept_
+    return weights, bias
+
+
+def _binary(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+    if values.all() or not values.any():
+        return np.zeros(scaled.shape[1]), -_NEVER if values.all() else _NEVER
+    fitted = _logistic(scaled, values, penalty)
+    return fitted.coef_[0], float(fitted.intercept_[0])
+
+
+def constant(values: np.ndarray, task: Task, *, num_classes: int, width: int) -> LinearModel:
+    """Returns the model that ignores the features: the mean, or the frequencies of classes."""
+    if task is Task.number:
+        bias = values.mean(keepdims=True)
+    else:
+        counts = np.bincount(values, minlength=num_classes) if values.ndim == 1 else values.sum(0)
+        frequencies = (counts + 0.5) / (len(values) + 1)
+        odds = frequencies / (1 - frequencies) if values.ndim == 2 else frequencies
+        bias = np.log(odds)
+    return LinearModel(np.zeros((width, len(bias))), bias)

@@ -1,0 +1,103 @@
+"""LoRA adapters in the linear layers of a network.
+
+Hu et al. 2021 (arXiv:2106.09685), equation 3: a weight W becomes W + (α / r) B A. The adapter is a
+parametrization of the weight, because self-attention multiplies by its three weights at once.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from protlm.errors import UserError
+
+TARGETS = ("query", "key", "value")
+WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
+# The factor α / r.
+_SCALE = 2.0
+
+
+class LowRank(nn.Module):
+    """W + 2 B A, which is W in the beginning: A is random and B is zero.
+
+    Args:
+        layer: the linear layer.
+        rank: the rank r of A [r, in] and B [out, r].
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        weight = layer.weight
+        self.A = nn.Parameter(weight.new_empty(rank, layer.in_features))
+        self.B = nn.Parameter(weight.new_zeros(layer.out_features, rank))
+        nn.init.kaiming_uniform_(self.A, a=5**0.5)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Returns the adapted weight."""
+        return weight + _SCALE * self.B @ self.A
+
+
+def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed: int) -> None:
+    """Puts adapters into layers, in place; no other parameter of the network is trained.
+
+    Args:
+        network: the model.
+        rank: the rank of each adapter.
+        targets: the last part of the layers' names: query, key, value, output, up, gate, down.
+        seed: seed of the adapters.
+
+    Raises:
+        UserError: no layer has such a name.
+    """
+    layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+    names = {name.rpartition(".")[2] for name in layers if name.startswith("blocks.")}
+    for target in targets:
+        if target not in names:
+            raise UserError(
+                f"--lora-targets: no layer is named {target!r}; there are: "
+                f"{', '.join(sorted(names))}"
+            )
+    network.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, layer in layers.items():
+            if name.startswith("blocks.") and name.rpartition(".")[2] in targets:
+                adapter = LowRank(layer, rank)
+                parametrize.register_parametrization(layer, "weight", adapter, unsafe=True)
+
+
+def save_adapters(network: nn.Module, folder: Path) -> None:
+    """Writes A and B of each layer, `LAYER.A` and `LAYER.B`, and the scale.
+
+    Raises:
+        OSError: no space or permission.
+    """
+    from safetensors.torch import save
+
+    arrays = {}
+    for name, _, adapter in _adapted(network):
+        for part, value in (("A", adapter.A), ("B", adapter.B)):
+            arrays[f"{name}.{part}"] = value.detach().cpu().contiguous()
+    (folder / WEIGHTS).write_bytes(save(arrays))
+    content = {"format": 1, "weight": "W + scale * B @ A", "scale": _SCALE}
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def merge_adapters(network: nn.Module) -> None:
+    """Adds the adapters to the weights of their layers, in place, and removes them."""
+    for _, layer, _ in list(_adapted(network)):
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+
+
+def _adapted(network: nn.Module) -> Iterator[tuple[str, nn.Module, LowRank]]:
+    """Yields the name of each layer with an adapter, the layer and the adapter."""
+    for name, module in network.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            parametrizations = module.parametrizations
+            assert isinstance(parametrizations, nn.ModuleDict)
+            (adapter,) = parametrizations["weight"]  # pyright: ignore[reportGeneralTypeIssues]
+            assert isinstance(adapter, LowRank)
+            yield name, module, adapter

@@ -1,0 +1,98 @@
+"""The folder of a probe: plain arrays and a description, with SHA-256 checksums.
+
+`probe.safetensors` has `weights` [D, outputs] and `bias` [outputs], float64, of features that are
+not standardized; `probe.json` says what they predict, and from which layer of which model.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protlm.checkpoints.checksums import damaged_files, write_sums
+from protlm.downstream.linear import LinearModel
+from protlm.downstream.tasks import Task
+from protlm.errors import InputDataError, UserError
+from protlm.model.pretrained import PretrainedModel
+
+WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear model on the hidden states of one layer of one model.
+
+    Attributes:
+        task: what is predicted.
+        classes: names of the outputs; empty for a number.
+        layer: the layer; its states are averaged over residues, except for residue classes.
+        model_hash: the SHA-256 of the model's weights.
+        fitted: the linear model.
+    """
+
+    task: Task
+    classes: list[str]
+    layer: int
+    model_hash: str
+    fitted: LinearModel
+
+    def check_model(self, model: PretrainedModel) -> None:
+        """Refuses another model than the one that the probe was fitted on.
+
+        Raises:
+            UserError: the weights differ.
+        """
+        if model.hash != self.model_hash:
+            raise UserError(
+                f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
+                f"one has {model.hash[:12]}; give the same model: -m MODEL"
+            )
+
+
+def write_probe(folder: Path, probe: Probe) -> None:
+    """Writes the files of a probe into a folder, and the checksums of all files in it.
+
+    Raises:
+        OSError: no space or permission.
+    """
+    from safetensors.numpy import save
+
+    arrays = {"weights": probe.fitted.weights.copy(order="C"), "bias": probe.fitted.bias}
+    (folder / WEIGHTS).write_bytes(save(arrays))
+    content: dict[str, Any] = {"format": _FORMAT, **asdict(probe)}
+    del content["fitted"]
+    text = json.dumps(content, indent=2) + "\n"
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    write_sums(folder)
+
+
+def read_probe(folder: Path) -> Probe:
+    """Reads a probe.
+
+    Raises:
+        InputDataError: the folder is missing, damaged or not a probe.
+    """
+    from safetensors.numpy import load_file
+
+    for name in damaged_files(folder, required=(WEIGHTS, DESCRIPTION)):
+        raise InputDataError(
+            f"{folder / name} is damaged or missing; give a folder that protlm probe has written"
+        )
+    try:
+        content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        arrays = load_file(folder / WEIGHTS)
+        fitted = LinearModel(arrays["weights"], arrays["bias"])
+        found = Probe(
+            Task(content["task"]),
+            [str(name) for name in content["classes"]],
+            int(content["layer"]),
+            str(content["model_hash"]),
+            fitted,
+        )
+    except Exception as error:
+        raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
+    outputs = len(found.classes) or 1
+    if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
+        raise InputDataError(f"{folder} is not a probe: it has not {outputs} outputs")
+    return found

@@ -1,0 +1,204 @@
+"""Linear probes: labels predicted from frozen embeddings, beside baselines without the model.
+
+The layer, then the penalty, are chosen on the split `valid`, or without one on a fifth of the
+training groups. The probe is then fitted to `train` and `valid`, and tested on `test`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from protlm.downstream.features import embeddings, protein_baselines, residue_baselines
+from protlm.downstream.label_metrics import METRICS, LabelScores, bounds, label_scores
+from protlm.downstream.linear import PENALTIES, LinearModel, constant, fit
+from protlm.downstream.splits import Split, held_out
+from protlm.downstream.tasks import Targets, Task
+from protlm.model.pretrained import PretrainedModel
+
+MODEL, RANDOM, CONSTANT = "model", "random_weights", "commonest"
+_HELD_OUT = 0.2
+# What the layer and the penalty are chosen by.
+_CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fitted linear model, its choices and its scores on the test proteins.
+
+    Attributes:
+        fitted: the linear model.
+        layer: the layer of the embedding; None without a model.
+        penalty: lambda or C; None of the constant.
+        by_layer: the score of each layer on the proteins that it was chosen on.
+        scores: the metrics.
+        outputs: of the test rows, float64 [rows, outputs].
+    """
+
+    fitted: LinearModel
+    layer: int | None
+    penalty: float | None
+    by_layer: Mapping[int, float]
+    scores: LabelScores
+    outputs: np.ndarray
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """The settings of a probe.
+
+    Attributes:
+        layers: candidates; empty takes all, from the embedding, 0, to the last.
+        tokens_per_batch: the largest number of rows times padded length.
+        seed: seed of splits, random weights and bootstrap.
+    """
+
+    layers: tuple[int, ...] = ()
+    tokens_per_batch: int = 16_384
+    seed: int = 0
+
+
+def probe(
+    model: PretrainedModel,
+    sequences: Sequence[str],
+    targets: Targets,
+    split: Split,
+    options: ProbeOptions,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[str, Predictor]:
+    """Fits and tests the probe of the model and of each baseline.
+
+    Args:
+        model: the model, which is not trained.
+        sequences: no longer than it accepts.
+        targets: their labels.
+        split: rows of the proteins.
+        options: the settings.
+        report: gets the name of each predictor before its work.
+
+    Returns:
+        Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
+    """
+    rows = _Rows(targets, split, options.seed)
+    found = {}
+    for name, features, layers in _features(model, sequences, targets, rows, options):
+        report(name)
+        found[name] = _probe(features, layers, targets, rows, options.seed)
+    return found
+
+
+class _Rows:
+    """The rows of labels of each split: those of the proteins, or of their residues."""
+
+    def __init__(self, targets: Targets, split: Split, seed: int) -> None:
+        def of(proteins: np.ndarray) -> np.ndarray:
+            return np.flatnonzero(np.isin(targets.groups, proteins))
+
+        train = split.train
+        self.fit = of(np.concatenate([split.train, split.valid]))
+        self.test = of(split.test)
+        if split.valid.size:
+            self.chosen_on = of(split.valid)
+            self.rest = of(train)
+        else:
+            is_out = held_out(split.groups[train], _HELD_OUT, seed=seed)
+            self.chosen_on, self.rest = of(train[is_out]), of(train[~is_out])
+
+
+def _features(
+    model: PretrainedModel,
+    sequences: Sequence[str],
+    targets: Targets,
+    rows: _Rows,
+    options: ProbeOptions,
+) -> Iterator[tuple[str, list[Any], list[int]]]:
+    """Yields the name of a predictor, and its features for all rows by candidate layer."""
+    layers = list(options.layers) or list(range(model.num_layers + 1))
+    for name in (MODEL, RANDOM):
+        one = model if name == MODEL else model.with_random_weights(options.seed)
+        yield (
+            name,
+            embeddings(
+                one,
+                sequences,
+                layers=layers,
+                tokens_per_batch=options.tokens_per_batch,
+                places=targets.places,
+            ),
+            layers,
+        )
+    if targets.places is not None:
+        for name, features in residue_baselines(sequences, targets.places).items():
+            yield name, [features], []
+    else:
+        for name, features in protein_baselines(sequences, rows.fit.tolist()).items():
+            yield name, [features], []
+    yield CONSTANT, [], []
+
+
+def _probe(
+    features: list[Any], layers: list[int], targets: Targets, rows: _Rows, seed: int
+) -> Predictor:
+    task, values = targets.task, targets.values
+    by_layer: dict[int, float] = {}
+    if not features:
+        best, layer, penalty = 0, None, None
+        features = [np.zeros((len(values), 1))]
+        fitted = constant(values[rows.fit], task, num_classes=len(targets.classes), width=1)
+    else:
+        best, penalty, found = _chosen(features, targets, rows)
+        by_layer = dict(zip(layers, found, strict=False))
+        layer = layers[best] if layers else None
+        fitted = _fitted(features[best], targets, rows.fit, penalty)
+    outputs = fitted.outputs(features[best][rows.test])
+    scores = label_scores(outputs, values[rows.test], targets.groups[rows.test], task, seed=seed)
+    return Predictor(fitted, layer, penalty, by_layer, scores, outputs)
+
+
+def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, float, list[float]]:
+    """Returns the best layer at the middle penalty, its best penalty, and the layers' scores."""
+    penalties = PENALTIES[targets.task]
+    middle = penalties[len(penalties) // 2]
+
+    def score(layer: int, penalty: float) -> float:
+        fitted = _fitted(features[layer], targets, rows.rest, penalty)
+        return _choice_score(fitted.outputs(features[layer][rows.chosen_on]), targets, rows)
+
+    by_layer = [score(layer, middle) for layer in range(len(features))]
+    best = int(np.argmax(by_layer))
+    by_penalty = {p: by_layer[best] if p == middle else score(best, p) for p in penalties}
+    return best, max(by_penalty, key=lambda p: by_penalty[p]), by_layer
+
+
+def _fitted(features: Any, targets: Targets, rows: np.ndarray, penalty: float) -> LinearModel:
+    return fit(
+        features[rows],
+        targets.values[rows],
+        targets.task,
+        num_classes=len(targets.classes),
+        penalty=penalty,
+    )
+
+
+def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
+    """Returns the metric that layers and penalties are chosen by; an undefined one is lowest."""
+    values, groups = targets.values[rows.chosen_on], targets.groups[rows.chosen_on]
+    found = label_scores(outputs, values, groups, targets.task, resamples=0)
+    value = found.values[_CHOSEN_BY.get(targets.task, "accuracy")]
+    return -np.inf if np.isnan(value) else value
+
+
+def difference(model: LabelScores, other: LabelScores, name: str) -> tuple[float, float, float]:
+    """Returns a metric's difference of two predictors, and its paired 95 % interval."""
+    place = list(model.values).index(name)
+    resampled = model.resampled[:, place] - other.resampled[:, place]
+    return (model.values[name] - other.values[name], *bounds(resampled))
+
+
+def best_baseline(found: Mapping[str, Predictor], task: Task) -> str:
+    """Returns the name of the baseline with the highest first metric."""
+    metric = METRICS[task][0]
+    baselines = [name for name in found if name != MODEL]
+    return max(baselines, key=lambda name: np.nan_to_num(found[name].scores.values[metric], nan=-1))

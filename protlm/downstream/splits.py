@@ -1,0 +1,173 @@
+"""Training and test proteins: given splits, or whole clusters; and what is on both sides."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protlm.downstream.labels import TEST, TRAIN, VALID, Example
+from protlm.downstream.relatives import MIN_SHARED, highest_shares
+from protlm.errors import InputDataError
+
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of each split, int64, and the group of every row.
+
+    Attributes:
+        train: the rows to fit to.
+        valid: the rows that the layer and the penalty are chosen on; if empty, they are chosen on
+            groups held out from `train`.
+        test: the rows of the metrics.
+        groups: equal for proteins that must be held out together, int64 [examples].
+    """
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    groups: np.ndarray
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """Counts of the test proteins that have a relative among the others.
+
+    Attributes:
+        identical: their sequence is also in train or valid.
+        same_cluster: their cluster is also in train or valid; None without clusters.
+        similar: one protein of train or valid contains a tenth of their 5-mers or more.
+        is_similar: whether a test protein is one of these, bool [test].
+    """
+
+    identical: int
+    same_cluster: int | None
+    similar: int
+    is_similar: np.ndarray
+
+    def describe(self, num_test: int) -> str | None:
+        """Returns a sentence on what leaks, or None."""
+        parts = [f"{self.identical:,} have the sequence of one"] if self.identical else []
+        if self.same_cluster:
+            parts.append(f"{self.same_cluster:,} are in the cluster of one")
+        if self.similar:
+            parts.append(
+                f"{self.similar:,} share {MIN_SHARED:.0%} of their 5-mers or more with one"
+            )
+        if not parts:
+            return None
+        return (
+            f"the split leaks: of {num_test:,} test proteins, {', '.join(parts)} to fit to; the "
+            "metrics overestimate what holds for new families"
+        )
+
+
+def split_of(
+    examples: Sequence[Example], clusters: Mapping[str, str] | None, *, seed: int
+) -> Split:
+    """Returns the given splits, or whole clusters drawn at random, a fifth of the proteins to test.
+
+    Args:
+        examples: with splits, with clusters, or both.
+        clusters: the cluster of each identifier, in place of those of the examples.
+        seed: seed of the draw.
+
+    Raises:
+        InputDataError: there are neither splits nor clusters, or a split is empty.
+    """
+    names = cluster_names(examples, clusters)
+    groups = _numbers(names or [one.sequence for one in examples])
+    given = np.array([one.split for one in examples])
+    if not given.any():
+        if names is None:
+            raise InputDataError(
+                "the labels have neither splits nor clusters, and a random split would have "
+                "homologs on both sides; add a column split or cluster, or type --cluster-table "
+                "TABLE.tsv, or --cluster, which runs MMseqs2"
+            )
+        given = np.where(_drawn(groups, seed), TEST, TRAIN)
+    train, valid, test = (np.flatnonzero(given == name) for name in (TRAIN, VALID, TEST))
+    for name, rows in ((TRAIN, train), (TEST, test)):
+        if not rows.size:
+            raise InputDataError(f"no protein is in the split {name}; correct the column split")
+    return Split(train, valid, test, groups)
+
+
+def leakage(
+    examples: Sequence[Example], split: Split, clusters: Mapping[str, str] | None
+) -> Leakage:
+    """Counts the test proteins with a relative in train or valid."""
+    fit = np.concatenate([split.train, split.valid])
+    sides = [[examples[row].sequence for row in rows] for rows in (fit, split.test)]
+    known = set(sides[0])
+    names = cluster_names(examples, clusters)
+    shared = None
+    if names is not None:
+        of_fit = {names[row] for row in fit}
+        shared = sum(names[row] in of_fit for row in split.test)
+    is_similar = highest_shares(sides[1], sides[0]) >= MIN_SHARED
+    identical = sum(sequence in known for sequence in sides[1])
+    return Leakage(identical, shared, int(is_similar.sum()), is_similar)
+
+
+def cluster_names(
+    examples: Sequence[Example], clusters: Mapping[str, str] | None
+) -> list[str] | None:
+    """Returns the cluster of each example; None if no cluster is known.
+
+    An example without a cluster is one by itself. Equal sequences have the same cluster.
+    """
+    if clusters is None and not any(one.cluster for one in examples):
+        return None
+    found, of_sequence = [], {}
+    for one in examples:
+        name = one.cluster if clusters is None else _named(one.identifier, clusters)
+        found.append(of_sequence.setdefault(one.sequence, name or f"only {one.identifier}"))
+    return found
+
+
+def _named(identifier: str, clusters: Mapping[str, str]) -> str:
+    """Returns the cluster of an identifier, which MMseqs2 may have shortened: sp|P12345|NAME."""
+    parts = identifier.split("|")
+    short = parts[1] if len(parts) > 1 else identifier
+    return clusters.get(identifier, clusters.get(short, ""))
+
+
+def _drawn(groups: np.ndarray, seed: int) -> np.ndarray:
+    """Returns whether each protein is drawn: whole groups, a fifth of the proteins or less.
+
+    If all groups are larger, the smallest one is drawn.
+    """
+    sizes = np.bincount(groups)
+    if len(sizes) < 2:
+        raise InputDataError("all proteins are in one cluster, so none can be the test set")
+    allowed = TEST_FRACTION * len(groups)
+    is_drawn, total = np.zeros(len(sizes), dtype=bool), 0
+    for group in np.random.default_rng(seed).permutation(len(sizes)):
+        if total + sizes[group] <= allowed:
+            is_drawn[group] = True
+            total += int(sizes[group])
+    is_drawn[sizes.argmin()] |= not total
+    return is_drawn[groups]
+
+
+def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
+    """Returns whether each row is held out: this fraction of the groups, at least one, not all.
+
+    Raises:
+        InputDataError: there are fewer than two groups.
+    """
+    different = np.unique(groups)
+    if len(different) < 2:
+        raise InputDataError(
+            "all proteins to fit to are in one cluster, so none can be held out to choose the "
+            "penalty; give more proteins, or a split valid"
+        )
+    number = min(max(round(fraction * len(different)), 1), len(different) - 1)
+    return np.isin(groups, np.random.default_rng(seed).permutation(different)[:number])
+
+
+def _numbers(names: Sequence[str]) -> np.ndarray:
+    """Returns equal numbers for equal names, int64."""
+    return np.unique(np.array(names), return_inverse=True)[1].reshape(-1)

@@ -1,0 +1,127 @@
+"""What is predicted: a number, a class or several classes of a protein, or classes of residues."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from protlm.downstream.labels import UNLABELED
+from protlm.errors import InputDataError, UserError
+
+_SEPARATORS = (";", ",")
+# Integers with at most this many values are classes.
+_MOST_INTEGER_CLASSES = 10
+
+
+class Task(StrEnum):
+    """The kind of a label."""
+
+    number = "number"
+    one_class = "class"
+    several_classes = "multi-label"
+    residue_classes = "per-residue"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels as numbers.
+
+    Attributes:
+        task: the kind of the labels.
+        classes: their names, sorted; of numbers, none.
+        values: float64 [examples] of numbers; int64 [examples] of classes, or [residues] of all
+            labeled residues in order; bool [examples, classes] of several classes.
+        groups: the number of the protein of each row of `values`, int64.
+        places: the labeled residues of each protein, for residues only.
+    """
+
+    task: Task
+    classes: list[str]
+    values: np.ndarray
+    groups: np.ndarray
+    places: list[np.ndarray] | None = None
+
+
+def guess_task(labels: Sequence[str], *, per_residue: bool) -> Task:
+    """Returns the kind of labels.
+
+    >>> guess_task(["0.5", "2"], per_residue=False)
+    <Task.number: 'number'>
+    >>> guess_task(["0", "1", "1"], per_residue=False)
+    <Task.one_class: 'class'>
+    >>> guess_task(["nucleus", "nucleus;cytoplasm"], per_residue=False)
+    <Task.several_classes: 'multi-label'>
+    """
+    if per_residue:
+        return Task.residue_classes
+    values = [_number(label) for label in labels]
+    if not any(math.isnan(value) for value in values):
+        is_integer = all(value.is_integer() for value in values)
+        few = len(set(values)) <= _MOST_INTEGER_CLASSES
+        return Task.one_class if is_integer and few else Task.number
+    return Task.several_classes if _separator(labels) else Task.one_class
+
+
+def targets_of(labels: Sequence[str], task: Task, *, min_count: int = 1) -> Targets:
+    """Converts labels to numbers.
+
+    Args:
+        labels: one for each protein.
+        task: the kind of the labels.
+        min_count: with several classes, those of fewer proteins are ignored.
+
+    Raises:
+        InputDataError: a label is not a number, or there are fewer than two classes.
+    """
+    each = np.arange(len(labels))
+    if task is Task.number:
+        values = np.array([_number(label) for label in labels])
+        if (bad := np.flatnonzero(np.isnan(values))).size:
+            raise InputDataError(
+                f"the label {labels[bad[0]]!r} is not a number; type --task class, or correct it"
+            )
+        return Targets(task, [], values, each)
+    if task is Task.one_class:
+        classes = _at_least_two(sorted(set(labels)))
+        number = {name: row for row, name in enumerate(classes)}
+        return Targets(task, classes, np.array([number[one] for one in labels]), each)
+    if task is Task.several_classes:
+        return _several(labels, min_count)
+    places = [np.array([n for n, x in enumerate(one) if x != UNLABELED]) for one in labels]
+    classes = _at_least_two(sorted(set("".join(labels)) - {UNLABELED}))
+    number = {name: row for row, name in enumerate(classes)}
+    found = [number[x] for one in labels for x in one if x != UNLABELED]
+    groups = np.repeat(each, [len(place) for place in places])
+    return Targets(task, classes, np.array(found), groups, places)
+
+
+def _several(labels: Sequence[str], min_count: int) -> Targets:
+    separator = _separator(labels) or _SEPARATORS[0]
+    sets = [{part.strip() for part in label.split(separator)} - {""} for label in labels]
+    names = sorted(set().union(*sets))
+    table = np.array([[name in one for name in names] for one in sets])
+    kept = np.flatnonzero(table.sum(axis=0) >= min_count)
+    if not kept.size:
+        raise UserError(f"no class has {min_count} proteins; type a smaller --min-count")
+    classes = [names[row] for row in kept]
+    return Targets(Task.several_classes, classes, table[:, kept], np.arange(len(labels)))
+
+
+def _separator(labels: Sequence[str]) -> str | None:
+    return next((s for s in _SEPARATORS if any(s in label for label in labels)), None)
+
+
+def _at_least_two(classes: list[str]) -> list[str]:
+    if len(classes) < 2:
+        raise InputDataError(f"all labels are {classes[0]}; a probe needs two classes or more")
+    return classes
+
+
+def _number(label: str) -> float:
+    try:
+        value = float(label)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan

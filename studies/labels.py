@@ -1,0 +1,176 @@
+"""Labels from frozen embeddings: location, molecular function and secondary structure.
+
+    python -m studies.labels MODEL --swissprot DIR --structures DIR [--proteins 2500] [--out FOLDER]
+
+DIR/swissprot_full.fasta.gz has the sequences, location.tsv.gz labels with a split at 30 % identity,
+go_terms.tsv.gz GO terms (column F), swissprot_full.splits.tsv.gz clusters at 50 % identity; the
+tables of the structures have DSSP strings. Functions are split by whole clusters, one protein each.
+Writes a probe for each job and the table in `labels.md`; a job whose probe is in FOLDER is not
+repeated.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.probe import probe_labels
+from protlm.data.records import Tally, read_records
+from protlm.downstream.probing import ProbeOptions
+from protlm.downstream.tables import read_table
+from protlm.paths import complete_file
+
+# DSSP's eight states as helix, strand and coil.
+_STATES = str.maketrans("HGIEBTSC", "HHHEECCC")
+_LONGEST = 1000
+_MIN_COUNT = 50
+Rows = Iterable[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A table of labels: its columns, its rows, and how they are read."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Callable[[argparse.Namespace], Rows]
+    reading: LabelOptions
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a tab-separated table, plain or gzip."""
+    columns, lines = read_table(path, "a table")
+    return [dict(zip(columns, row, strict=True)) for _, row in lines]
+
+
+def sequences(given: argparse.Namespace, wanted: Iterable[str]) -> dict[str, str]:
+    """Sequences by accession; those that are too long are left out."""
+    names = set(wanted)
+    records = read_records(given.swissprot / "swissprot_full.fasta.gz", Tally())
+    found = ((record.identifier.split("|")[-1], record.sequence) for record in records)
+    return {name: one for name, one in found if name in names and len(one) <= _LONGEST}
+
+
+def locations(given: argparse.Namespace) -> Rows:
+    """Subcellular locations, with their splits."""
+    drawn = read(given.swissprot / "location.tsv.gz")
+    random.Random(0).shuffle(drawn)
+    drawn = drawn[: given.proteins]
+    found = sequences(given, (row["accession"] for row in drawn))
+    for row in drawn:
+        if row["accession"] in found:
+            yield row["accession"], found[row["accession"]], row["label"], row["split"]
+
+
+def functions(given: argparse.Namespace) -> Rows:
+    """Terms of molecular function, one protein of each cluster."""
+    terms = {row["accession"]: row["F"] for row in read(given.swissprot / "go_terms.tsv.gz")}
+    first: dict[str, str] = {}
+    for row in read(given.swissprot / "swissprot_full.splits.tsv.gz"):
+        if terms.get(row["accession"]):
+            first.setdefault(row["cluster50"], row["accession"])
+    clusters = random.Random(0).sample(sorted(first), given.proteins)
+    found = sequences(given, (first[one] for one in clusters))
+    for one in clusters:
+        if first[one] in found:
+            yield first[one], found[first[one]], terms[first[one]], one
+
+
+def states(given: argparse.Namespace) -> Rows:
+    """Secondary structure: chains to fit to, and chains without homologs among them."""
+    train = read(given.structures / "structures_train.tsv")
+    random.Random(0).shuffle(train)
+    for row in train[: given.chains]:
+        yield row["key"], row["sequence"], row["dssp"].translate(_STATES), "train"
+    for row in read(given.structures / "index.tsv"):
+        if row["tier"] == "novel":
+            name = f"{row['pdb_id']}_{row['chain']}"
+            yield name, row["sequence"], row["dssp"].translate(_STATES), "test"
+
+
+JOBS = (
+    Job("location", ("identifier", "sequence", "label", "split"), locations, LabelOptions()),
+    Job(
+        "function",
+        ("identifier", "sequence", "label", "cluster"),
+        functions,
+        LabelOptions(min_count=_MIN_COUNT),
+    ),
+    Job(
+        "structure",
+        ("identifier", "sequence", "label", "split"),
+        states,
+        LabelOptions(per_residue=True),
+    ),
+)
+
+
+def run(job: Job, given: argparse.Namespace) -> dict[str, Any]:
+    """The results of a job, from its probe if there is one."""
+    table, probe = given.out / f"{job.name}.tsv", given.out / job.name
+    if not probe.exists():
+        print(f"== {job.name}", flush=True)
+        with complete_file(table, overwrite=True) as temporary:
+            lines = ["\t".join(row) for row in (job.columns, *job.rows(given))]
+            temporary.write_text("\n".join(lines) + "\n")
+        probe_labels(table, Path(given.model), probe, ProbeOptions(), job.reading)
+    return json.loads((probe / "results.json").read_text())
+
+
+def markdown(name: str, results: dict[str, Any]) -> str:
+    """The table of a job."""
+    predictors = results["predictors"]
+    first, *others = predictors["model"]["metrics"]
+    rows = [["labels by", first, "95 %", *others, "layer"]]
+    rows.append(["---"] * len(rows[0]))
+    for who, found in predictors.items():
+        metrics = found["metrics"]
+        one = metrics[first]
+        interval = f"{_text(one['low'])} to {_text(one['high'])}"
+        cells = [_text(one["value"]), interval, *(_text(metrics[o]["value"]) for o in others)]
+        layer = "" if found["layer"] is None else str(found["layer"])
+        rows.append([who, *cells, layer])
+    over, sides = results["over_best_baseline"], results["proteins"]
+    counts = ", ".join(f"{number:,} {side}" for side, number in sides.items() if number)
+    leaks = results["test_proteins_with_relatives_to_fit_to"]
+    lines = [
+        f"**{name}**: {len(results['classes'])} classes; proteins: {counts}; of the test proteins "
+        f"{leaks['identical']} have an identical sequence and {leaks['similar']} a similar one to "
+        "fit to.",
+        "",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        f"{first} of the model less that of {over['baseline']}: {_text(over['value'])} "
+        f"({_text(over['low'])} to {_text(over['high'])}).",
+    ]
+    return "\n".join(lines)
+
+
+def _text(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the study with the arguments of this process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--swissprot", type=Path, required=True)
+    parser.add_argument("--structures", type=Path, required=True)
+    parser.add_argument("--proteins", type=int, default=2_500)
+    parser.add_argument("--chains", type=int, default=150)
+    parser.add_argument("--jobs", nargs="+", default=[job.name for job in JOBS])
+    parser.add_argument("--out", type=Path, default=Path("labels"))
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    parts = [markdown(job.name, run(job, given)) for job in JOBS if job.name in given.jobs]
+    with complete_file(given.out / "labels.md", overwrite=True) as temporary:
+        temporary.write_text("\n\n".join(parts) + "\n")
+    print((given.out / "labels.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

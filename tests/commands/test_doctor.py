@@ -1,0 +1,126 @@
+"""`protlm doctor`: facts, what would fail, exit codes, and the page's commands."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from protlm.commands import doctor as doctor_module
+from protlm.commands import machine
+from protlm.commands.doctor import doctor
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Speeds of a processor without bfloat16 products, in place of a measurement."""
+    found = {"float32": 60.0, "bfloat16": 10.0}
+    monkeypatch.setattr(machine, "dtype_speeds", lambda _: found)
+    return found
+
+
+def test_facts_and_notes_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    doctor(None, None)
+    printed = capsys.readouterr().out
+    assert f"torch {torch.__version__.partition('+')[0]}" in printed
+    assert "note: bfloat16 products are 6.0 times slower than float32" in printed
+    assert printed.endswith("no problems\n")
+
+
+def test_what_would_fail_is_listed(
+    workplace: Path,
+    train_tiny: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    learned = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
+    run = train_tiny(workplace / "learned", *learned)
+    monkeypatch.setattr(machine, "available_memory", lambda: 1000)
+    (workplace / "x.fasta").write_text(
+        f">P1\nMKTA\n>P1\nMKTC\n>P2\nMK1A\n>P3\n{'M' * 600}\n>P4\nMKJA\n"
+    )
+    with pytest.raises(SystemExit) as end:
+        doctor(workplace / "x.fasta", run, as_json=True)
+    assert end.value.code == 3
+    report = json.loads(capsys.readouterr().out)
+    facts = report["facts"]["input"]
+    assert (facts["records"], facts["usable"], facts["longest"]) == (5, 3, 4)
+    assert facts["bytes_for_longest"] > 1000
+    assert report["facts"]["model"]["max_residues"] == 126
+    found = "\n".join(report["problems"])
+    for words in (
+        r"1 records of .*x\.fasta are rejected",
+        "1 proteins are too long for the model and are skipped, for instance P3: 600 residues",
+        "1 identifiers of .* are repeated; type --duplicates first",
+        "the longest protein, 4 residues, needs about 0.0 GB in one pass, and 0.0 GB are free",
+    ):
+        assert re.search(words, found), words
+
+
+def test_damaged_models_and_files_are_problems(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        doctor(workplace / "x.fasta", workplace / "broken", device="cpu")
+    assert "problem: " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        doctor(workplace / "none.fasta", workplace / "run", device="mars")
+    printed = capsys.readouterr().out
+    assert "problem: --device mars cannot be used" in printed
+    assert "none.fasta: no such file" in printed
+
+
+def test_full_disks_and_encodings_are_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = {"free_bytes": 10, "writable": True}, {"free_bytes": 10**12, "writable": False}
+    monkeypatch.setattr(machine, "disks", lambda: dict(zip(("here", "there"), disk, strict=True)))
+    monkeypatch.setattr(machine, "encodings", lambda: {"output": "x", "file_names": "ascii"})
+    with pytest.raises(SystemExit):
+        doctor_module.doctor(None, None)
+    printed = capsys.readouterr().out
+    assert "problem: here has 0.00 GB left; free some space" in printed
+    assert "problem: there is not writable" in printed
+    assert "problem: file names are encoded in ascii; type: export LC_ALL=C.UTF-8" in printed
+
+
+def test_the_limit_of_a_container_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2000 kB\n")
+    monkeypatch.setattr(machine, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert machine.available_memory() == 2_048_000
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("500\n")
+    assert machine.available_memory() == 2_048_000
+    (tmp_path / "memory.max").write_text("1500\n")
+    assert machine.available_memory() == 1000
+    monkeypatch.setattr(machine, "_MEMORY", tmp_path / "none")
+    (tmp_path / "memory.max").unlink()
+    assert machine.available_memory() is None
+
+
+def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Command) -> None:
+    (workplace / "runs").mkdir()
+    (workplace / "runs" / "mine").symlink_to(workplace / "run")
+    (workplace / "proteins.fasta").symlink_to(workplace / "x.fasta")
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for command in "".join(blocks).splitlines():
+        done = protlm_in_process(*command.split()[1:], cwd=workplace)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+def test_speeds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_SECONDS", 0.001)
+    assert machine._speed(torch.device("cpu"), torch.float32) > 0

@@ -1,0 +1,151 @@
+"""`protlm finetune`: all weights and LoRA, resuming, the merged model, and mistakes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import protlm
+from protlm.commands.finetune import FinetuneOptions, finetune_labels
+from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.predict import predict
+from protlm.errors import OutputError, UserError
+from protlm.training.finetuning import FinetuneSettings, KeepBest
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+SETTINGS = FinetuneSettings(epochs=4, patience=9, learning_rate=3e-3, batch_size=8)
+LETTERS = "ACDEFGHIKLMNPQRSTVY"
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    """Classes by the order of two letters, which no composition has."""
+    numbers = np.random.default_rng(0)
+    rows = ["identifier\tsequence\tlabel\tsplit"]
+    for number in range(60):
+        label = number % 2
+        letters = [LETTERS[n] for n in numbers.integers(len(LETTERS), size=20)]
+        letters[4:12] = "WWWWCCCC" if label else "WCWCWCWC"
+        split = ("train", "train", "train", "valid", "test", "test")[number % 6]
+        rows.append(f"P{number}\t{''.join(letters)}\tc{label}\t{split}")
+    path = tmp_path / "labels.tsv"
+    path.write_text("\n".join([*rows, ""]))
+    fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in rows[1:])
+    (tmp_path / "proteins.fasta").write_text(fasta)
+    return path
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(protlm.load(folder).network.state_dict())
+
+
+def check_predictions(run: Path, folder: Path) -> None:
+    """`predict` with the merged model and the head gives the predictions of the run."""
+    predict(folder / "proteins.fasta", run / "probe", run / "model", folder / "all.tsv")
+    with (folder / "all.tsv").open() as file:
+        found = {row["identifier"]: row for row in csv.DictReader(file, delimiter="\t")}
+    with (run / "probe" / "predictions.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert len(rows) == 20
+    for row in rows:
+        assert float(found[row["identifier"]]["p(c1)"]) == pytest.approx(
+            float(row["p(c1)"]), abs=2e-3
+        )
+
+
+def test_all_weights_are_trained_and_resumed(
+    labels: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = FinetuneOptions(SETTINGS)
+    result = finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
+    assert result is not None
+    before, after = weights(tiny_run), weights(tmp_path / "run" / "model")
+    changed = [n for n in before if not torch.equal(before[n], after[n])]
+    assert any("attention.query" in name for name in changed) and "embedding.weight" in changed
+    values = {n: p.scores.values["accuracy"] for n, p in result.predictors.items()}
+    assert values["model"] >= values["frozen"]
+    check_predictions(tmp_path / "run", tmp_path)
+    results = json.loads((tmp_path / "run" / "probe" / "results.json").read_text())
+    assert {"model", "frozen", "random_weights"} <= set(results["predictors"])
+    # Stopped in the third epoch and continued: the same weights.
+    start = KeepBest.on_train_epoch_start
+
+    def stopped(self, trainer, module) -> None:
+        start(self, trainer, module)
+        if trainer.current_epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(KeepBest, "on_train_epoch_start", stopped)
+        finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
+    assert end.value.code == 75
+    assert "the same command continues" in capsys.readouterr().err
+    assert len(list((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))) == 2
+    other = replace(options, training=replace(SETTINGS, learning_rate=1e-2))
+    with pytest.raises(UserError, match="is a run with another training"):
+        finetune_labels(labels, tiny_run, tmp_path / "cut", other, LabelOptions())
+    finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
+    again = weights(tmp_path / "cut" / "model")
+    assert all(torch.equal(after[name], again[name]) for name in after)
+    with pytest.raises(OutputError, match="is complete"):
+        finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
+
+
+def test_adapters_are_trained_saved_and_merged(
+    labels: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = FinetuneOptions(SETTINGS, rank=2, targets=("query", "value"))
+    finetune_labels(labels, tiny_run, run, options, LabelOptions())
+    before, after = weights(tiny_run), weights(run / "model")
+    assert before.keys() == after.keys()
+    changed = {n.rpartition(".")[0] for n in before if not torch.equal(before[n], after[n])}
+    assert {name.rpartition(".")[2] for name in changed} == {"query", "value"}
+    check_predictions(run, tmp_path)
+    stored = load_file(run / "adapter" / "adapter.safetensors")
+    assert len(stored) == 2 * len(changed)
+    for name in changed:
+        expected = before[f"{name}.weight"] + 2 * stored[f"{name}.B"] @ stored[f"{name}.A"]
+        assert torch.allclose(after[f"{name}.weight"], expected, atol=1e-6)
+    with pytest.raises(UserError, match="no layer is named 'nothing'; there are: "):
+        other = replace(options, targets=("nothing",))
+        finetune_labels(labels, tiny_run, tmp_path / "x", other, LabelOptions())
+
+
+def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
+    """With a large rate the loss soon rises, and the best weights are those of an early epoch."""
+    settings = replace(SETTINGS, epochs=30, patience=1, learning_rate=0.5)
+    run = tmp_path / "run"
+    finetune_labels(labels, tiny_run, run, FinetuneOptions(settings), LabelOptions())
+    with (run / "metrics.csv").open() as file:
+        losses = [float(r["valid_loss"]) for r in csv.DictReader(file) if r["valid_loss"]]
+    assert len(losses) < 30 and losses[-1] >= min(losses)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (FinetuneOptions(replace(SETTINGS, epochs=0)), "--epochs 0 must be at least 1"),
+        (FinetuneOptions(replace(SETTINGS, learning_rate=0.0)), "--learning-rate 0.0 must be"),
+        (FinetuneOptions(SETTINGS, rank=0), "--lora 0 must be at least 1"),
+    ],
+)
+def test_mistakes_are_explained(
+    labels: Path, tiny_run: Path, tmp_path: Path, options: FinetuneOptions, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        finetune_labels(labels, tiny_run, tmp_path / "x", options, LabelOptions())
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,175 @@
+"""`protlm probe` and `predict`: files in and out, clusters, mistakes, and the page's commands."""
+
+import csv
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import protlm
+from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.predict import predict
+from protlm.commands.probe import probe_labels
+from protlm.downstream.features import embeddings
+from protlm.downstream.linear import probabilities
+from protlm.downstream.probe_files import read_probe
+from protlm.downstream.probing import ProbeOptions
+from protlm.downstream.tasks import Task
+from protlm.errors import InputDataError, OutputError, UserError
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "learn.md"
+OPTIONS = ProbeOptions(layers=(0, 1))
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        separator = "," if path.suffix == ".csv" else "\t"
+        return list(csv.DictReader(file, delimiter=separator))
+
+
+@pytest.fixture
+def labels(workplace: Path) -> Path:
+    """The table of the page, and proteins.fasta with its sequences."""
+    text = PAGE.read_text().split("```tsv\n")[1].split("```")[0]
+    path = workplace / "labels.tsv"
+    path.write_text(text)
+    fasta = "".join(f">{row['identifier']}\n{row['sequence']}\n" for row in read(path))
+    (workplace / "proteins.fasta").write_text(fasta)
+    return path
+
+
+def test_a_probe_and_its_predictions(
+    labels: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "probe"
+    probe_labels(labels, tiny_run, folder, OPTIONS, LabelOptions())
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{folder}\n")
+    assert "task: class of 2 classes; proteins: 4 train, 2 test" in printed
+    assert "accuracy of the model less that of" in printed
+    assert "the split leaks: of 2 test" in printed
+    results = json.loads((folder / "results.json").read_text())
+    assert set(results["predictors"]) == {
+        *("model", "random_weights", "composition", "three_mers", "length", "commonest")
+    }
+    assert results["test_proteins_with_relatives_to_fit_to"]["similar"] == 1
+    assert results["predictors"]["model"]["layer"] in (0, 1)
+    probe, model = read_probe(folder), protlm.load(tiny_run)
+    rows = read(folder / "predictions.tsv")
+    assert [row["identifier"] for row in rows] == ["P5", "P6"]
+    predict(tmp_path / "proteins.fasta", folder, tiny_run, tmp_path / "all.csv")
+    found = read(tmp_path / "all.csv")
+    assert [row["identifier"] for row in found] == [f"P{n}" for n in range(1, 7)]
+    sequences = [row["sequence"] for row in read(labels)]
+    (states,) = embeddings(model, sequences, layers=[probe.layer], tokens_per_batch=999)
+    expected = probabilities(probe.fitted.outputs(states), Task.one_class)
+    shown = [[float(row[f"p({name})"]) for name in probe.classes] for row in found]
+    assert np.array(shown) == pytest.approx(expected, abs=1e-3)
+    named = [probe.classes[n] for n in expected.argmax(1)]
+    assert [row["predicted"] for row in found] == named
+    assert [row["predicted"] for row in rows] == named[4:]
+
+
+def test_residues_have_a_row_each(
+    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
+) -> None:
+    rows = read(labels)
+    marked = [re.sub("[^W]", "-", row["sequence"]) for row in rows]
+    pairs = zip(rows, marked, strict=True)
+    lines = [f">{row['identifier']} SET={row['split']}\n{mark}\n" for row, mark in pairs]
+    (tmp_path / "residues.fasta").write_text("".join(lines))
+    reading = LabelOptions(sequences=tmp_path / "proteins.fasta")
+    probe_labels(tmp_path / "residues.fasta", tiny_run, tmp_path / "p", OPTIONS, reading)
+    tested = read(tmp_path / "p" / "predictions.tsv")
+    assert "".join(row["label"] for row in tested) == "".join(marked[4:])
+    typed = ["proteins.fasta", "-p", "p", "-m", tiny_run, "-o", "all.tsv"]
+    done = protlm_in_process("predict", *typed, cwd=tmp_path)
+    assert done.returncode == 0 and "6 records: 6 predicted, 0 skipped" in done.stderr
+    found = read(tmp_path / "all.tsv")
+    assert "".join(row["residue"] for row in found) == "".join(row["sequence"] for row in rows)
+    right = [row["predicted"] == m for row, m in zip(found, "".join(marked), strict=True)]
+    assert np.mean(right) > 0.95
+
+
+def test_clusters_are_made_or_read(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
+    rows = read(labels)
+    text = "".join(f"{r['identifier']}\t{r['sequence']}\t{n / 7}\n" for n, r in enumerate(rows))
+    table = tmp_path / "numbers.tsv"
+    table.write_text("id\tsequence\ttarget\n" + text)
+    with pytest.raises(InputDataError, match="neither splits nor clusters"):
+        probe_labels(table, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
+    clustered = LabelOptions(cluster=lambda sequences: [len(one) % 4 for one in sequences])
+    result = probe_labels(table, tiny_run, tmp_path / "p", OPTIONS, clustered)
+    tested = {len(rows[n]["sequence"]) % 4 for n in result.split.test}
+    assert tested.isdisjoint({len(rows[n]["sequence"]) % 4 for n in result.split.train})
+    assert result.leakage.same_cluster == 0
+    clusters = tmp_path / "clusters.tsv"
+    clusters.write_text("".join(f"P1\tP{n}\n" for n in range(1, 4)))
+    both = LabelOptions(cluster_table=clusters)
+    result = probe_labels(table, tiny_run, tmp_path / "q", OPTIONS, both)
+    assert len(set(result.split.groups[:3])) == 1 and len(set(result.split.groups)) == 4
+    clusters.write_text("P1 P2\n")
+    with pytest.raises(InputDataError, match="line 1: 'P1 P2' is not a representative"):
+        probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
+
+
+def test_mistakes_are_explained(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
+    def run(reading: LabelOptions, options: ProbeOptions = OPTIONS, output: str = "p") -> None:
+        probe_labels(labels, tiny_run, tmp_path / output, options, reading)
+
+    with pytest.raises(UserError, match="7 labels for the 22 residues of P1"):
+        run(LabelOptions(task=Task.residue_classes))
+    with pytest.raises(InputDataError, match="'nucleus' is not a number; type --task class"):
+        run(LabelOptions(task=Task.number))
+    with pytest.raises(UserError, match="layer 9 does not exist"):
+        run(LabelOptions(), ProbeOptions(layers=(9,)))
+    with pytest.raises(UserError, match="omit one of them"):
+        run(LabelOptions(cluster_table=labels, cluster=lambda _: []))
+    with pytest.raises(OutputError, match="exists already"):
+        run(LabelOptions(), output="x.fasta")
+    labels.write_text(labels.read_text().replace("MKTAY", "MJTAY"))
+    with pytest.raises(InputDataError, match="P1: 'J' at residue 2"):
+        run(LabelOptions())
+    assert not (tmp_path / "p").exists()
+
+
+def test_another_model_and_damaged_probes_are_refused(
+    labels: Path, tiny_run: Path, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    probe_labels(labels, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
+    fasta = tmp_path / "proteins.fasta"
+    other = train_tiny(tmp_path / "other", "trainer.max_steps=2", "seed=3")
+    with pytest.raises(UserError, match="was fitted on a model with the hash"):
+        predict(fasta, tmp_path / "p", other, tmp_path / "x.tsv")
+    with pytest.raises(UserError, match=r"type: -o .*x\.tsv"):
+        predict(fasta, tmp_path / "p", tiny_run, tmp_path / "x.h5")
+    assert not (tmp_path / "x.tsv").exists()
+
+
+def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) -> None:
+    """All commands of docs/learn.md, with the files that it names."""
+    folder, rows = labels.parent, read(labels)
+    (folder / "runs").mkdir()
+    (folder / "runs" / "mine").symlink_to(folder / "run")
+    numbers = "".join(f"{row['sequence']},{n / 7}\n" for n, row in enumerate(rows))
+    (folder / "stability.csv").write_text(f"sequence,target\n{numbers}")
+    members = "".join(f"line {2 * (n // 2) + 2}\tline {n + 2}\n" for n in range(6))
+    (folder / "clusters.tsv").write_text(members)
+    terms = "".join(f"{r['identifier']}\t1;{2 + n % 2}\t{r['split']}\n" for n, r in enumerate(rows))
+    (folder / "terms.tsv").write_text(f"accession\tgo\tsplit\n{terms}")
+    states = (f">{r['identifier']} SET={r['split']}\n{r['sequence']}\n" for r in rows)
+    (folder / "residues.fasta").write_text("".join(states))
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    commands = "".join(blocks).splitlines()
+    assert len(commands) >= 5
+    for command in commands:
+        typed = command.split()
+        done = protlm_in_process(*typed[1:], cwd=folder)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert (folder / typed[typed.index("-o") + 1]).exists()

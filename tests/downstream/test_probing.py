@@ -1,0 +1,240 @@
+"""Probes: linear models and metrics against slow ones, choices, and planted labels."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import protlm
+from protlm.downstream.features import embeddings, residue_baselines
+from protlm.downstream.label_metrics import METRICS, label_scores
+from protlm.downstream.linear import PENALTIES, constant, fit, probabilities
+from protlm.downstream.probe_files import Probe, read_probe, write_probe
+from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, best_baseline, probe
+from protlm.downstream.splits import Split
+from protlm.downstream.tasks import Targets, Task
+from protlm.errors import InputDataError, UserError
+
+LETTERS = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
+
+
+@pytest.fixture
+def numbers() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_ridge_is_its_formula(numbers) -> None:
+    x = numbers.normal(size=(50, 4)) * [1, 10, 0.1, 1] + 3
+    y = x @ [1, -0.5, 2, 0] + numbers.normal(size=50)
+    z = (x - x.mean(0)) / x.std(0)
+    w = np.linalg.solve(z.T @ z + 10 * np.eye(4), z.T @ (y - y.mean()))
+    found = fit(x, y, Task.number, num_classes=0, penalty=10.0)
+    assert found.outputs(x)[:, 0] == pytest.approx(z @ w + y.mean())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_logistic_regression_is_at_its_optimum(numbers, size: int) -> None:
+    """The gradient of C · cross-entropy + |w|² / 2 is zero, as is the mean error of each class."""
+    x = numbers.normal(size=(60, 3))
+    y = numbers.integers(size, size=60)
+    found = fit(x, y, Task.one_class, num_classes=size, penalty=0.1)
+    errors = probabilities(found.outputs(x), Task.one_class) - np.eye(size)[y]
+    assert np.abs(errors.mean(0)).max() < 1e-3
+    z = (x - x.mean(0)) / x.std(0)
+    weights = found.weights * x.std(0)[:, None]
+    gradient = 0.1 * z.T @ errors + weights
+    # Of two classes, one logit has all of the weight.
+    checked = gradient[:, 1:] if size == 2 else gradient
+    assert np.abs(checked).max() < 2e-2
+
+
+def test_classes_without_examples_have_no_probability(numbers) -> None:
+    x, y = numbers.normal(size=(20, 3)), np.repeat([0, 2], 10)
+    found = fit(x, y, Task.one_class, num_classes=4, penalty=1.0)
+    assert probabilities(found.outputs(x), Task.one_class)[:, [1, 3]].max() == 0
+    several = np.stack([y == 0, y < 0, y >= 0], axis=1)
+    found = fit(x, several, Task.several_classes, num_classes=3, penalty=1.0)
+    assert probabilities(found.outputs(x), Task.several_classes)[0, 1:].tolist() == [0, 1]
+
+
+def test_the_constant_predicts_the_mean_or_the_commonest_class() -> None:
+    assert constant(np.array([1.0, 3.0]), Task.number, num_classes=0, width=2).bias.tolist() == [2]
+    classes = constant(np.array([1, 1, 0]), Task.one_class, num_classes=3, width=2)
+    assert classes.outputs(np.zeros((1, 2))).argmax() == 1
+
+
+def test_metrics_are_those_of_scikit_learn(numbers) -> None:
+    from sklearn import metrics
+
+    y, outputs = numbers.integers(4, size=80), numbers.normal(size=(80, 4))
+    groups = np.repeat(np.arange(20), 4)
+    found = label_scores(outputs, y, groups, Task.residue_classes).values
+    p = outputs.argmax(1)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(y, p))
+    assert found["macro F1"] == pytest.approx(metrics.f1_score(y, p, average="macro"))
+    assert found["MCC"] == pytest.approx(metrics.matthews_corrcoef(y, p))
+    assert found["accuracy per protein"] == pytest.approx((y == p).reshape(20, 4).mean(1).mean())
+    several = numbers.integers(2, size=(80, 3)).astype(bool)
+    several[:, 2] = False
+    rounded = outputs[:, :3].round(1)
+    found = label_scores(rounded, several, np.arange(80), Task.several_classes).values
+    kept = several[:, :2], rounded[:, :2]
+    assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(*kept))
+    assert found["AUPRC"] == pytest.approx(metrics.average_precision_score(*kept))
+    values = numbers.normal(size=80)
+    found = label_scores(outputs, values, np.arange(80), Task.number).values
+    assert found["R2"] == pytest.approx(metrics.r2_score(values, outputs[:, 0]))
+
+
+@pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.number])
+def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task) -> None:
+    """Weighted metrics equal those of rows that are repeated."""
+    values = {
+        Task.one_class: numbers.integers(3, size=30),
+        Task.several_classes: numbers.integers(2, size=(30, 3)).astype(bool),
+        Task.number: numbers.normal(size=30),
+    }[task]
+    outputs = numbers.normal(size=(30, 3)).round(1)
+    groups = np.repeat(np.arange(15), 2)
+    found = label_scores(outputs, values, groups, task, seed=3, resamples=5)
+    draws = np.random.default_rng(3).integers(15, size=(5, 15))
+    for drawn, row in zip(draws, found.resampled, strict=True):
+        rows = np.concatenate([np.flatnonzero(groups == one) for one in drawn])
+        again = label_scores(outputs[rows], values[rows], np.arange(30), task, resamples=0)
+        assert row.tolist() == pytest.approx(list(again.values.values()))
+
+
+def planted(numbers, count: int = 60) -> tuple[list[str], np.ndarray]:
+    """Sequences of random length, some of them rich in W, and whether they are."""
+    is_rich = numbers.integers(2, size=count)
+    found = []
+    for rich in is_rich:
+        letters = LETTERS[numbers.integers(19, size=numbers.integers(15, 40))].tolist()
+        letters[:: 3 if rich else 40] = "W" * len(letters[:: 3 if rich else 40])
+        found.append("".join(letters))
+    return found, is_rich
+
+
+@pytest.fixture
+def split() -> Split:
+    rows = np.arange(60)
+    return Split(rows[:40], rows[40:40], rows[40:], rows)
+
+
+def test_planted_labels_are_found(numbers, split: Split, tiny_run: Path) -> None:
+    model = protlm.load(tiny_run)
+    sequences, is_rich = planted(numbers)
+    targets = Targets(Task.one_class, ["a", "b"], is_rich, np.arange(60))
+    found = probe(model, sequences, targets, split, ProbeOptions())
+    assert found[MODEL].scores.values["accuracy"] > 0.9
+    assert found[MODEL].layer in range(model.num_layers + 1)
+    assert set(found[MODEL].by_layer) == set(range(model.num_layers + 1))
+    assert found["composition"].scores.values["accuracy"] > 0.9
+    assert found[CONSTANT].scores.values["MCC"] == 0
+    assert best_baseline(found, Task.one_class) != MODEL
+    low, high = found[CONSTANT].scores.interval("accuracy")
+    assert 0.2 < low < high < 0.9
+
+
+def test_nothing_is_fitted_to_the_test_proteins(numbers, split: Split, tiny_run: Path) -> None:
+    model = protlm.load(tiny_run)
+    sequences, is_rich = planted(numbers)
+    values = is_rich + numbers.normal(size=60)
+    other = values.copy()
+    other[split.test] = numbers.normal(size=20)
+    options = ProbeOptions(layers=(0, 1))
+    found = [
+        probe(model, sequences, Targets(Task.number, [], y, np.arange(60)), split, options)
+        for y in (values, other)
+    ]
+    for name, one in found[0].items():
+        assert one.outputs.tolist() == found[1][name].outputs.tolist()
+    assert found[0][MODEL].scores.values != found[1][MODEL].scores.values
+
+
+def test_the_validation_split_chooses(numbers, tiny_run: Path) -> None:
+    rows = np.arange(60)
+    sequences, is_rich = planted(numbers)
+    values = is_rich + numbers.normal(size=60)
+    split = Split(rows[:30], rows[30:40], rows[40:], rows)
+    model = protlm.load(tiny_run)
+    options = ProbeOptions(layers=(1,))
+    found = probe(model, sequences, Targets(Task.number, [], values, rows), split, options)
+    (x,) = embeddings(model, sequences, layers=[1], tokens_per_batch=999)
+
+    def r2(penalty: float) -> float:
+        fitted = fit(x[:30], values[:30], Task.number, num_classes=0, penalty=penalty)
+        error = values[30:40] - fitted.outputs(x[30:40])[:, 0]
+        return 1 - (error**2).sum() / ((values[30:40] - values[30:40].mean()) ** 2).sum()
+
+    chosen = found[MODEL].penalty
+    assert chosen == max(PENALTIES[Task.number], key=r2)
+    assert found[MODEL].by_layer == {1: pytest.approx(r2(PENALTIES[Task.number][2]), abs=1e-6)}
+    # The final probe is fitted to both.
+    fitted = fit(x[:40], values[:40], Task.number, num_classes=0, penalty=chosen)
+    assert found[MODEL].fitted.weights == pytest.approx(fitted.weights, abs=1e-5)
+
+
+def test_residue_embeddings_are_those_of_single_proteins(numbers, tiny_run: Path) -> None:
+    model = protlm.load(tiny_run)
+    sequences = planted(numbers, 5)[0]
+    places = [np.sort(numbers.permutation(len(one))[:7]) for one in sequences]
+    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=90, places=places)
+    for number, layer in enumerate([0, 2]):
+        alone = []
+        for one, where in zip(sequences, places, strict=True):
+            hidden_LD = model(model.tokenize([one]), [layer]).hidden[layer][0].numpy()
+            alone.append(hidden_LD[1 + where])
+        assert found[number] == pytest.approx(np.concatenate(alone), abs=1e-5)
+
+
+def test_residue_baselines() -> None:
+    found = residue_baselines(["MKT"], [np.array([0, 2])])
+    assert found["residue"].shape == (2, 25) and found["residue"].sum() == 2
+    around = found["residues_around"].reshape(2, 17, 25)
+    assert around.sum(axis=(1, 2)).tolist() == [3, 3]
+    assert (around[0, 8] == found["residue"][0]).all() and around[1, 6:9].sum() == 3
+
+
+def test_residue_labels_are_found(numbers, tiny_run: Path) -> None:
+    sequences = planted(numbers, 30)[0]
+    values = np.concatenate([[int(x == "W") for x in one] for one in sequences])
+    groups = np.repeat(np.arange(30), [len(one) for one in sequences])
+    places = [np.arange(len(one)) for one in sequences]
+    targets = Targets(Task.residue_classes, ["-", "W"], values, groups, places)
+    rows = np.arange(30)
+    split = Split(rows[:20], rows[:0], rows[20:], rows)
+    found = probe(protlm.load(tiny_run), sequences, targets, split, ProbeOptions(layers=(0, 1)))
+    assert found[MODEL].scores.values["accuracy"] > 0.99
+    assert found["residue"].scores.values["accuracy"] > 0.99
+    assert set(found[MODEL].scores.values) == set(METRICS[Task.residue_classes])
+
+
+@pytest.fixture
+def saved(tmp_path: Path, numbers, tiny_run: Path) -> Path:
+    model = protlm.load(tiny_run)
+    width = model.description.model.model_dim
+    fitted = fit(
+        numbers.normal(size=(9, width)), np.arange(9) % 3, Task.one_class, num_classes=3, penalty=1
+    )
+    folder = tmp_path / "probe"
+    folder.mkdir()
+    write_probe(folder, Probe(Task.one_class, ["a", "b", "c"], 1, model.hash, fitted))
+    return folder
+
+
+def test_probes_are_read_as_written(saved: Path, tiny_run: Path) -> None:
+    found = read_probe(saved)
+    found.check_model(protlm.load(tiny_run))
+    assert (found.task, found.classes, found.layer) == (Task.one_class, ["a", "b", "c"], 1)
+    with pytest.raises(UserError, match=r"was fitted on a model with the hash .* -m MODEL"):
+        found.check_model(protlm.load(tiny_run).with_random_weights(0))
+
+
+def test_damaged_probes_are_refused(saved: Path, tmp_path: Path) -> None:
+    path = saved / "probe.safetensors"
+    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
+    with pytest.raises(InputDataError, match=r"probe\.safetensors is damaged"):
+        read_probe(saved)
+    with pytest.raises(InputDataError, match="give a folder that protlm probe has written"):
+        read_probe(tmp_path)
