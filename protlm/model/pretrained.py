@@ -136,6 +136,15 @@ class PretrainedModel:
         return ModelOutput(out.logits_BLV, asked)
 
     @torch.inference_mode()
+    def hidden_states(self, batch: TokenBatch, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Returns the hidden states of layers, BLD, without the logits and later blocks."""
+        numbers = [self.layer_number(layer, first=0) for layer in layers]
+        hidden = self.network.hidden_states(
+            batch.tokens_BL, batch.mask_BL, causal=self.causal, layers=numbers
+        )
+        return {layer: hidden[number] for layer, number in zip(layers, numbers, strict=True)}
+
+    @torch.inference_mode()
     def attention_maps(
         self,
         batch: TokenBatch,
