@@ -12,6 +12,7 @@ from typing import Any
 
 from protlm.build import load_model
 from protlm.commands.embedding.compute import Computed, compute
+from protlm.commands.embedding.estimate import print_estimate
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import (
@@ -21,6 +22,7 @@ from protlm.commands.embedding.parts import (
     read_fingerprint,
 )
 from protlm.commands.embedding.results import Results
+from protlm.commands.embedding.share_processes import check_processes, compute_in_processes
 from protlm.commands.outputs import check_suffix
 from protlm.errors import OutputError, UserError, interrupt_explained
 from protlm.paths import check_output
@@ -48,20 +50,26 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
     form.check(options)
     check_suffix(output, form.SUFFIXES, form.WHAT)
     check_output(output)
+    check_processes(fasta, options)
     with interrupt_explained(
         f"the same command continues after the last batch that is finished in "
         f"{partial_folder(output)}"
     ):
         model = load_model(model_path, device=options.device)
         job = Job(fasta, Named.of(model, model_path), options)
-        _run(job, output, form)
+        if options.dry_run:
+            print_estimate(job, output)
+        else:
+            _run(job, output, form, (fasta, model_path))
 
 
-def _run(job: Job, output: Path, form: Any) -> None:
+def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
     share = job.options.share or Share()
     _check_space(job, output)
     with opened(output, job.plan, _fingerprint(job, output), share) as parts:
-        if not job.options.merge:
+        if job.options.processes > 1:
+            _say(compute_in_processes(*given, output, job.options), parts)
+        elif not job.options.merge:
             _say(compute(job, parts, share), parts)
         if job.options.share is not None:
             print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)

@@ -102,11 +102,17 @@ def partial_folder(output: Path) -> Path:
 
 @contextmanager
 def opened(
-    output: Path, plan: Plan, fingerprint: Mapping[str, Any], share: Share
+    output: Path,
+    plan: Plan,
+    fingerprint: Mapping[str, Any],
+    share: Share,
+    *,
+    quiet: bool = False,
 ) -> Iterator[Parts]:
     """Yields the unfinished results of an output, while this process owns a share of them.
 
-    After an error, finished batches are kept; if there are none, the folder is removed.
+    After an error, finished batches are kept, which is printed unless `quiet`; if there are none,
+    the folder is removed.
 
     Raises:
         UserError: they were begun with another input, model or option.
@@ -129,7 +135,7 @@ def opened(
             lock.release()
         with suppress(OSError):
             folder.rmdir()
-        _leave(parts.folder, quiet=lock is None)
+        _leave(parts.folder, quiet=quiet or lock is None)
 
 
 def _begin(folder: Path, fingerprint: Mapping[str, Any]) -> None:
