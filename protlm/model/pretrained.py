@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class PretrainedModel:
         """The SHA-256 of the weights."""
         return weights_hash(self.network.state_dict())
 
-    def to(self, device: str | torch.device) -> "PretrainedModel":
+    def to(self, device: str | torch.device) -> Self:
         """Moves the weights to a device."""
         self.network.to(device)
         return self
@@ -279,10 +280,10 @@ class PretrainedModel:
             )
         return max_residues
 
-    def with_random_weights(self, seed: int) -> "PretrainedModel":
+    def with_random_weights(self, seed: int) -> Self:
         """Returns an untrained model of the same architecture, the baseline of any result."""
         network = self._rebuild(seed).to(self.device)
-        return PretrainedModel(network, self.description, rebuild=self._rebuild)
+        return type(self)(network, self.description, rebuild=self._rebuild)
 
     def layer_number(self, layer: int, *, first: int) -> int:
         """Converts a layer number, which may be negative, to a number from `first` to N."""

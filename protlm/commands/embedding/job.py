@@ -169,7 +169,7 @@ class Job:
     def _plan(self) -> Plan:
         digests = np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, _DIGEST_BYTES)
         lengths = np.array(self.proteins.lengths, np.int64)
-        rows = sum(self.rows_of_all(kind) for kind in self.options.include)
+        rows = np.sum([self.rows_of_all(kind) for kind in self.options.include], axis=0)
         item = self.options.dtype.stored.itemsize
         num_bytes = rows * (len(self.options.layers) * self.width * item)
         first = first_equal(digests)
