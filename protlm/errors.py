@@ -60,7 +60,7 @@ class LostRankError(UserError):
 
 
 class InterruptedJobError(UserError):
-    """Ctrl-C or SIGTERM during a command that says how to go on."""
+    """Ctrl-C or SIGTERM during a command that says how to continue."""
 
     exit_code = ExitCode.INTERRUPTED
 

@@ -262,6 +262,9 @@ def test_impossible_ranges_are_refused(
     table.write_text(f"accession\tfirst\tlast\n{rows}")
     with pytest.raises(InputDataError, match=says):
         written("x.h5", include=(Pooling.ranges,), ranges=table)
+    table.write_text("accession\tfirst\tlast\n")
+    with h5py.File(written("none.h5", include=(Pooling.ranges,), ranges=table)) as file:
+        assert file["P2"].shape == (0, 64)
     table.write_text("name\tfrom\tto\n")
     with pytest.raises(InputDataError, match="has no column accession"):
         written("x.h5", include=(Pooling.ranges,), ranges=table)

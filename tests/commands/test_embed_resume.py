@@ -157,7 +157,7 @@ def test_unfinished_results_of_another_command_are_refused(
         embed(fasta, tiny_run, output, OPTIONS)
 
 
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_says_how_to_continue(
     fasta: Path,
     tiny_run: Path,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Ctrl-C in a long command ends it in a sentence that says how to go on."""
+"""Ctrl-C in a long command ends it in a sentence that says how to continue."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def interrupt(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "evaluate"])
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_says_how_to_continue(
     command: str,
     workplace: Path,
     protlm_in_process: Callable,

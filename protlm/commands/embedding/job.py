@@ -177,7 +177,7 @@ class Job:
 
     def _observe(self, record: Record) -> None:
         self._digests += self._digest(record)
-        if self.ranges:
+        if self.options.ranges is not None:
             self._names.append(record.identifier)
 
     def _digest(self, record: Record) -> bytes:

@@ -2,7 +2,7 @@
 
 Equal sequences are computed once. A unit is a number of consecutive distinct sequences; its batches
 have similar lengths. Everything depends only on the proteins and the options, so that every process
-computes the same batches, whoever computes them and whenever.
+computes the same batches.
 """
 
 from collections.abc import Iterator
