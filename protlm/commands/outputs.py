@@ -102,18 +102,34 @@ class ProteinFile:
         attributes: dict[str, object],
     ) -> h5py.Dataset:
         """Creates the data set `path` in the entry of a protein, or with "" the entry itself."""
-        full = _full_name(record, path)
-        dataset = self._file.create_dataset(full, shape=shape, dtype=np.dtype(dtype))
-        identifier = self._renamed.get(record.identifier, record.identifier)
+        dataset = self._file.create_dataset(
+            _full_name(record, path), shape=shape, dtype=np.dtype(dtype)
+        )
+        self._describe(dataset, record, attributes)
+        return dataset
+
+    def add_values(
+        self, record: Record, path: str, values: np.ndarray, attributes: Mapping[str, object]
+    ) -> None:
+        """Creates the data set `path` as `add` does, with its values, in half the time.
+
+        Raises:
+            OSError: no space is left.
+        """
+        dataset = self._file.create_dataset(_full_name(record, path), data=values)
+        self._describe(dataset, record, attributes)
+
+    def _describe(
+        self, dataset: h5py.Dataset, record: Record, attributes: Mapping[str, object]
+    ) -> None:
         own = {
-            "original_id": sanitize(identifier),
+            "original_id": sanitize(self._renamed.get(record.identifier, record.identifier)),
             "header": sanitize(record.header[:_LONGEST_HEADER]),
             "length": len(record.sequence),
         }
-        for key, value in (own | attributes).items():
+        for key, value in (own | dict(attributes)).items():
             dataset.attrs[key] = value
         self._disk.check()
-        return dataset
 
     def write(
         self, record: Record, path: str, values: np.ndarray, *, rows: slice = slice(None)
@@ -147,7 +163,6 @@ def protein_file(
     num_bytes: int,
     skipped: Sequence[tuple[str, str]] = (),
     renamed: Mapping[str, str] | None = None,
-    attributes: Mapping[str, object] | None = None,
 ) -> Iterator[ProteinFile]:
     """Opens a result file; it gets its final name only when it is complete.
 
@@ -157,18 +172,16 @@ def protein_file(
         num_bytes: the approximate size, which is compared with the free space first.
         skipped: identifier and reason of each record without an entry.
         renamed: the original identifiers of renamed records.
-        attributes: further attributes of the file.
 
     Raises:
         OutputError: the file exists already, or there is no space or permission.
     """
-    own: dict[str, object] = {
+    attributes = {
         "model_hash": model.hash,
         "vocabulary_hash": VOCABULARY.hash,
         "protlm_version": __version__,
     }
-    own |= dict(attributes or {})
-    with hdf5_file(path, own, skipped, num_bytes=num_bytes) as (file, disk):
+    with hdf5_file(path, attributes, skipped, num_bytes=num_bytes) as (file, disk):
         yield ProteinFile(file, disk, renamed or {})
 
 

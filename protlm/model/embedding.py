@@ -86,17 +86,21 @@ class Embedder:
     def vectors(
         self, sequences: Sequence[str], ranges: Sequence[Ranges] | None = None
     ) -> list[Vectors | None]:
-        """Returns the vectors of each sequence on the CPU; None if it does not fit by itself."""
-        limit = self.model.max_residues
-        if limit is not None and len(sequences) > 1 and max(map(len, sequences)) > limit:
-            # Only the last sequences of a batch are longer: it is sorted.
-            return [self.vectors([one], [r])[0] for one, r in self._rows(sequences, ranges)]
+        """Returns the vectors of each sequence on the CPU; None if it does not fit by itself.
+
+        Args:
+            sequences: in the order of their lengths.
+            ranges: the ranges of each sequence.
+        """
+        spans = ranges or [()] * len(sequences)
+        fits = sum(len(one) <= (self.model.max_residues or len(one)) for one in sequences)
+        if fits < len(sequences) > 1:
+            # Each of the longer ones is several windows.
+            parts = [slice(0, fits)] * (fits > 0)
+            parts += [slice(place, place + 1) for place in range(fits, len(sequences))]
+            return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
         try:
-            hidden = self._hidden(sequences)
-            return [
-                self._pooled({layer: hidden[layer][row] for layer in self.layers}, len(one), some)
-                for row, (one, some) in enumerate(self._rows(sequences, ranges))
-            ]
+            return [*self._pooled(self._hidden(sequences), sequences, spans)]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -107,20 +111,24 @@ class Embedder:
         if len(sequences) == 1:
             return [None]
         half = len(sequences) // 2
-        first, second = (None, None) if ranges is None else (ranges[:half], ranges[half:])
-        return [*self.vectors(sequences[:half], first), *self.vectors(sequences[half:], second)]
+        parts = slice(0, half), slice(half, None)
+        return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
 
-    def _rows(
-        self, sequences: Sequence[str], ranges: Sequence[Ranges] | None
-    ) -> Iterator[tuple[str, Ranges]]:
-        return zip(sequences, ranges or [()] * len(sequences), strict=True)
-
-    def _pooled(self, hidden: dict[int, Tensor], num_residues: int, ranges: Ranges) -> Vectors:
-        return {
-            (pooling, layer): pool(hidden[layer], num_residues, pooling, ranges).cpu()
-            for pooling in self.poolings
-            for layer in self.layers
-        }
+    def _pooled(
+        self, hidden: dict[int, Tensor], sequences: Sequence[str], spans: Sequence[Ranges]
+    ) -> list[Vectors]:
+        """Copies each kind and layer of a batch to the CPU at once."""
+        found: list[Vectors] = [{} for _ in sequences]
+        for pooling in self.poolings:
+            for layer, hidden_BLD in hidden.items():
+                rows = [
+                    torch.atleast_2d(pool(hidden_BLD[row], len(sequence), pooling, span))
+                    for row, (sequence, span) in enumerate(zip(sequences, spans, strict=True))
+                ]
+                copied = torch.cat(rows).cpu().split([len(row) for row in rows])
+                for vectors, values in zip(found, copied, strict=True):
+                    vectors[pooling, layer] = values if pooling.is_matrix else values[0]
+        return found
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
         """Returns the hidden states by layer, BLD."""

@@ -58,6 +58,8 @@ class Job:
     def __init__(self, fasta: Path, named: Named, options: EmbedOptions) -> None:
         model = self.model = named.model
         self.name = named.name
+        # Hashing takes seconds for a large model.
+        self.model_hash = model.hash
         layers = (model.layer_number(layer, first=0) for layer in options.layers)
         self.options = replace(
             options,
@@ -136,7 +138,7 @@ class Job:
             "torch": torch.__version__,
             "vocabulary": VOCABULARY.hash,
             "the sequence file": sha256_of(self.proteins.source),
-            "the model": self.model.hash,
+            "the model": self.model_hash,
             "the description of the model": self.model.description.to_plain(),
             "the name of the model": self.name,
             "--include": [kind.value for kind in options.include],
@@ -156,7 +158,7 @@ class Job:
         window = {"window_residues": self.model.max_residues} if options.windows else {}
         return {
             "model_name": self.name,
-            "model_hash": self.model.hash,
+            "model_hash": self.model_hash,
             "layer": _one_or_all(options.layers),
             "pooling": _one_or_all([kind.value for kind in options.include]),
             "dtype": options.dtype.value,

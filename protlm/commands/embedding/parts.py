@@ -120,12 +120,13 @@ def opened(
     """
     parts = Parts(output, plan)
     folder = parts.folder / f"share-{share.number}-of-{share.count}"
-    lock = None
+    lock, is_done = None, False
     try:
         _begin(parts.folder, fingerprint)
         folder.mkdir(exist_ok=True)
         lock = _ShareLock(folder)
         yield parts
+        is_done = True
     except OSError as error:
         if error.errno in OUTPUT_FAULTS:
             raise explain_os_error(error, output) from error
@@ -135,7 +136,8 @@ def opened(
             lock.release()
         with suppress(OSError):
             folder.rmdir()
-        _leave(parts.folder, quiet=quiet or lock is None)
+        if not is_done:
+            _leave(parts.folder, quiet=quiet or lock is None)
 
 
 def _begin(folder: Path, fingerprint: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.results import Embedded, Results
-from protlm.commands.outputs import ProteinFile, entry_bytes, protein_file
+from protlm.commands.outputs import ProteinFile, entry_bytes, hdf5_file
 from protlm.errors import UserError
 from protlm.terminal import JobProgress
 
@@ -37,19 +37,14 @@ def write(results: Results, output: Path) -> None:
     job = results.job
     num_arrays = len(job.proteins) * len(job.keys)
     size = entry_bytes(num_arrays, results.num_values, job.options.dtype.value)
+    attributes, skipped = job.attributes(), results.skipped
     with (
-        protein_file(
-            output,
-            job.model,
-            num_bytes=size,
-            skipped=results.skipped,
-            renamed=job.proteins.renamed,
-            attributes=job.attributes(),
-        ) as file,
-        JobProgress("writing", len(job.proteins)) as progress,
+        hdf5_file(output, attributes, skipped, num_bytes=size) as (file, disk),
+        JobProgress("writing", len(results)) as progress,
     ):
+        entries = ProteinFile(file, disk, job.proteins.renamed)
         for done, protein in enumerate(results, start=1):
-            _add(file, protein, is_single=job.options.is_single, windows=job.options.windows)
+            _add(entries, protein, is_single=job.options.is_single, windows=job.options.windows)
             progress.update(done)
 
 
@@ -59,11 +54,4 @@ def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool
         attributes["ranges"] = np.array(protein.ranges)
     for (kind, layer), values in protein.vectors.items():
         path = "" if is_single else f"{kind.value}/{layer}"
-        file.add(
-            protein.record,
-            path,
-            shape=values.shape,
-            dtype=values.dtype.name,
-            attributes=attributes,
-        )
-        file.write(protein.record, path, values)
+        file.add_values(protein.record, path, values, attributes)
