@@ -14,8 +14,10 @@ from protlm.data.vocabulary import STANDARD
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import printable
 
-# Lengths of the random sequences that are measured, in residues.
-_LENGTHS = (128, 512, 1_024, 2_048)
+# Lengths of the random proteins in batches that are timed, and of those whose memory is measured.
+_LENGTHS, _ALONE = (128, 512, 1_024, 2_048), (2_048, 4_096)
+# Twice the length takes at most twice the memory if it grows linearly, up to four times if not.
+_SQUARE = 2.6
 _STATUS, _MEMORY, _RESET = (
     Path("/proc/self/status"),
     Path("/proc/meminfo"),
@@ -52,26 +54,36 @@ def print_estimate(job: Job, output: Path) -> None:
 
 def _measured(job: Job) -> list[tuple[str, str]]:
     """Returns the time and the memory, extrapolated from batches of random proteins."""
-    limit = job.model.max_residues or _LENGTHS[-1]
-    sizes = sorted({min(length, limit) for length in _LENGTHS})
-    seconds, memory = _per_token(job, sizes)
+    limit = job.model.max_residues
+    seconds, peak = _of_batches(job, _capped(_LENGTHS, limit))
     tokens, largest = [], []
     for unit in range(len(job.plan.units)):
         for batch in job.plan.batches(unit):
             longest = int(job.plan.lengths[batch.records].max())
             tokens.append(len(batch.records) * (longest + 2))
-            largest.append(longest if job.model.max_residues is None else min(longest, limit))
+            largest.append(longest if limit is None else min(longest, limit))
     total = float(np.sum(np.polyval(seconds, largest) * tokens))
-    in_one_pass = job.plan.lengths
-    if job.model.max_residues is not None:
-        in_one_pass = np.minimum(in_one_pass, limit)
-    needs = np.polyval(memory, in_one_pass) * (in_one_pass + 2)
+    alone = _capped(_ALONE, limit)
+    peaks = [_pass(job, ["A" * length])[1] for length in alone]
+    in_one_pass = job.plan.lengths if limit is None else np.minimum(job.plan.lengths, limit)
+    needs = np.maximum(extrapolated(alone, peaks, in_one_pass), peak)
     free = free_memory(job.model.device)
     return [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
         ("memory", f"about {_size(needs.max())} for the longest, {_size(free)} are free"),
         *_too_large(job, needs, free),
     ]
+
+
+def extrapolated(sizes: list[int], peaks: list[int], lengths: np.ndarray) -> np.ndarray:
+    """Returns the memory of proteins of any length, from those of one or two lengths.
+
+    It grows as the length, or as its square if that is how it grows between the two; up to the
+    last of them it is constant, which is more than is needed.
+    """
+    is_square = len(peaks) > 1 and peaks[-1] > _SQUARE * peaks[-2]
+    growth = np.maximum(lengths / sizes[-1], 1.0) ** (2 if is_square else 1)
+    return peaks[-1] * growth
 
 
 def _too_large(job: Job, needs: np.ndarray, free: int) -> list[tuple[str, str]]:
@@ -87,22 +99,27 @@ def _too_large(job: Job, needs: np.ndarray, free: int) -> list[tuple[str, str]]:
     return [("will not fit", printable(row)) for row in rows]
 
 
-def _per_token(job: Job, sizes: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the seconds and the bytes of a token, each as a line over the length."""
-    embedder, rng = job.embedder, np.random.default_rng(0)
-    seconds, memory, before = [], [], None
+def _of_batches(job: Job, sizes: list[int]) -> tuple[np.ndarray, int]:
+    """Returns the seconds of a token, as a line over the length, and the peak of the memory."""
+    rng, seconds, peaks = np.random.default_rng(0), [], []
     for length in sizes:
         rows = max(1, job.options.tokens_per_batch // (length + 2))
         some = ["".join(rng.choice(list(STANDARD), length)) for _ in range(rows)]
-        embedder.vectors(some[:1])
-        used = _restart_peak(job.model)
-        before = used if before is None else before
-        embedder.vectors(some)
-        memory.append(max(0, _peak(job.model) - before) / (rows * (length + 2)))
-        start = time.perf_counter()
-        embedder.vectors(some)
-        seconds.append((time.perf_counter() - start) / (rows * (length + 2)))
-    return _line(sizes, seconds), _line(sizes, memory)
+        # The first pass also fills the caches of the libraries.
+        peaks.append(_pass(job, some)[1])
+        seconds.append(_pass(job, some)[0] / (rows * (length + 2)))
+    return _line(sizes, seconds), max(peaks)
+
+
+def _pass(job: Job, sequences: list[str]) -> tuple[float, int]:
+    """Returns the seconds and the bytes of a batch."""
+    before, start = _restart_peak(job.model), time.perf_counter()
+    job.embedder.vectors(sequences)
+    return time.perf_counter() - start, max(0, _peak(job.model) - before)
+
+
+def _capped(lengths: tuple[int, ...], limit: int | None) -> list[int]:
+    return sorted({min(length, limit or length) for length in lengths})
 
 
 def _line(sizes: list[int], values: list[float]) -> np.ndarray:
