@@ -7,17 +7,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from protlm.model.pretrained import PretrainedModel
+    from protlm.interface import Model
 
 
-def load(path: "str | Path") -> "PretrainedModel":
+def load(path: "str | Path", *, device: str = "cpu") -> "Model":
     """Loads a model: a run, a checkpoint, an exported or foreign model, or a shipped model's name.
 
+    Args:
+        path: the model.
+        device: auto, cpu, cuda or cuda:1.
+
     Raises:
-        UserError: the path does not contain a model, or the model is damaged.
+        UserError: the path does not contain a model, the model is damaged, or there is no such
+            device.
     """
     from pathlib import Path
 
     from protlm.build import load_model
+    from protlm.interface import Model
 
-    return load_model(Path(path))
+    return Model.of(load_model(Path(path), device=device))

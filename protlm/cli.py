@@ -29,6 +29,7 @@ from protlm.options import (
     Device,
     Dtype,
     Duplicates,
+    EmbeddingDtype,
     FamilyTable,
     Figure,
     FirstResidue,
@@ -44,6 +45,7 @@ from protlm.options import (
     Organism,
     Output,
     PerResidue,
+    RangeTable,
     Reference,
     Restart,
     SequenceFile,
@@ -51,6 +53,7 @@ from protlm.options import (
     SlurmSettings,
     SplitTable,
     WildType,
+    Windows,
     Workers,
 )
 
@@ -67,7 +70,7 @@ app.add_typer(checkpoint_app, name="checkpoint")
 
 Choice = TypeVar("Choice", bound=StrEnum)
 _SEVERAL = {
-    "--include": "mean|per_tok|bos",
+    "--include": "mean|max|std|cls|bos|per_tok|ranges",
     "--repr-layers": r"-?\d+",
     "--layers": r"-?\d+",
     "--heads": r"\d+",
@@ -181,7 +184,10 @@ def embed(
     fasta: SequenceFile,
     output: Output,
     model: Model = None,
-    include: Annotated[list[str] | None, typer.Option(help="mean, per_tok, bos.")] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="mean (default), max, std, cls (or bos), per_tok, ranges."),
+    ] = None,
     repr_layers: Annotated[
         list[int] | None,
         typer.Option(help="0: embedding; n: output of block n; -1: last (default)."),
@@ -189,22 +195,45 @@ def embed(
     toks_per_batch: Annotated[
         int, typer.Option(help="Tokens per batch, including padding.")
     ] = 4096,
-    dtype: Dtype = "float32",
+    format: Annotated[
+        str, typer.Option(help="hdf5, ragged (a million proteins), parquet, npz, or pt (a folder).")
+    ] = "hdf5",
+    dtype: EmbeddingDtype = "float32",
+    compute_dtype: EmbeddingDtype = "float32",
+    ranges: RangeTable = None,
+    windows: Windows = False,
     device: Device = "auto",
     duplicates: Duplicates = "error",
+    processes: Annotated[int, typer.Option(help="Processes, each on another device.")] = 1,
+    shard: Annotated[
+        str | None, typer.Option(help="I/N: compute only this share, for --merge.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Write the output of all shares.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
+    ] = False,
 ) -> None:
-    """Embed the proteins of a sequence file into an HDF5 file."""
-    from protlm.commands.embed import EmbedOptions, Include
+    """Embed the proteins of a sequence file; an interrupted command continues."""
     from protlm.commands.embed import embed as run
+    from protlm.commands.embedding.options import Dtype, EmbedOptions, Format, Share
     from protlm.commands.inputs import Duplicates
+    from protlm.model.pooling import Pooling
 
     options = EmbedOptions(
-        include=tuple(_choice("--include", name, Include) for name in include or ["mean"]),
+        include=tuple(_choice("--include", name, Pooling) for name in include or ["mean"]),
         layers=tuple(repr_layers or [-1]),
         tokens_per_batch=toks_per_batch,
-        dtype=_dtype(dtype),
+        dtype=_choice("--dtype", dtype, Dtype),
+        compute_dtype=_choice("--compute-dtype", compute_dtype, Dtype),
         device=device,
         duplicates=_choice("--duplicates", duplicates, Duplicates),
+        ranges=ranges,
+        windows=windows,
+        format=_choice("--format", format, Format),
+        processes=processes,
+        share=None if shard is None else Share.parse(shard),
+        merge=merge,
+        dry_run=dry_run,
     )
     run(fasta, _model(model), output, options)
 

@@ -4,7 +4,8 @@ import errno
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
@@ -56,6 +57,25 @@ class LostRankError(UserError):
     """Another process of the run has ended or does not respond."""
 
     exit_code = ExitCode.INTERNAL
+
+
+class InterruptedJobError(UserError):
+    """Ctrl-C or SIGTERM during a command that says how to continue."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@contextmanager
+def interrupt_explained(advice: str) -> Iterator[None]:
+    """Turns Ctrl-C and SIGTERM in its block into an error with a sentence of advice.
+
+    Raises:
+        InterruptedJobError: the block was interrupted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedJobError(f"interrupted: {advice}") from None
 
 
 def one_of(names: list[str]) -> str:

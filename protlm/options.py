@@ -80,6 +80,15 @@ SequenceFile = Annotated[
     Path, typer.Argument(help="A sequence file, plain or gzip; - reads standard input.")
 ]
 Dtype = Annotated[str, typer.Option(help="float32 or float16.")]
+EmbeddingDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16.")]
+RangeTable = Annotated[
+    Path | None,
+    typer.Option(help="TSV with the columns accession, first, last; for --include ranges."),
+]
+Windows = Annotated[
+    bool,
+    typer.Option("--windows", help="Embed proteins that are too long in overlapping windows."),
+]
 Workers = Annotated[int, typer.Option(help="Worker processes; the result does not depend on them.")]
 ShardResidues = Annotated[
     int, typer.Option(help="Approximate residues per shard, over all splits.")

@@ -72,11 +72,14 @@ class JobProgress:
                 TextColumn(
                     "{task.completed:,}/{task.total:,}" if self._total else "{task.completed:,}"
                 ),
+                TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
                 console=Console(stderr=True),
             )
-            self._bar.add_task(self._what, total=self._total, completed=self._done, note="")
+            self._bar.add_task(
+                self._what, total=self._total, completed=self._done, note="", rate=""
+            )
             self._bar.start()
         return self
 
@@ -84,7 +87,8 @@ class JobProgress:
         """Sets the total amount of work done; `note` is shown beside it."""
         self._done, self._note = done, printable(note) or self._note
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, note=escape(self._note))
+            task, text = self._bar.task_ids[0], escape(self._note)
+            self._bar.update(task, completed=done, note=text, rate=self._rate())
         elif not self._quiet and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             self._print_line()
 
@@ -110,9 +114,17 @@ class JobProgress:
         self._last_line = time.monotonic()
         self._printed = self._done
         total = f"/{self._total:,}" if self._total else ""
-        notes = [note for note in (self._note, self._time_left()) if note]
+        notes = [note for note in (self._rate(), self._note, self._time_left()) if note]
         line = "  ".join([f"{self._what} {self._done:,}{total}", *notes])
         print(line, file=sys.stderr, flush=True)
+
+    def _rate(self) -> str:
+        """Returns the work per second since the start."""
+        done, seconds = self._done - self._first, time.monotonic() - self._start
+        if done <= 0 or seconds <= 0:
+            return ""
+        rate = done / seconds
+        return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
     def _time_left(self) -> str:
         """Estimates the remaining time from the time since the start."""

@@ -9,7 +9,7 @@ from protlm.build import load_model
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.outputs import ProteinFile, check_hdf5_output, entry_bytes, protein_file
 from protlm.data.records import Record
-from protlm.errors import UserError
+from protlm.errors import UserError, interrupt_explained
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output
 from protlm.plots import attention_grid, save_figure
@@ -32,6 +32,7 @@ class MapOptions:
     figure: Path | None = None
 
 
+@interrupt_explained("nothing was written; the same command starts again")
 def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOptions) -> None:
     """Writes a data set `layer_N`, heads × L × L, for every protein and layer.
 

@@ -22,7 +22,7 @@ from protlm.commands.outputs import (
     protein_file,
 )
 from protlm.data.records import Record
-from protlm.errors import InputDataError, UserError
+from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.evaluation.contacts import ContactRegression, head_features
 from protlm.evaluation.precision import SEPARATIONS, precision
 from protlm.evaluation.structures import (
@@ -66,6 +66,7 @@ class _Input:
     contacts_LL: np.ndarray | None = None
 
 
+@interrupt_explained("nothing was written; the same command starts again")
 def contacts(
     sources: Sequence[Path], model_path: Path, output: Path, options: ContactOptions
 ) -> None:
@@ -119,7 +120,10 @@ def _predict(
     proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
     skipped = [row for one in proteins for row in one.without_entry()]
     rows = []
-    with protein_file(output, model, num_bytes=size, skipped=skipped) as file:
+    with (
+        protein_file(output, model, num_bytes=size, skipped=skipped) as file,
+        JobProgress("contact maps", len(lengths)) as progress,
+    ):
         for one in inputs:
             for record in one.records:
                 predicted_LL = regression.predict(head_features(model, record.sequence))
@@ -133,6 +137,7 @@ def _predict(
                     save_figure(figure, figures[record.identifier])
                 shown = _precision(predicted_LL, one.contacts_LL)
                 rows.append((name, f"{len(record.sequence):,}", shown))
+                progress.update(len(rows))
     return rows
 
 

@@ -1,145 +1,116 @@
-"""`protlm embed FASTA -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein."""
+"""`protlm embed FASTA -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein.
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import islice
+Batches are finished in the folder `OUT.h5.partial`, and the output is written from there: an
+interrupted command continues after its last batch.
+"""
+
+import shutil
+import sys
+from importlib import import_module
 from pathlib import Path
-
-import numpy as np
-from torch import Tensor
+from typing import Any
 
 from protlm.build import load_model
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.commands.outputs import ProteinFile, check_hdf5_output, entry_bytes, protein_file
-from protlm.data.records import Record
-from protlm.errors import UserError
-from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
-
-# The number of records that are sorted by length at a time, which bounds the memory.
-_WINDOW = 2_048
-
-
-class Include(StrEnum):
-    """The vectors of a protein: the mean over its residues, each residue, or `<cls>`."""
-
-    mean = "mean"
-    per_tok = "per_tok"
-    bos = "bos"
-
-
-@dataclass(frozen=True)
-class EmbedOptions:
-    """The settings of `protlm embed`.
-
-    With one kind and one layer, the entry of a protein is a data set, (D,) or (L, D); otherwise it
-    is a group with the data sets KIND/LAYER.
-    """
-
-    include: tuple[Include, ...] = (Include.mean,)
-    layers: tuple[int, ...] = (-1,)
-    tokens_per_batch: int = 4_096
-    dtype: str = "float32"
-    device: str = "auto"
-    duplicates: Duplicates = Duplicates.error
+from protlm.commands.embedding.compute import Computed, compute
+from protlm.commands.embedding.estimate import print_estimate
+from protlm.commands.embedding.job import Job, Named
+from protlm.commands.embedding.options import EmbedOptions, Share
+from protlm.commands.embedding.parts import (
+    Parts,
+    opened,
+    partial_folder,
+    read_fingerprint,
+)
+from protlm.commands.embedding.results import Results
+from protlm.commands.embedding.share_processes import check_processes, compute_in_processes
+from protlm.commands.outputs import check_suffix
+from protlm.errors import OutputError, UserError, interrupt_explained
+from protlm.paths import check_output
+from protlm.terminal import printable
 
 
 def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) -> None:
     """Embeds every record of a sequence file; records that are too long are reported.
 
+    Args:
+        fasta: a sequence file.
+        model_path: a run, a checkpoint or an exported model.
+        output: the new file, or with `--format pt` the new folder.
+        options: the settings.
+
     Raises:
-        UserError: an option or a layer that does not exist.
+        UserError: an option or a layer that does not exist, or unfinished results of another
+            command.
         InputDataError: the file or the model is damaged, or an identifier is repeated.
         OutputError: the output exists or cannot be written.
+        InterruptedJobError: Ctrl-C or SIGTERM; the same command continues.
     """
-    if options.tokens_per_batch < 1:
-        raise UserError(f"--toks-per-batch {options.tokens_per_batch} must be at least 1")
-    check_hdf5_output(output)
-    model = load_model(model_path, device=options.device)
-    options = replace(
-        options,
-        include=tuple(dict.fromkeys(options.include)),
-        layers=tuple(dict.fromkeys(model.layer_number(n, first=0) for n in options.layers)),
-    )
-    longest = model.max_residues
-    proteins = Proteins(fasta, max_residues=longest, duplicates=options.duplicates)
-    num_values = sum(_values(length, model, options) for length in proteins.lengths)
-    size = entry_bytes(len(proteins), num_values, options.dtype)
-    with (
-        protein_file(
-            output,
-            model,
-            num_bytes=size,
-            skipped=proteins.without_entry(),
-            renamed=proteins.renamed,
-        ) as file,
-        JobProgress("embedding", len(proteins)) as progress,
+    options.check()
+    form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
+    form.check(options)
+    check_suffix(output, form.SUFFIXES, form.WHAT)
+    check_output(output)
+    check_processes(fasta, options)
+    with interrupt_explained(
+        f"the same command continues after the last batch that is finished in "
+        f"{partial_folder(output)}"
     ):
-        done, records = 0, iter(proteins)
-        while window := list(islice(records, _WINDOW)):
-            # Entries are in the order of the input; batches are sorted by length.
-            for record in window:
-                _add(file, model, record, options)
-            for batch in batches(iter(window), options.tokens_per_batch):
-                _write(file, model, batch, options)
-                done += len(batch)
-                progress.update(done)
-    proteins.report("embedded")
+        model = load_model(model_path, device=options.device)
+        job = Job(fasta, Named.of(model, model_path), options)
+        if options.dry_run:
+            print_estimate(job, output)
+        else:
+            _run(job, output, form, (fasta, model_path))
 
 
-def batches(records: Iterator[Record], tokens_per_batch: int) -> Iterator[list[Record]]:
-    """Yields batches of similar length within the budget; a longer record is a batch by itself."""
-    while window := list(islice(records, _WINDOW)):
-        window.sort(key=lambda record: len(record.sequence))
-        batch: list[Record] = []
-        for record in window:
-            # In this order, the newest record is the longest of the batch.
-            if batch and (len(batch) + 1) * (len(record.sequence) + 2) > tokens_per_batch:
-                yield batch
-                batch = []
-            batch.append(record)
-        yield batch
+def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
+    share = job.options.share or Share()
+    _check_space(job, output)
+    with opened(output, job.plan, _fingerprint(job, output), share) as parts:
+        if job.options.processes > 1:
+            _say(compute_in_processes(*given, output, job.options), parts)
+        elif not job.options.merge:
+            _say(compute(job, parts, share), parts)
+        if job.options.share is not None:
+            print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)
+            return
+        results = Results(job, parts)
+        form.write(results, output)
+        job.proteins.report("embedded", further=results.too_large)
+        parts.remove()
 
 
-def _values(length: int, model: PretrainedModel, options: EmbedOptions) -> int:
-    rows = sum(length if kind is Include.per_tok else 1 for kind in options.include)
-    return rows * len(options.layers) * model.description.model.model_dim
+def _check_space(job: Job, output: Path) -> None:
+    """Refuses a disk without space for the finished batches and the output."""
+    folder = output.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    needed, free = 2 * int(job.plan.num_bytes.sum()), shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputError(
+            f"{output} and its unfinished batches need {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free; choose another disk, fewer layers or --dtype float16"
+        )
 
 
-def _path(kind: Include, layer: int, options: EmbedOptions) -> str:
-    is_single = len(options.include) == len(options.layers) == 1
-    return "" if is_single else f"{kind.value}/{layer}"
-
-
-def _add(file: ProteinFile, model: PretrainedModel, record: Record, options: EmbedOptions) -> None:
-    width = model.description.model.model_dim
-    for kind in options.include:
-        for layer in options.layers:
-            file.add(
-                record,
-                _path(kind, layer, options),
-                shape=(len(record.sequence), width) if kind is Include.per_tok else (width,),
-                dtype=options.dtype,
-                attributes={"include": kind.value, "layer": layer},
+def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
+    fingerprint = job.fingerprint()
+    if job.options.merge:
+        begun = read_fingerprint(output)
+        if begun is None:
+            raise UserError(
+                f"--merge: there is no folder {partial_folder(output)}; first run every share: "
+                "--shard 1/N to --shard N/N"
             )
+        # The vectors may be joined on a machine without the devices that computed them.
+        fingerprint["--device"] = begun.get("--device")
+    return fingerprint
 
 
-def _write(
-    file: ProteinFile, model: PretrainedModel, records: list[Record], options: EmbedOptions
-) -> None:
-    batch = model.tokenize([record.sequence for record in records])
-    hidden = model(batch, options.layers).hidden
-    for row, record in enumerate(records):
-        for kind in options.include:
-            for layer in options.layers:
-                vectors = pool(hidden[layer][row], len(record.sequence), kind)
-                file.write(record, _path(kind, layer, options), vectors)
-
-
-def pool(hidden_LD: Tensor, num_residues: int, kind: Include) -> np.ndarray:
-    """Returns the vectors of one protein: (D,) for its mean or `<cls>`, (L, D) for its residues."""
-    if kind is Include.bos:
-        return hidden_LD[0].float().cpu().numpy()
-    residues_LD = hidden_LD[1 : num_residues + 1].float()
-    return (residues_LD.mean(0) if kind is Include.mean else residues_LD).cpu().numpy()
+def _say(computed: Computed, parts: Parts) -> None:
+    if computed.kept:
+        message = f"continued {parts.folder}: {computed.kept:,} batches were finished before"
+        print(printable(message), file=sys.stderr)
+    if computed.halved:
+        message = f"the memory of the device was full: {computed.halved:,} batches were halved"
+        print(message, file=sys.stderr)

@@ -25,7 +25,7 @@ from protlm.composition import compose, through_hydra
 from protlm.config import EvaluateConfig
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import read_manifest
-from protlm.errors import UserError, exit_with_message, one_of
+from protlm.errors import UserError, exit_with_message, interrupt_explained, one_of
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file
@@ -55,6 +55,7 @@ def main() -> None:
     exit_with_message(run, debug=debug)
 
 
+@interrupt_explained("nothing was written; the same command starts again")
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates a model; prints tables, and writes a JSON file if an output is given.
 

@@ -4,7 +4,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -44,6 +44,7 @@ class Proteins:
         path: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip; `-` is standard input.
         max_residues: longer records are skipped and reported; None keeps all.
         duplicates: the treatment of repeated identifiers.
+        observe: is called with each record that is kept, while the file is checked.
 
     `renamed` maps the new names of records that got a suffix to their identifiers.
     """
@@ -51,6 +52,7 @@ class Proteins:
     path: Path
     max_residues: int | None = None
     duplicates: Duplicates = Duplicates.error
+    observe: Callable[[Record], None] | None = None
     skipped: list[tuple[str, str]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
@@ -62,14 +64,24 @@ class Proteins:
             self._spool = _spooled_input()
             self._source = Path(self._spool.name)
         existing_file(self._source, "a sequence file")
-        self.skipped, self.tally, self.renamed = [], Tally(), {}
-        self.lengths = [len(record.sequence) for record in self._records(self.skipped, self.tally)]
+        self.skipped, self.tally, self.renamed, self.lengths = [], Tally(), {}, []
+        for record in self._records(self.skipped, self.tally):
+            self.lengths.append(len(record.sequence))
+            if self.observe is not None:
+                self.observe(record)
+        # The observer may refer to this object.
+        self.observe = None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Record]:
         return self._records([], Tally())
+
+    @property
+    def source(self) -> Path:
+        """The file that is read: of standard input its copy."""
+        return self._source
 
     @property
     def num_records(self) -> int:
@@ -90,16 +102,22 @@ class Proteins:
                 rows.append(("", f"{reason}: {number - len(listed):,} more records"))
         return [*rows, *self.skipped]
 
-    def report(self, done: str) -> None:
-        """Prints on standard error how many records were used, changed and skipped."""
+    def report(self, done: str, *, further: Sequence[tuple[str, str]] = ()) -> None:
+        """Prints on standard error how many records were used, changed and skipped.
+
+        Args:
+            done: what was done with the records that are yielded.
+            further: identifier and reason of records that were yielded, and then skipped.
+        """
         rejected = [f"{n} {reason}" for reason, n in sorted(self.tally.rejected.items())]
         changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
-        out = self.num_records - len(self)
-        print(f"{self.num_records} records: {len(self)} {done}, {out} skipped", file=sys.stderr)
+        used = len(self) - len(further)
+        out = self.num_records - used
+        print(f"{self.num_records} records: {used} {done}, {out} skipped", file=sys.stderr)
         for label, parts in (("rejected", rejected), ("changed", changed)):
             if parts:
                 print(f"{label}: {', '.join(parts)}", file=sys.stderr)
-        for identifier, reason in self.without_entry():
+        for identifier, reason in [*self.without_entry(), *further]:
             print(printable(f"skipped {identifier}: {reason}"), file=sys.stderr)
 
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:

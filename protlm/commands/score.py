@@ -32,7 +32,7 @@ from protlm.downstream.mutations import Substitution, Variant
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.score_metrics import agreement, clusters_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
-from protlm.errors import InputDataError, UserError
+from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.plots import save_figure, scan_figure
 from protlm.terminal import printable
 
@@ -64,6 +64,7 @@ class ScoreOptions:
     figure: Path | None = None
 
 
+@interrupt_explained("complete tables are kept; type the command again with the other ones")
 def score_variants(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
@@ -108,6 +109,7 @@ def score_variants(
     print(output)
 
 
+@interrupt_explained("nothing was written; the same command starts again")
 def scan_protein(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:

@@ -36,6 +36,7 @@ from protlm.evaluation.sequence_sums import (
     write_sums,
 )
 from protlm.model.pretrained import PretrainedModel
+from protlm.terminal import JobProgress
 
 # This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
 _MOST_COUNTED = 1 << 20
@@ -159,7 +160,7 @@ class Accuracy(Evaluation):
         unigram_V = _unigram(data.train, max_residues)
         trigram = Trigram(_sample(data.train, max_residues), causal=causal)
         sums = SequenceSums.zeros(len(data.split))
-        for batch in self._batches(data, limit):
+        for batch in self._watched(data, limit):
             targets_BL = _residues_only(batch.targets_BL)
             chosen_BL = targets_BL != IGNORE
             targets = targets_BL[chosen_BL]
@@ -172,6 +173,14 @@ class Accuracy(Evaluation):
             for total, values in zip(vars(sums).values(), found, strict=True):
                 np.add.at(total, rows, values.double().numpy())
         return sums
+
+    def _watched(self, data: EvaluationData, limit: int | None) -> Iterator[Batch]:
+        done = 0
+        with JobProgress(f"{data.name}: sequences evaluated", len(data.split)) as progress:
+            for batch in self._batches(data, limit):
+                yield batch
+                done += int((batch.samples_B >= 0).sum())
+                progress.update(done)
 
     def _batches(self, data: EvaluationData, limit: int | None) -> DataLoader[Batch]:
         longest = len(data.split.length_counts()) - 1 + SPECIALS

@@ -9,6 +9,7 @@ import torch
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
+from protlm.terminal import JobProgress
 
 _FIRST, _NUM_STANDARD = int(VOCABULARY.residues[0]), len(STANDARD)
 
@@ -35,18 +36,20 @@ def mean_embeddings(
     cropped = [tokens[:longest] for tokens in sequences]
     order = np.argsort([-len(tokens) for tokens in cropped], kind="stable")
     start = 0
-    while start < len(order):
-        num_rows = max(tokens_per_batch // (len(cropped[order[start]]) + 2), 1)
-        rows = order[start : start + num_rows]
-        tokens_BL, mask_BL = collate([cropped[row] for row in rows])
-        tokens_BL, mask_BL = tokens_BL.to(model.device), mask_BL.to(model.device)
-        out = model.network(tokens_BL, mask_BL, causal=model.causal, layers=layers)
-        is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
-        for mean, layer in zip(means, layers, strict=True):
-            sums_BD = (out.hidden[layer].float() * is_residue_BL[..., None]).sum(dim=1)
-            counts_B1 = is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1)
-            mean[rows] = (sums_BD / counts_B1).cpu().numpy()
-        start += num_rows
+    with JobProgress("sequences embedded", len(order)) as progress:
+        while start < len(order):
+            num_rows = max(tokens_per_batch // (len(cropped[order[start]]) + 2), 1)
+            rows = order[start : start + num_rows]
+            tokens_BL, mask_BL = collate([cropped[row] for row in rows])
+            tokens_BL, mask_BL = tokens_BL.to(model.device), mask_BL.to(model.device)
+            out = model.network(tokens_BL, mask_BL, causal=model.causal, layers=layers)
+            is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
+            for mean, layer in zip(means, layers, strict=True):
+                sums_BD = (out.hidden[layer].float() * is_residue_BL[..., None]).sum(dim=1)
+                counts_B1 = is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1)
+                mean[rows] = (sums_BD / counts_B1).cpu().numpy()
+            start += num_rows
+            progress.update(min(start, len(order)))
     return means
 
 

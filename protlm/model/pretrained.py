@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class PretrainedModel:
         """The SHA-256 of the weights."""
         return weights_hash(self.network.state_dict())
 
-    def to(self, device: str | torch.device) -> "PretrainedModel":
+    def to(self, device: str | torch.device) -> Self:
         """Moves the weights to a device."""
         self.network.to(device)
         return self
@@ -134,6 +135,15 @@ class PretrainedModel:
         )
         asked = {layer: out.hidden[number] for layer, number in zip(layers, numbers, strict=True)}
         return ModelOutput(out.logits_BLV, asked)
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: TokenBatch, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Returns the hidden states of layers, BLD, without the logits and later blocks."""
+        numbers = [self.layer_number(layer, first=0) for layer in layers]
+        hidden = self.network.hidden_states(
+            batch.tokens_BL, batch.mask_BL, causal=self.causal, layers=numbers
+        )
+        return {layer: hidden[number] for layer, number in zip(layers, numbers, strict=True)}
 
     @torch.inference_mode()
     def attention_maps(
@@ -270,10 +280,10 @@ class PretrainedModel:
             )
         return max_residues
 
-    def with_random_weights(self, seed: int) -> "PretrainedModel":
+    def with_random_weights(self, seed: int) -> Self:
         """Returns an untrained model of the same architecture, the baseline of any result."""
         network = self._rebuild(seed).to(self.device)
-        return PretrainedModel(network, self.description, rebuild=self._rebuild)
+        return type(self)(network, self.description, rebuild=self._rebuild)
 
     def layer_number(self, layer: int, *, first: int) -> int:
         """Converts a layer number, which may be negative, to a number from `first` to N."""

@@ -6,7 +6,7 @@ output layer is N(0, 1/D). Value embeddings, convolutions and the factors of ski
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -146,6 +146,17 @@ class ProteinLM(nn.Module):
             layers: which hidden states to return: 0 the embedding, n the output of block n.
                 The last one is taken after the final norm, as in ESM.
         """
+        wanted = {*layers, self.num_layers}
+        hidden = self.hidden_states(tokens_BL, mask_BL, causal=causal, layers=wanted)
+        logits_BLV = self._logits(hidden[self.num_layers])
+        return ModelOutput(
+            logits_BLV, {layer: hidden[layer] for layer in hidden if layer in layers}
+        )
+
+    def hidden_states(
+        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
+    ) -> dict[int, Tensor]:
+        """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
         hidden: dict[int, Tensor] = {}
         context = self._context(tokens_BL, mask_BL, causal=causal)
         residual = self._enter(context, recompute=torch.is_grad_enabled())
@@ -153,11 +164,11 @@ class ProteinLM(nn.Module):
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
                 hidden[number - 1] = _hidden(residual)
+            if number > max(layers):
+                return hidden
             residual = self._run(block, self._skipped(residual, early), context)
-        x_BLD = self.final_norm(_hidden(residual))
-        if self.num_layers in layers:
-            hidden[self.num_layers] = x_BLD
-        return ModelOutput(self._logits(x_BLD), hidden)
+        hidden[self.num_layers] = self.final_norm(_hidden(residual))
+        return hidden
 
     def initial_state(self) -> DecodingState:
         """Returns the state before the first position, for any number of samples."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
 
-from benchmarks import attention_contenders, attention_passes, overhead
+from benchmarks import attention_contenders, attention_passes, embedding, overhead
 from benchmarks.attention_passes import Case, Pass, standard_normal_inputs
 from benchmarks.figures import exponent, styles
 from benchmarks.language_models import ESM, OURS, Esm, Ours, Sizes, models
@@ -45,6 +45,29 @@ def written(
         return json.loads(Path("out.json").read_text())["groups"], capsys.readouterr().out
 
     return run
+
+
+def test_embedding(written: Any) -> None:
+    pytest.importorskip("transformers")
+    groups, printed = written("embedding", "--proteins", "9", "--lengths", "40")
+    for held in groups["embeddings"]:
+        assert {embedding.IN_ORDER, embedding.SORTED, *embedding.OURS} == set(held["costs"])
+        assert held["times_as_fast_as"][embedding.SORTED].keys() == held["costs"].keys()
+    assert "times as fast as EsmModel, protlm's batches" in printed
+
+
+def test_both_sides_embed_every_protein() -> None:
+    """The batches do not change the peer's vectors, and ours have the same shape."""
+    pytest.importorskip("transformers")
+    sequences = ["MKTAYIAKQR", "MKV", "ACDEFGHIKLMNPQRSTVWY"]
+    peer, sizes = embedding.esm(embedding.TINY), embedding.TINY
+    by_8 = embedding.esm_means(peer, embedding.in_order, sequences)
+    by_length = embedding.esm_means(peer, embedding.by_length, sequences)
+    order = [1, 0, 2]
+    torch.testing.assert_close(torch.stack(by_length), torch.stack(by_8)[order])
+    for attention in embedding.OURS:
+        means = embedding.our_means(embedding.ours(attention, sizes), sequences)
+        assert [mean.shape for mean in means] == [(sizes.model_dim,)] * 3
 
 
 def test_attention(written: Any) -> None:

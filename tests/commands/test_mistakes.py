@@ -13,9 +13,9 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "unknown command": (["embedd"], 2, ["embedd", "--help"]),
     "missing option": (["embed", "x.fasta"], 2, ["--output"]),
     "wrong choice": (
-        ["embed", "x.fasta", "-m", "run", "-o", "o.h5", "--include", "max"],
+        ["embed", "x.fasta", "-m", "run", "-o", "o.h5", "--include", "median"],
         2,
-        ["max", "mean"],
+        ["median", "mean"],
     ),
     "no such fasta": (["embed", "none.fasta", "-m", "run", "-o", "o.h5"], 3, ["none.fasta"]),
     "no such model": (["embed", "x.fasta", "-m", "none", "-o", "o.h5"], 3, ["none"]),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from protlm.commands.data import export
-from protlm.commands.embed import EmbedOptions, embed
+from protlm.commands.embed import embed
+from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.inputs import Proteins
 from protlm.errors import InputDataError
 
@@ -125,7 +126,7 @@ def test_identifiers_of_any_length_and_letters(tiny_run: Path, tmp_path: Path) -
     fasta.write_text("".join(f">{name}\nMKT\n" for name in names))
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions())
     with h5py.File(tmp_path / "out.h5") as file:
-        came = [file[name].attrs["identifier"] for name in file]
+        came = [file[name].attrs["original_id"] for name in file]
     assert came == [name.replace("\0", "\\x00") for name in names]
 
 

@@ -14,7 +14,8 @@ import protlm
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.checksums import write_sum, write_sums
 from protlm.checkpoints.sharded import read_parts
-from protlm.commands.embed import EmbedOptions, embed
+from protlm.commands.embed import embed
+from protlm.commands.embedding.options import EmbedOptions
 from protlm.errors import InputDataError
 
 HUGE = 10**12

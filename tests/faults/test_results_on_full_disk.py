@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from protlm.commands.disk_file import DiskFile
-from protlm.commands.embed import EmbedOptions, Include, embed
+from protlm.commands.embed import embed
+from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.inputs import Duplicates
 from protlm.data.records import Tally, read_records
 from protlm.errors import OutputError
+from protlm.model.pooling import Pooling
 from protlm.paths import complete_file, complete_folder, sample_dir
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -40,7 +42,10 @@ def test_a_quota_ends_a_command_with_one_sentence(
     assert done.returncode == 4, done.stderr
     assert "Traceback" not in done.stderr
     assert f"protlm: {tmp_path / 'out.h5'}: no space left" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    # What was finished is kept, and announced.
+    kept = [path.name for path in tmp_path.iterdir()]
+    assert kept in ([], ["out.h5.partial"])
+    assert ("the same command continues" in done.stderr) == bool(kept)
 
 
 def test_a_small_disk_ends_a_command_with_one_sentence(
@@ -62,7 +67,7 @@ def test_a_small_disk_ends_a_command_with_one_sentence(
             check=False,
         )
         assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
-        assert list(output.parent.iterdir()) == []
+        assert {path.name for path in output.parent.iterdir()} <= {"out.h5.partial"}
 
 
 @pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 60_000])
@@ -159,7 +164,7 @@ def test_entries_are_in_the_order_of_the_input(tiny_run: Path, tmp_path: Path) -
     assert names != [r.identifier for r in sorted(records, key=lambda r: len(r.sequence))]
     fasta = tmp_path / "x.fasta"
     fasta.write_text("".join(f">{r.identifier}\n{r.sequence}\n" for r in records))
-    for include in ((Include.mean,), tuple(Include)):
+    for include in ((Pooling.mean,), (Pooling.mean, Pooling.per_tok, Pooling.bos)):
         output = tmp_path / f"{len(include)}.h5"
         embed(fasta, tiny_run, output, EmbedOptions(include=include, tokens_per_batch=500))
         with h5py.File(output) as file:
@@ -173,7 +178,7 @@ def test_identifiers_and_skipped_records_are_in_the_file(tiny_run: Path, tmp_pat
         output = tmp_path / f"{how}.h5"
         embed(fasta, tiny_run, output, EmbedOptions(duplicates=how))
         with h5py.File(output) as file:
-            came = [(name, file[name].attrs["identifier"]) for name in file]
+            came = [(name, file[name].attrs["original_id"]) for name in file]
             skipped = [
                 (row["identifier"], row["reason"]) for row in np.asarray(file.attrs["skipped"])
             ]

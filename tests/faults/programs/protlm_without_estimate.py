@@ -1,15 +1,16 @@
-"""Runs the command line with an estimate of 0 bytes for embeddings: LARGEST_FILE ARGUMENT...
+"""Runs the command line on a disk that claims to be free: LARGEST_FILE ARGUMENT...
 
 LARGEST_FILE is -1 for no limit on the size of files.
 """
 
+import shutil
 import sys
+from types import SimpleNamespace
 
-import protlm.commands.embed
 from protlm.cli import main
 from tests.faults.programs.file_size import limit_file_size
 
 if __name__ == "__main__":
     limit_file_size(int(sys.argv.pop(1)))
-    protlm.commands.embed.entry_bytes = lambda *_: 0
+    shutil.disk_usage = lambda _: SimpleNamespace(free=1 << 60)
     main()

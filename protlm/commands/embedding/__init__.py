@@ -1,0 +1,1 @@
+"""The parts of `protlm embed`: plan, unfinished results, formats."""

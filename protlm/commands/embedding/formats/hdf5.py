@@ -1,0 +1,57 @@
+"""HDF5 with a data set for each protein at the root, as UniProt's per-protein.h5.
+
+With several kinds or layers, the entry of a protein is a group with the data sets KIND/LAYER.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from protlm.commands.embedding.options import Dtype, EmbedOptions
+from protlm.commands.embedding.results import Embedded, Results
+from protlm.commands.outputs import ProteinFile, entry_bytes, hdf5_file
+from protlm.errors import UserError
+from protlm.terminal import JobProgress
+
+SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
+
+
+def check(options: EmbedOptions) -> None:
+    """Refuses what HDF5 cannot hold.
+
+    Raises:
+        UserError: bfloat16.
+    """
+    if options.dtype is Dtype.bfloat16:
+        raise UserError(
+            "HDF5 has no bfloat16: type --dtype float16, or --format pt, which holds it"
+        )
+
+
+def write(results: Results, output: Path) -> None:
+    """Writes the data sets in the order of the input.
+
+    Raises:
+        OutputError: the output exists or cannot be written.
+    """
+    job = results.job
+    num_arrays = len(job.proteins) * len(job.keys)
+    size = entry_bytes(num_arrays, results.num_values, job.options.dtype.value)
+    attributes, skipped = job.attributes(), results.skipped
+    with (
+        hdf5_file(output, attributes, skipped, num_bytes=size) as (file, disk),
+        JobProgress("writing", len(results)) as progress,
+    ):
+        entries = ProteinFile(file, disk, job.proteins.renamed)
+        for done, protein in enumerate(results, start=1):
+            _add(entries, protein, is_single=job.options.is_single, windows=job.options.windows)
+            progress.update(done)
+
+
+def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool) -> None:
+    attributes: dict[str, object] = {"windows": protein.num_windows} if windows else {}
+    if protein.ranges:
+        attributes["ranges"] = np.array(protein.ranges)
+    for (kind, layer), values in protein.vectors.items():
+        path = "" if is_single else f"{kind.value}/{layer}"
+        file.add_values(protein.record, path, values, attributes)

@@ -1,0 +1,94 @@
+"""Apache Parquet: a row for each protein, with a column of vectors for each kind and layer.
+
+The columns are `id`, `original_id`, `length` and `embedding`; with several kinds or layers,
+KIND_LAYER in place of `embedding`. What the file says of itself is in the metadata of the schema.
+"""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from protlm.commands.embedding.job import Job, Key
+from protlm.commands.embedding.options import Dtype, EmbedOptions
+from protlm.commands.embedding.results import Embedded, Results, end_to_end
+from protlm.errors import UserError
+from protlm.paths import complete_file
+from protlm.terminal import JobProgress
+
+SUFFIXES, WHAT = (".parquet",), "a Parquet file"
+
+
+def check(options: EmbedOptions) -> None:
+    """Refuses what a column of vectors cannot hold.
+
+    Raises:
+        UserError: bfloat16, several vectors for a protein, or pyarrow is not installed.
+    """
+    if options.dtype is Dtype.bfloat16:
+        raise UserError(
+            "Parquet has no bfloat16: type --dtype float16, or --format pt, which holds it"
+        )
+    if matrices := [kind.value for kind in options.include if kind.is_matrix]:
+        raise UserError(
+            f"--format parquet has one vector for a protein, and --include {matrices[0]} makes "
+            "several; type --format ragged"
+        )
+    _pyarrow()
+
+
+def write(results: Results, output: Path) -> None:
+    """Writes the rows in the order of the input.
+
+    Raises:
+        OutputError: the output exists or cannot be written.
+    """
+    job, arrow = results.job, _pyarrow()
+    number = arrow.from_numpy_dtype(job.options.dtype.stored)
+    vector = arrow.list_(number, job.width)
+    fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
+    fields += [(_column(job, key), vector) for key in job.keys]
+    about = {**job.attributes(), "skipped": results.skipped}
+    metadata = {name: _text(value) for name, value in about.items()}
+    schema = arrow.schema(fields, metadata=metadata)
+    with (
+        complete_file(output) as temporary,
+        arrow.parquet.ParquetWriter(temporary, schema) as writer,
+        JobProgress("proteins written", len(results)) as progress,
+    ):
+        done = 0
+        for block in results.blocks():
+            writer.write_table(_table(arrow, schema, job, block))
+            done += len(block)
+            progress.update(done)
+
+
+def _table(arrow: Any, schema: Any, job: Job, block: list[Embedded]) -> Any:
+    columns = [
+        arrow.array([protein.record.identifier for protein in block]),
+        arrow.array([protein.original_id for protein in block]),
+        arrow.array([len(protein.record.sequence) for protein in block], arrow.int64()),
+    ]
+    for key in job.keys:
+        numbers = arrow.array(end_to_end(block, key).ravel())
+        columns.append(arrow.FixedSizeListArray.from_arrays(numbers, job.width))
+    return arrow.table(columns, schema=schema)
+
+
+def _column(job: Job, key: Key) -> str:
+    return "embedding" if job.options.is_single else f"{key[0].value}_{key[1]}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _pyarrow() -> Any:
+    try:
+        import_module("pyarrow.parquet")
+        return import_module("pyarrow")
+    except ImportError:
+        raise UserError(
+            "--format parquet needs pyarrow, which is not installed; type: "
+            "pip install 'protlm[parquet]'"
+        ) from None

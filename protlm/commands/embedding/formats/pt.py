@@ -1,0 +1,86 @@
+"""A folder with a file NAME.pt for each protein, as esm-extract writes them.
+
+A file has `label`, the header, and by layer `representations` (per residue), `mean_representations`
+and `bos_representations`; other kinds are called alike. `torch.load(path, weights_only=True)` reads
+it. `manifest.json` has what the HDF5 formats have as attributes, and the file of each protein.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protlm.commands.embedding.job import Job
+from protlm.commands.embedding.options import Dtype, EmbedOptions
+from protlm.commands.embedding.results import Embedded, Results
+from protlm.commands.outputs import entry_name
+from protlm.model.pooling import Pooling
+from protlm.paths import complete_folder
+from protlm.terminal import JobProgress
+
+SUFFIXES, WHAT = ("",), "a folder of .pt files"
+# The longest file names have 255 bytes.
+_LONGEST_NAME = 240
+_NAMES = {Pooling.per_tok: "representations", Pooling.ranges: "range_representations"}
+
+
+def check(options: EmbedOptions) -> None:
+    """Accepts all settings."""
+
+
+def write(results: Results, output: Path) -> None:
+    """Writes the files and the manifest.
+
+    Raises:
+        OutputError: the output exists or cannot be written.
+    """
+    job, files = results.job, {}
+    with (
+        complete_folder(output) as folder,
+        JobProgress("proteins written", len(results)) as progress,
+    ):
+        for done, protein in enumerate(results, start=1):
+            name = file_name(protein.record.identifier)
+            torch.save(_contents(job, protein), folder / name)
+            files[protein.record.identifier] = name
+            progress.update(done)
+        about = {**job.attributes(), "skipped": results.skipped, "files": files}
+        (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def file_name(identifier: str) -> str:
+    """Returns the name of a protein's file, which cannot leave the folder.
+
+    >>> file_name("sp|P1|A/B")
+    'sp|P1|A%2FB.pt'
+    """
+    name = entry_name(identifier)
+    if len(name.encode(errors="surrogateescape")) > _LONGEST_NAME:
+        name = hashlib.sha256(identifier.encode(errors="surrogateescape")).hexdigest()
+    return f"{name}.pt"
+
+
+def _contents(job: Job, protein: Embedded) -> dict[str, object]:
+    found: dict[str, object] = {
+        "label": protein.record.header,
+        "original_id": protein.original_id,
+        "length": len(protein.record.sequence),
+    }
+    for kind in job.options.include:
+        name = _NAMES.get(kind, f"{kind.value}_representations")
+        found[name] = {
+            layer: _tensor(protein.vectors[kind, layer], job.options.dtype)
+            for layer in job.options.layers
+        }
+    if protein.ranges:
+        found["ranges"] = [list(one) for one in protein.ranges]
+    return found
+
+
+def _tensor(values: np.ndarray, dtype: Dtype) -> Tensor:
+    if dtype is Dtype.bfloat16:
+        return torch.from_numpy(values.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(values.copy())

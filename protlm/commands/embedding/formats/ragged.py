@@ -1,0 +1,67 @@
+"""HDF5 with the vectors of all proteins end to end, for a million proteins and more.
+
+`ids`, `original_ids` and `lengths` have a row for each protein, and `embeddings` its vectors. Kinds
+with several vectors for a protein have `offsets`: those of protein n are the rows from `offsets[n]`
+to `offsets[n + 1]`. With several kinds or layers, `embeddings` and `offsets` are in KIND/LAYER.
+"""
+
+from pathlib import Path
+
+from protlm.commands.embedding.formats import hdf5
+from protlm.commands.embedding.job import Job, Key
+from protlm.commands.embedding.options import EmbedOptions
+from protlm.commands.embedding.results import Results, end_to_end
+from protlm.commands.outputs import TEXT, hdf5_file, sanitize
+from protlm.terminal import JobProgress
+
+SUFFIXES, WHAT = hdf5.SUFFIXES, hdf5.WHAT
+
+
+def check(options: EmbedOptions) -> None:
+    """Refuses what HDF5 cannot hold.
+
+    Raises:
+        UserError: bfloat16.
+    """
+    hdf5.check(options)
+
+
+def group_of(job: Job, key: Key) -> str:
+    """Returns the start of the names of a kind and layer."""
+    return "" if job.options.is_single else f"{key[0].value}/{key[1]}/"
+
+
+def write(results: Results, output: Path) -> None:
+    """Writes the arrays in the order of the input.
+
+    Raises:
+        OutputError: the output exists or cannot be written.
+    """
+    job, number = results.job, len(results)
+    size = results.num_values * job.options.dtype.stored.itemsize + number * 200
+    with (
+        hdf5_file(output, job.attributes(), results.skipped, num_bytes=size) as (file, disk),
+        JobProgress("proteins written", number) as progress,
+    ):
+        ids = [file.create_dataset(name, number, TEXT) for name in ("ids", "original_ids")]
+        lengths = file.create_dataset("lengths", number, "int64")
+        arrays = {}
+        for kind, layer in job.keys:
+            group, rows = group_of(job, (kind, layer)), results.offsets(kind)
+            if kind.is_matrix:
+                file.create_dataset(f"{group}offsets", data=rows)
+            shape, name = (int(rows[-1]), job.width), f"{group}embeddings"
+            arrays[kind, layer] = file.create_dataset(name, shape, job.options.dtype.stored)
+        first, filled = 0, dict.fromkeys(arrays, 0)
+        for block in results.blocks():
+            some = slice(first, first + len(block))
+            ids[0][some] = [sanitize(protein.record.identifier) for protein in block]
+            ids[1][some] = [sanitize(protein.original_id) for protein in block]
+            lengths[some] = [len(protein.record.sequence) for protein in block]
+            for key, array in arrays.items():
+                values = end_to_end(block, key)
+                array[filled[key] : filled[key] + len(values)] = values
+                filled[key] += len(values)
+            first = some.stop
+            disk.check()
+            progress.update(first)

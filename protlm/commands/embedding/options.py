@@ -1,0 +1,130 @@
+"""The settings of `protlm embed`."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protlm.commands.inputs import Duplicates
+from protlm.errors import UserError
+from protlm.model.pooling import Pooling
+
+
+class Format(StrEnum):
+    """The file formats; `protlm.commands.embedding.formats.NAME` writes each."""
+
+    hdf5 = "hdf5"
+    ragged = "ragged"
+    parquet = "parquet"
+    npz = "npz"
+    pt = "pt"
+
+
+class Dtype(StrEnum):
+    """The types of numbers in the output, and of matrix products."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+    @property
+    def torch(self) -> torch.dtype:
+        """The type of tensors."""
+        return getattr(torch, self.value)
+
+    @property
+    def stored(self) -> np.dtype:
+        """The type of stored numbers; NumPy has no bfloat16, whose bits are kept as integers."""
+        return np.dtype(np.uint16 if self is Dtype.bfloat16 else self.value)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of the work that a process does: units number, number + count, ..."""
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Share":
+        """Reads `I/N`.
+
+        Raises:
+            UserError: it is something else.
+
+        >>> Share.parse("2/8")
+        Share(number=2, count=8)
+        """
+        number, _, count = text.partition("/")
+        if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+            return cls(int(number), int(count))
+        raise UserError(f"--shard {text} is not I/N with I from 1 to N; type for instance 1/4")
+
+    def __contains__(self, unit: object) -> bool:
+        """Returns whether a unit, counted from 0, belongs to this process."""
+        return isinstance(unit, int) and unit % self.count == self.number - 1
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """The settings of `protlm embed`.
+
+    Attributes:
+        include: what is kept of each protein.
+        layers: numbers of layers; negative ones count from the end.
+        tokens_per_batch: rows times length of a batch, at most.
+        dtype: the type of the numbers in the output.
+        compute_dtype: the type of matrix products.
+        device: as for `protlm.build.pick_device`.
+        duplicates: the treatment of repeated identifiers.
+        ranges: a table of the residue ranges of `--include ranges`.
+        windows: computes proteins that are longer than the model accepts in windows.
+        format: the format of the output.
+        processes: number of processes on this machine.
+        share: the part of the work to do; None does all of it, and writes the output.
+        merge: writes the output from the work of all parts.
+        dry_run: only estimates.
+    """
+
+    include: tuple[Pooling, ...] = (Pooling.mean,)
+    layers: tuple[int, ...] = (-1,)
+    tokens_per_batch: int = 4_096
+    dtype: Dtype = Dtype.float32
+    compute_dtype: Dtype = Dtype.float32
+    device: str = "auto"
+    duplicates: Duplicates = field(default=Duplicates.error)
+    ranges: Path | None = None
+    windows: bool = False
+    format: Format = Format.hdf5
+    processes: int = 1
+    share: Share | None = None
+    merge: bool = False
+    dry_run: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a protein has one array: of one kind and one layer."""
+        return len(self.include) == len(self.layers) == 1
+
+    def check(self) -> None:
+        """Refuses settings that exclude each other.
+
+        Raises:
+            UserError: names the settings, and what to type.
+        """
+        if self.tokens_per_batch < 1:
+            raise UserError(f"--toks-per-batch {self.tokens_per_batch} must be at least 1")
+        if self.processes < 1:
+            raise UserError(f"--processes {self.processes} must be at least 1")
+        if (self.ranges is not None) != (Pooling.ranges in self.include):
+            raise UserError(
+                "--include ranges needs a table, and a table needs it; type: "
+                "--include ranges --ranges TABLE.tsv"
+            )
+        ways = {"--shard": self.share, "--merge": self.merge, "--dry-run": self.dry_run}
+        given = [flag for flag, value in ways.items() if value]
+        if len(given) + (self.processes > 1) > 1:
+            several = [*given, *(["--processes"] if self.processes > 1 else [])]
+            raise UserError(f"{' and '.join(several)} exclude each other; type one of them")

@@ -1,0 +1,71 @@
+"""The table of residue ranges over which `protlm embed --include ranges` averages."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from protlm.errors import InputDataError
+from protlm.paths import existing_file
+from protlm.terminal import printable
+
+Ranges = tuple[tuple[int, int], ...]
+_COLUMNS = ("accession", "first", "last")
+
+
+def read_ranges(path: Path) -> dict[str, Ranges]:
+    """Returns the ranges of each protein, in the order of the table.
+
+    Args:
+        path: TSV with the columns accession, first and last; residues are counted from 1.
+
+    Raises:
+        InputDataError: the table cannot be read, or a range is impossible.
+    """
+    existing_file(path, "a table of ranges")
+    found: dict[str, list[tuple[int, int]]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, delimiter="\t")
+            if missing := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
+                raise InputDataError(
+                    f"{path} has no column {missing[0]}; its first line has to name the columns "
+                    "accession, first and last, separated by tabs"
+                )
+            for row in rows:
+                first, last = _number(row["first"]), _number(row["last"])
+                if not 1 <= first <= last:
+                    raise InputDataError(
+                        f"{path}, line {rows.line_num}: {row['first']} to {row['last']} is not a "
+                        "range; residues are counted from 1, and the last one is included"
+                    )
+                found.setdefault(row["accession"], []).append((first, last))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputDataError(f"{path} is not a tab-separated table in UTF-8") from error
+    return {name: tuple(ranges) for name, ranges in found.items()}
+
+
+def check_ranges(
+    path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
+) -> None:
+    """Refuses ranges outside of the proteins.
+
+    Raises:
+        InputDataError: a protein of the table is not embedded, or is shorter than a range.
+    """
+    known = dict(zip(names, lengths, strict=True))
+    for name, some in ranges.items():
+        if name not in known:
+            raise InputDataError(
+                f"{path}: {printable(name)} is not among the embedded proteins; correct the "
+                "accession or remove its rows"
+            )
+        last = max(end for _, end in some)
+        if last > known[name]:
+            raise InputDataError(
+                f"{path}: a range of {printable(name)} ends at residue {last:,}, and it has "
+                f"{known[name]:,}; correct the range"
+            )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0

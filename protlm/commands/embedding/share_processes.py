@@ -1,0 +1,105 @@
+"""The shares of `embed --processes N`: one process each, on one device each."""
+
+import signal
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from protlm.build import load_model, pick_device
+from protlm.commands.embedding.compute import Computed, compute
+from protlm.commands.embedding.job import Job, Named
+from protlm.commands.embedding.options import EmbedOptions, Share
+from protlm.commands.embedding.parts import opened
+from protlm.commands.inputs import STANDARD_INPUT
+from protlm.errors import LostRankError, UserError
+
+
+def check_processes(fasta: Path, options: EmbedOptions) -> None:
+    """Refuses several processes that would read standard input.
+
+    Raises:
+        UserError: says what to type.
+    """
+    if options.processes > 1 and fasta == STANDARD_INPUT:
+        raise UserError("--processes reads the sequences several times: write them to a file first")
+
+
+def compute_in_processes(
+    fasta: Path, model_path: Path, output: Path, options: EmbedOptions
+) -> Computed:
+    """Computes all batches that are not finished in `options.processes` processes.
+
+    Raises:
+        UserError: the error of the first process that fails, which ends the others.
+    """
+    context, count = get_context("spawn"), options.processes
+    threads = max(1, torch.get_num_threads() // count)
+    running: dict[Connection, BaseProcess] = {}
+    kept = halved = 0
+    try:
+        for number in range(1, count + 1):
+            ours, theirs = context.Pipe(duplex=False)
+            device = device_of(options.device, number)
+            mine = replace(options, processes=1, share=Share(number, count), device=device)
+            arguments = (theirs, threads, (fasta, model_path, output, mine))
+            process = context.Process(target=_share, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = process
+        while running:
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                computed = _answer(ready)
+                kept, halved = kept + computed.kept, halved + computed.halved
+                running.pop(ready).join()
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.join()
+    return Computed(kept, halved)
+
+
+def device_of(device: str, number: int) -> str:
+    """Returns the device of a process, counted from 1: they take turns on the GPUs."""
+    if pick_device(device).type != "cuda" or ":" in device:
+        return device
+    return f"cuda:{(number - 1) % torch.cuda.device_count()}"
+
+
+def _answer(connection: Connection) -> Computed:
+    try:
+        answer = connection.recv()
+    except EOFError:
+        raise LostRankError(
+            "a process ended early: type the same command again to continue, perhaps with fewer "
+            "--processes"
+        ) from None
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
+
+
+def _share(
+    connection: Connection, threads: int, given: tuple[Path, Path, Path, EmbedOptions]
+) -> None:
+    """Computes a share, and sends what was done or the error of the user."""
+    # The process that started this one is interrupted, and ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    torch.set_num_threads(threads)
+    fasta, model_path, output, options = given
+    share = options.share or Share()
+    try:
+        model = load_model(model_path, device=options.device)
+        job = Job(fasta, Named.of(model, model_path), options)
+        with opened(output, job.plan, job.fingerprint(), share, quiet=True) as parts:
+            connection.send(compute(job, parts, share, quiet=share.number > 1))
+    except UserError as error:
+        connection.send(error)
+    except KeyboardInterrupt:
+        pass

@@ -1,0 +1,334 @@
+"""The models of the Python interface: `protlm.load(...)` returns one."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple, Self, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protlm.commands.inputs import Duplicates, Proteins
+from protlm.data.records import Record
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.downstream.estimators import Estimator, default_estimator, score
+from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
+from protlm.downstream.predictions import Predictor
+from protlm.errors import InputDataError, UserError, refuse_unknown
+from protlm.model.embedding import Embedder, Vectors, batches
+from protlm.model.pooling import Pooling
+from protlm.model.pretrained import PretrainedModel
+
+_TOKENS_PER_BATCH = 4_096
+# The number of records of a file that are sorted by length at a time, which bounds the memory.
+_WINDOW = 2_048
+_MASK = "<mask>"
+
+Arrays = np.ndarray | list[np.ndarray]
+Tensors = Tensor | list[Tensor]
+
+
+class Model(PretrainedModel):
+    """A model for notebooks and programs.
+
+    >>> import protlm
+    >>> model = protlm.load("performer-relu-3m")
+    >>> model.embed(["MKTAYIAKQR", "MKV"]).shape
+    (2, 192)
+    """
+
+    @classmethod
+    def of(cls, model: PretrainedModel) -> Self:
+        """Returns the model with the methods of this class."""
+        return cls(model.network, model.description, rebuild=model._rebuild)
+
+    @overload
+    def embed(
+        self,
+        sequences: Sequence[str],
+        layers: int = -1,
+        pooling: str = "mean",
+        *,
+        tokens_per_batch: int = ...,
+        as_torch: Literal[False] = False,
+    ) -> Arrays: ...
+    @overload
+    def embed(
+        self,
+        sequences: Sequence[str],
+        layers: Sequence[int],
+        pooling: str = "mean",
+        *,
+        tokens_per_batch: int = ...,
+        as_torch: Literal[False] = False,
+    ) -> dict[int, Arrays]: ...
+    @overload
+    def embed(
+        self,
+        sequences: Sequence[str],
+        layers: int = -1,
+        pooling: str = "mean",
+        *,
+        tokens_per_batch: int = ...,
+        as_torch: Literal[True],
+    ) -> Tensors: ...
+    @overload
+    def embed(
+        self,
+        sequences: Sequence[str],
+        layers: Sequence[int],
+        pooling: str = "mean",
+        *,
+        tokens_per_batch: int = ...,
+        as_torch: Literal[True],
+    ) -> dict[int, Tensors]: ...
+    def embed(
+        self,
+        sequences: Sequence[str],
+        layers: int | Sequence[int] = -1,
+        pooling: str = "mean",
+        *,
+        tokens_per_batch: int = _TOKENS_PER_BATCH,
+        as_torch: bool = False,
+    ) -> Arrays | Tensors | dict[int, Arrays] | dict[int, Tensors]:
+        """Returns the vectors of sequences, in their order.
+
+        Args:
+            sequences: residues.
+            layers: 0 the embedding, n the output of block n, -1 the last; of several layers the
+                result is a dictionary.
+            pooling: mean, max, std or cls; per_tok returns a list of the vectors of residues.
+            tokens_per_batch: rows times length of a batch, at most.
+            as_torch: returns tensors on the CPU in place of NumPy arrays.
+
+        Returns:
+            (sequences, D), or a list of (L, D), in float32.
+
+        Raises:
+            UserError: a layer or a pooling that does not exist, or a sequence does not fit into
+                the memory or the table of positions.
+
+        >>> import protlm
+        >>> model = protlm.load("performer-relu-3m")
+        >>> residues = model.embed(["MKTAYIAKQR", "MKV"], pooling="per_tok")
+        >>> [one.shape for one in residues]
+        [(10, 192), (3, 192)]
+        >>> sorted(model.embed(["MKV"], layers=[0, 2]))
+        [0, 2]
+        """
+        if isinstance(sequences, str):
+            raise UserError("embed takes a list of sequences; write embed([sequence])")
+        kind, numbers = _pooling(pooling), [layers] if isinstance(layers, int) else list(layers)
+        own = {layer: self.layer_number(layer, first=0) for layer in numbers}
+        embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
+        self.tokenize(sequences)
+        found = _embed(embedder, [one.upper() for one in sequences], tokens_per_batch)
+        vectors: list[Vectors] = []
+        for sequence, one in zip(sequences, found, strict=True):
+            if one is None:
+                raise UserError(
+                    f"a sequence of {len(sequence):,} residues does not fit into the memory of "
+                    f"{self.device}; use another device"
+                )
+            vectors.append(one)
+        result = {}
+        for layer, number in own.items():
+            tensors = [one[kind, number] for one in vectors]
+            some = tensors if as_torch else [tensor.numpy() for tensor in tensors]
+            result[layer] = some if kind.is_matrix else _stack(some, self.width)
+        return result[layers] if isinstance(layers, int) else result
+
+    @property
+    def width(self) -> int:
+        """The number of components of a vector, D."""
+        return self.description.model.model_dim
+
+    def embed_file(
+        self,
+        path: str | Path,
+        layer: int = -1,
+        pooling: str = "mean",
+        *,
+        duplicates: str = "error",
+        windows: bool = False,
+        tokens_per_batch: int = _TOKENS_PER_BATCH,
+    ) -> "EmbeddedFile":
+        """Returns the proteins of a file with their vectors, computed while they are iterated.
+
+        Args:
+            path: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
+            layer: as for `embed`.
+            pooling: as for `embed`.
+            duplicates: repeated identifiers: error, first or suffix.
+            windows: computes proteins that are too long for the model in overlapping windows.
+            tokens_per_batch: rows times length of a batch, at most.
+
+        Raises:
+            UserError: an option that does not exist.
+            InputDataError: the file is damaged, or an identifier is repeated.
+        """
+        refuse_unknown("duplicates", duplicates, Duplicates)
+        embedder = Embedder(self, (_pooling(pooling),), (self.layer_number(layer, first=0),))
+        longest = None if windows else self.max_residues
+        proteins = Proteins(Path(path), longest, Duplicates(duplicates))
+        return EmbeddedFile(embedder, proteins, tokens_per_batch)
+
+    def score(
+        self,
+        wild_type: str,
+        mutants: Sequence[str],
+        estimator: str | None = None,
+        *,
+        first_residue: int = 1,
+        tokens_per_batch: int = 16_384,
+    ) -> np.ndarray:
+        """Returns the scores of variants, float64, in nats; see `protlm score`.
+
+        Args:
+            wild_type: residues.
+            mutants: substitutions such as A1P, several joined by colons; or whole sequences with
+                insertions and deletions, for estimators of whole sequences.
+            estimator: its name; None takes the default of the model.
+            first_residue: the number of the wild type's first residue.
+            tokens_per_batch: rows times length of a batch, at most.
+
+        Raises:
+            UserError: the estimator does not exist, or the model or a variant does not allow it.
+            InputDataError: a mutant does not fit the wild type.
+
+        >>> import protlm
+        >>> model = protlm.load("performer-relu-3m")
+        >>> model.score("MKTAYIAKQR", ["K2R", "K2R:Y5W"], "wt-marginals").shape
+        (2,)
+        """
+        predictor = Predictor(self, tokens_per_batch)
+        chosen = default_estimator(predictor)
+        if estimator is not None:
+            refuse_unknown("estimator", estimator, Estimator)
+            chosen = Estimator(estimator)
+        wild_type = wild_type.upper()
+        variants = [_variant(mutant, wild_type, first_residue) for mutant in mutants]
+        return score(chosen, predictor, wild_type, variants).values
+
+    def predict_masked(
+        self, sequences: Sequence[str], *, tokens_per_batch: int = _TOKENS_PER_BATCH
+    ) -> list[dict[int, dict[str, float]]]:
+        """Predicts the residues that are written `<mask>`.
+
+        Args:
+            sequences: residues, with one or more `<mask>`.
+            tokens_per_batch: rows times length of a batch, at most.
+
+        Returns:
+            For each sequence, by the position of a mask, counted from 1, the probabilities of the
+            20 amino acids, the most probable first. Those of other tokens are left out.
+
+        Raises:
+            UserError: a causal model, or a sequence longer than the model accepts.
+            InputDataError: a letter is not a residue.
+
+        >>> import protlm
+        >>> model = protlm.load("performer-relu-3m")
+        >>> found = model.predict_masked(["MK<mask>AYIAK<mask>R"])
+        >>> [(position, len(letters)) for position, letters in found[0].items()]
+        [(3, 20), (9, 20)]
+        """
+        if self.causal:
+            raise UserError("this model is causal, and predict_masked needs a masked model")
+        places = [_masks(sequence) for sequence in sequences]
+        # Any residue keeps the place of a mask.
+        filled = [sequence.replace(_MASK, STANDARD[0]) for sequence in sequences]
+        found: list[dict[int, dict[str, float]]] = [{} for _ in sequences]
+        for some in batches([len(one) for one in filled], tokens_per_batch):
+            batch = self.tokenize([filled[index] for index in some])
+            for row, index in enumerate(some):
+                batch.tokens_BL[row, places[index]] = VOCABULARY.mask
+            p_BLV = self(batch).logits_BLV.float().softmax(-1).cpu()
+            for row, index in enumerate(some):
+                found[index] = {place: _letters(p_BLV[row, place]) for place in places[index]}
+        return found
+
+
+class EmbeddedProtein(NamedTuple):
+    """A record of a file, and its vectors: (D,), or (L, D) of its residues."""
+
+    record: Record
+    vectors: np.ndarray
+
+
+class EmbeddedFile:
+    """The proteins of a file with their vectors, in the order of the file.
+
+    Every record is yielded or in `skipped`, with the reason; those that do not fit into the memory
+    are added while the file is iterated. Equal sequences that are near each other are computed
+    once. The memory does not grow with the file.
+    """
+
+    def __init__(self, embedder: Embedder, proteins: Proteins, tokens_per_batch: int) -> None:
+        self._embedder, self._proteins = embedder, proteins
+        self._tokens_per_batch = tokens_per_batch
+        self.skipped = proteins.without_entry()
+
+    def __len__(self) -> int:
+        return len(self._proteins)
+
+    def __iter__(self) -> Iterator[EmbeddedProtein]:
+        self.skipped = self._proteins.without_entry()
+        (kind,), (layer,) = self._embedder.poolings, self._embedder.layers
+        records = iter(self._proteins)
+        while window := list(islice(records, _WINDOW)):
+            distinct = list(dict.fromkeys(record.sequence for record in window))
+            found = _embed(self._embedder, distinct, self._tokens_per_batch)
+            vectors = dict(zip(distinct, found, strict=True))
+            for record in window:
+                one = vectors[record.sequence]
+                if one is None:
+                    reason = f"{len(record.sequence):,} residues do not fit into the memory"
+                    self.skipped.append((record.identifier, reason))
+                else:
+                    yield EmbeddedProtein(record, one[kind, layer].numpy())
+
+
+def _embed(
+    embedder: Embedder, sequences: Sequence[str], tokens_per_batch: int
+) -> list[Vectors | None]:
+    """Returns the vectors of each sequence, in the order of the sequences."""
+    found: list[Vectors | None] = [None] * len(sequences)
+    for some in batches([len(one) for one in sequences], tokens_per_batch):
+        computed = embedder.vectors([sequences[index] for index in some])
+        for index, vectors in zip(some, computed, strict=True):
+            found[index] = vectors
+    return found
+
+
+def _pooling(name: str) -> Pooling:
+    allowed = [kind for kind in Pooling if kind is not Pooling.ranges]
+    refuse_unknown("pooling", name, allowed)
+    return Pooling(name)
+
+
+def _stack(some: list, width: int) -> np.ndarray | Tensor:
+    if not some:
+        return np.zeros((0, width), np.float32)
+    return torch.stack(some) if isinstance(some[0], Tensor) else np.stack(some)
+
+
+def _variant(mutant: str, wild_type: str, first_residue: int) -> Variant:
+    if is_mutant(mutant):
+        return parse_mutant(mutant, wild_type, first_residue=first_residue)
+    return parse_sequence(mutant, wild_type)
+
+
+def _masks(sequence: str) -> list[int]:
+    """Returns the positions of the masks, which are those of their tokens: `<cls>` is at 0."""
+    parts = sequence.split(_MASK)
+    if len(parts) == 1:
+        raise InputDataError(f"{sequence[:50]} has no {_MASK}; write it in place of a residue")
+    ends = np.cumsum([len(part) + 1 for part in parts[:-1]])
+    return ends.tolist()
+
+
+def _letters(p_V: Tensor) -> dict[str, float]:
+    found = {letter: float(p_V[VOCABULARY[letter]]) for letter in STANDARD}
+    return dict(sorted(found.items(), key=lambda one: -one[1]))

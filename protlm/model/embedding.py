@@ -1,0 +1,158 @@
+"""Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from protlm.data.batching.plan import SPECIALS
+from protlm.model.pooling import Pooling, pool
+
+if TYPE_CHECKING:
+    from protlm.model.pretrained import PretrainedModel
+
+Vectors = dict[tuple[Pooling, int], Tensor]
+Ranges = Sequence[tuple[int, int]]
+# How the allocator of the CPU says that the memory is full; those of other devices have a type.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+    """Yields the indices of sequences in batches of similar length, within a number of tokens.
+
+    A sequence that is longer is a batch by itself. The batches depend on nothing but the arguments.
+
+    >>> list(batches([3, 8, 4], tokens_per_batch=12))
+    [[0, 2], [1]]
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # In this order, the newest sequence is the longest of the batch.
+        if batch and (len(batch) + 1) * (lengths[index] + SPECIALS) > tokens_per_batch:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def windows(num_residues: int, width: int) -> list[tuple[int, int, int]]:
+    """Returns the overlapping windows of a long protein.
+
+    Each begins half a width after the one before, and the last ends with the protein.
+
+    Returns:
+        For each window its first residue, and the first and the end of the residues, from 0, that
+        are taken from it: those that are nearer to its center than to that of its neighbors.
+
+    >>> windows(10, 4)
+    [(0, 0, 3), (2, 3, 5), (4, 5, 7), (6, 7, 10)]
+    """
+    starts = [*range(0, num_residues - width, max(1, width // 2)), num_residues - width]
+    cuts = [(after + start + width) // 2 for start, after in pairwise(starts)]
+    return list(zip(starts, [0, *cuts], [*cuts, num_residues], strict=True))
+
+
+def num_windows(num_residues: int, width: int | None) -> int:
+    """Returns the number of passes of a protein: 1, or that of its windows."""
+    fits = width is None or num_residues <= width
+    return 1 if fits else len(windows(num_residues, width or 0))
+
+
+@dataclass
+class Embedder:
+    """Computes the vectors of sequences; a batch that does not fit into the memory is halved.
+
+    Args:
+        model: the model.
+        poolings: what is kept of each protein.
+        layers: numbers of layers, from 0.
+        compute_dtype: the type of matrix products; with float32, that of the weights.
+
+    `num_halved` counts the batches that did not fit. Sequences that are longer than the model
+    accepts are computed in windows: the vector of `<cls>` is then the mean of the windows'.
+    """
+
+    model: "PretrainedModel"
+    poolings: tuple[Pooling, ...]
+    layers: tuple[int, ...]
+    compute_dtype: torch.dtype = torch.float32
+    num_halved: int = 0
+
+    @torch.inference_mode()
+    def vectors(
+        self, sequences: Sequence[str], ranges: Sequence[Ranges] | None = None
+    ) -> list[Vectors | None]:
+        """Returns the vectors of each sequence on the CPU; None if it does not fit by itself.
+
+        Args:
+            sequences: in the order of their lengths.
+            ranges: the ranges of each sequence.
+        """
+        spans = ranges or [()] * len(sequences)
+        fits = sum(len(one) <= (self.model.max_residues or len(one)) for one in sequences)
+        if fits < len(sequences) > 1:
+            # Each of the longer ones is several windows.
+            parts = [slice(0, fits)] * (fits > 0)
+            parts += [slice(place, place + 1) for place in range(fits, len(sequences))]
+            return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
+        try:
+            return [*self._pooled(self._hidden(sequences), sequences, spans)]
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Outside of the handler, whose traceback keeps the tensors alive.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.num_halved += 1
+        if len(sequences) == 1:
+            return [None]
+        half = len(sequences) // 2
+        parts = slice(0, half), slice(half, None)
+        return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
+
+    def _pooled(
+        self, hidden: dict[int, Tensor], sequences: Sequence[str], spans: Sequence[Ranges]
+    ) -> list[Vectors]:
+        """Copies each kind and layer of a batch to the CPU at once."""
+        found: list[Vectors] = [{} for _ in sequences]
+        for pooling in self.poolings:
+            for layer, hidden_BLD in hidden.items():
+                rows = [
+                    torch.atleast_2d(pool(hidden_BLD[row], len(sequence), pooling, span))
+                    for row, (sequence, span) in enumerate(zip(sequences, spans, strict=True))
+                ]
+                copied = torch.cat(rows).cpu().split([len(row) for row in rows])
+                for vectors, values in zip(found, copied, strict=True):
+                    vectors[pooling, layer] = values if pooling.is_matrix else values[0]
+        return found
+
+    def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
+        """Returns the hidden states by layer, BLD."""
+        limit = self.model.max_residues
+        if limit is not None and len(sequences[0]) > limit:
+            return self._windowed(sequences[0], limit)
+        is_lower = self.compute_dtype != torch.float32
+        with torch.autocast(self.model.device.type, self.compute_dtype, enabled=is_lower):
+            return self.model.hidden_states(self.model.tokenize(sequences), self.layers)
+
+    def _windowed(self, sequence: str, width: int) -> dict[int, Tensor]:
+        parts: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
+        specials: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
+        for start, first, end in windows(len(sequence), width):
+            hidden = self._hidden([sequence[start : start + width]])
+            for layer, hidden_1LD in hidden.items():
+                parts[layer].append(hidden_1LD[0, first - start + 1 : end - start + 1].cpu())
+                specials[layer].append(hidden_1LD[0, :1].cpu())
+        means = {layer: torch.cat(rows).mean(0, keepdim=True) for layer, rows in specials.items()}
+        return {layer: torch.cat([means[layer], *parts[layer]])[None] for layer in self.layers}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that the memory of the device is full."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

@@ -1,0 +1,63 @@
+"""Pooling: from the hidden states of a protein's positions to its vectors."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class Pooling(StrEnum):
+    """What is kept of a protein: statistics over residues, `<cls>`, each residue, or ranges.
+
+    `bos` is another name of `cls`, that of esm-extract. `std` divides by the number of residues.
+    """
+
+    mean = "mean"
+    max = "max"
+    std = "std"
+    cls = "cls"
+    bos = "bos"
+    per_tok = "per_tok"
+    ranges = "ranges"
+
+    def num_rows(self, num_residues: int, num_ranges: int) -> int:
+        """Returns the number of vectors of a protein."""
+        rows = {Pooling.per_tok: num_residues, Pooling.ranges: num_ranges}
+        return rows.get(self, 1)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether a protein has a matrix, not one vector."""
+        return self in (Pooling.per_tok, Pooling.ranges)
+
+
+def pool(
+    hidden_LD: Tensor,
+    num_residues: int,
+    pooling: Pooling,
+    ranges: Sequence[tuple[int, int]] = (),
+) -> Tensor:
+    """Returns the vectors of one protein in float32: (D,), or (rows, D) of a matrix.
+
+    Args:
+        hidden_LD: hidden states of `<cls>`, the residues, `<eos>` and padding.
+        num_residues: number of residues.
+        pooling: what is kept; special tokens are in no statistic.
+        ranges: first and last residue of each range, counted from 1.
+    """
+    if pooling in (Pooling.cls, Pooling.bos):
+        return hidden_LD[0].float()
+    residues_LD = hidden_LD[1 : num_residues + 1].float()
+    match pooling:
+        case Pooling.mean:
+            return residues_LD.mean(0)
+        case Pooling.max:
+            return residues_LD.amax(0)
+        case Pooling.std:
+            return residues_LD.std(0, correction=0)
+        case Pooling.ranges:
+            rows = [residues_LD[first - 1 : last].mean(0) for first, last in ranges]
+            return torch.stack(rows) if rows else residues_LD[:0]
+        case _:
+            return residues_LD

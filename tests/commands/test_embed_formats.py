@@ -1,0 +1,319 @@
+"""The formats of `protlm embed`: what others read from them, and that all have the same vectors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from protlm import __version__
+from protlm.commands.embed import embed
+from protlm.commands.embedding.formats import parquet
+from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError
+from protlm.model.embedding import windows
+from protlm.model.pooling import Pooling
+from protlm.model.pretrained import PretrainedModel
+
+SEQUENCES = {"a/b": "MKTAYIAKQRQISFVKSHFSRQ", "P2": "MKV", "P3": "ACDEFGHIKLMNPQRSTVWY"}
+BOTH = (Pooling.mean, Pooling.per_tok)
+
+
+@pytest.fixture(scope="module")
+def fasta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three proteins, one of them with a slash in its identifier, and an invalid record."""
+    path = tmp_path_factory.mktemp("fasta") / "x.fasta"
+    records = [f">{name} text\n{sequence}\n" for name, sequence in SEQUENCES.items()]
+    path.write_text("".join([*records, ">bad\nMK?\n"]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> PretrainedModel:
+    """The model of the run."""
+    import protlm
+
+    return protlm.load(tiny_run)
+
+
+@pytest.fixture(scope="module")
+def truth(model: PretrainedModel) -> dict[str, np.ndarray]:
+    """The last hidden states of the residues of each protein, computed alone."""
+    found = {}
+    for name, sequence in SEQUENCES.items():
+        out = model(model.tokenize([sequence]), layers=[-1])
+        found[name] = out.hidden[-1][0, 1:-1].numpy()
+    return found
+
+
+@pytest.fixture
+def written(fasta: Path, tiny_run: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Embeds the proteins: `written("out.h5", format=Format.ragged)`."""
+
+    def run(name: str, **options: Any) -> Path:
+        embed(fasta, tiny_run, tmp_path / name, EmbedOptions(**options))
+        return tmp_path / name
+
+    return run
+
+
+def close(one: np.ndarray, other: np.ndarray) -> None:
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_uniprot_readers_read_the_default(
+    written: Callable[..., Path], truth: dict[str, np.ndarray]
+) -> None:
+    """The lines that readers of per-protein.h5 and per-residue.h5 have."""
+    with h5py.File(written("protein.h5")) as file:
+        vectors = {accession: np.array(vector) for accession, vector in file.items()}
+    assert list(vectors) == ["a%2Fb", "P2", "P3"]
+    for name, residues in truth.items():
+        close(vectors[name.replace("/", "%2F")], residues.mean(0))
+    with h5py.File(written("residue.h5", include=(Pooling.per_tok,))) as file:
+        for accession, dataset in file.items():
+            name = dataset.attrs["original_id"]
+            assert accession == name.replace("/", "%2F")
+            assert dataset.attrs["length"] == len(SEQUENCES[name]) == len(dataset)
+            close(dataset[:], truth[name])
+
+
+def test_the_file_says_what_it_is(
+    written: Callable[..., Path], model: PretrainedModel, tiny_run: Path
+) -> None:
+    said = {
+        "model_name": tiny_run.name,
+        "model_hash": model.hash,
+        "layer": 2,
+        "pooling": "mean",
+        "dtype": "float16",
+        "compute_dtype": "float32",
+        "vocabulary_hash": VOCABULARY.hash,
+        "protlm_version": __version__,
+    }
+    for form in (Format.hdf5, Format.ragged):
+        with h5py.File(written(f"{form}.h5", dtype=Dtype.float16, format=form)) as file:
+            assert {name: file.attrs[name] for name in said} == said
+            (row,) = file.attrs["skipped"]
+            assert row["identifier"] == b"bad"
+    with np.load(written("x.npz", dtype=Dtype.float16, format=Format.npz)) as file:
+        assert {**json.loads(str(file["metadata"])), **said} == json.loads(str(file["metadata"]))
+
+
+def test_ragged_and_npz_are_end_to_end(
+    written: Callable[..., Path], truth: dict[str, np.ndarray]
+) -> None:
+    found = []
+    with h5py.File(written("x.h5", format=Format.ragged, include=BOTH, layers=(0, -1))) as file:
+        names: list[str] = []
+        file.visit(names.append)  # type: ignore[func-returns-value]
+        arrays = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
+        found.append({name: array[:] for name, array in arrays.items()})
+    with np.load(written("x.npz", format=Format.npz, include=BOTH, layers=(0, -1))) as file:
+        found.append({name: file[name] for name in file.files if name != "metadata"})
+    assert found[0].keys() == found[1].keys()
+    for name, values in found[0].items():
+        is_text = values.dtype == object
+        assert (values.astype(str) if is_text else values).tolist() == found[1][name].tolist()
+    archive = found[1]
+    assert archive["ids"].tolist() == list(SEQUENCES)
+    offsets = archive["per_tok/2/offsets"]
+    for number, (name, residues) in enumerate(truth.items()):
+        rows = slice(offsets[number], offsets[number + 1])
+        assert archive["lengths"][number] == len(SEQUENCES[name])
+        close(archive["per_tok/2/embeddings"][rows], residues)
+        close(archive["mean/2/embeddings"][number], residues.mean(0))
+
+
+def test_torch_loads_a_file_for_each_protein(
+    written: Callable[..., Path], truth: dict[str, np.ndarray]
+) -> None:
+    include = (Pooling.mean, Pooling.per_tok, Pooling.bos)
+    folder = written("out", format=Format.pt, include=include, dtype=Dtype.bfloat16)
+    about = json.loads((folder / "manifest.json").read_text())
+    assert about["dtype"] == "bfloat16" and about["skipped"][0][0] == "bad"
+    for name, residues in truth.items():
+        one = torch.load(folder / about["files"][name], weights_only=True)
+        assert one["label"] == f"{name} text"
+        assert one["representations"][2].dtype == torch.bfloat16
+        # A number of bfloat16 is within 2^-8 of what it was rounded from.
+        expected = torch.from_numpy(residues)
+        torch.testing.assert_close(
+            one["representations"][2].float(), expected, rtol=2**-8, atol=1e-5
+        )
+        torch.testing.assert_close(
+            one["mean_representations"][2].float(), expected.mean(0), rtol=2**-8, atol=1e-5
+        )
+        assert one["bos_representations"][2].shape == (64,)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*about["files"].values(), "manifest.json"]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pandas_reads_parquet(
+    dtype: str, written: Callable[..., Path], truth: dict[str, np.ndarray], model: PretrainedModel
+) -> None:
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    path = written("x.parquet", format=Format.parquet, dtype=Dtype(dtype))
+    frame = pandas.read_parquet(path)
+    assert frame["id"].tolist() == list(SEQUENCES)
+    assert frame["length"].tolist() == list(map(len, SEQUENCES.values()))
+    matrix = np.stack(frame["embedding"])
+    assert matrix.dtype == dtype
+    tolerance = 1e-5 if dtype == "float32" else 2e-3
+    expected = np.stack([residues.mean(0) for residues in truth.values()])
+    np.testing.assert_allclose(matrix, expected, rtol=tolerance, atol=tolerance)
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_schema(path).metadata
+    assert metadata[b"model_hash"].decode() == model.hash
+    several = written("y.parquet", format=Format.parquet, layers=(0, -1))
+    assert list(pandas.read_parquet(several)) == ["id", "original_id", "length", "mean_0", "mean_2"]
+
+
+def test_parquet_without_pyarrow_is_one_sentence(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(parquet, "import_module", missing)
+    with pytest.raises(UserError, match=r"needs pyarrow.*pip install 'protlm\[parquet\]'"):
+        written("x.parquet", format=Format.parquet)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("x.h5", {"dtype": Dtype.bfloat16}, "HDF5 has no bfloat16"),
+        ("x.npz", {"dtype": Dtype.bfloat16, "format": Format.npz}, "NumPy has no bfloat16"),
+        ("x.parquet", {"dtype": Dtype.bfloat16, "format": Format.parquet}, "Parquet has no bf"),
+        ("x.parquet", {"include": BOTH, "format": Format.parquet}, "--format ragged"),
+        ("x.parquet", {}, r"is an HDF5 file, not .parquet; type: -o .*x\.h5"),
+        ("x.h5", {"format": Format.npz}, r"is a NumPy archive, not .h5; type: -o .*x\.npz"),
+        ("x.pt", {"format": Format.pt}, r"is a folder of .pt files, not .pt"),
+        ("x.h5", {"include": (Pooling.ranges,)}, "--ranges TABLE.tsv"),
+        ("x.h5", {"merge": True, "dry_run": True}, "--merge and --dry-run exclude each other"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(
+    name: str, options: dict[str, Any], says: str, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        written(name, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_too_large_for_float16_is_refused(
+    written: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = PretrainedModel.hidden_states
+    monkeypatch.setattr(
+        PretrainedModel,
+        "hidden_states",
+        lambda *given: {layer: 1e6 * h for layer, h in states(*given).items()},
+    )
+    with pytest.raises(UserError, match="too large for float16; type --dtype float32"):
+        written("x.h5", dtype=Dtype.float16)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_poolings_are_statistics_of_the_residues(
+    written: Callable[..., Path], truth: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    table = tmp_path / "ranges.tsv"
+    table.write_text("accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n")
+    path = written("x.h5", include=tuple(Pooling), ranges=table)
+    spans = {"P3": [(0, 4), (19, 20)], "a/b": [(1, 22)], "P2": []}
+    with h5py.File(path) as file:
+        for name, residues in truth.items():
+            entry = file[name.replace("/", "%2F")]
+            close(entry["mean/2"][:], residues.mean(0))
+            close(entry["max/2"][:], residues.max(0))
+            close(entry["std/2"][:], residues.std(0))
+            close(entry["per_tok/2"][:], residues)
+            close(entry["cls/2"][:], entry["bos/2"][:])
+            means = [residues[first:end].mean(0) for first, end in spans[name]]
+            close(entry["ranges/2"][:], np.array(means).reshape(-1, 64))
+        assert file["P3/ranges/2"].attrs["ranges"].tolist() == [[1, 4], [20, 20]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("P9\t1\t2\n", "P9 is not among the embedded proteins"),
+        ("P2\t1\t4\n", "a range of P2 ends at residue 4, and it has 3"),
+        ("P2\t0\t2\n", "line 2: 0 to 2 is not a range"),
+        ("P2\t3\t2\n", "line 2: 3 to 2 is not a range"),
+        ("P2\tx\n", "line 2: x to None is not a range"),
+    ],
+)
+def test_impossible_ranges_are_refused(
+    rows: str, says: str, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    table = tmp_path / "ranges.tsv"
+    table.write_text(f"accession\tfirst\tlast\n{rows}")
+    with pytest.raises(InputDataError, match=says):
+        written("x.h5", include=(Pooling.ranges,), ranges=table)
+    table.write_text("accession\tfirst\tlast\n")
+    with h5py.File(written("none.h5", include=(Pooling.ranges,), ranges=table)) as file:
+        assert file["P2"].shape == (0, 64)
+    table.write_text("name\tfrom\tto\n")
+    with pytest.raises(InputDataError, match="has no column accession"):
+        written("x.h5", include=(Pooling.ranges,), ranges=table)
+
+
+def test_the_compute_dtype_changes_the_products(
+    written: Callable[..., Path], truth: dict[str, np.ndarray]
+) -> None:
+    path = written("x.h5", compute_dtype=Dtype.bfloat16)
+    with h5py.File(path) as file:
+        assert file.attrs["compute_dtype"] == "bfloat16"
+        vectors = file["P3"][:]
+    difference = np.abs(vectors - truth["P3"].mean(0))
+    assert 0 < difference.max() < 0.1
+
+
+def test_long_proteins_are_embedded_in_windows(
+    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import protlm
+
+    settings = ("model.positions=learned", "model.max_length=34", "trainer.max_steps=2")
+    run = train_tiny(tmp_path / "run", *settings, "data.max_length=34")
+    rng = np.random.default_rng(0)
+    sequences = ["".join(rng.choice(list("ACDEFGHIKL"), n)) for n in (32, 33, 100, 7)]
+    (tmp_path / "x.fasta").write_text("".join(f">P{i}\n{s}\n" for i, s in enumerate(sequences)))
+    options = EmbedOptions(include=(Pooling.per_tok,), windows=True)
+    embed(tmp_path / "x.fasta", run, tmp_path / "out.h5", options)
+    assert "4 records: 4 embedded, 0 skipped" in capsys.readouterr().err
+    model = protlm.load(run)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file.attrs["window_residues"] == 32
+        assert [file[f"P{i}"].attrs["windows"] for i in range(4)] == [1, 2, 6, 1]
+        for number, sequence in enumerate(sequences):
+            vectors = file[f"P{number}"][:]
+            assert len(vectors) == len(sequence)
+            for place in range(0, len(sequence), 9):
+                starts = range(0, max(1, len(sequence) - 31))
+                used = [s for s in starts if s % 16 == 0 or s == starts[-1]]
+                nearest = min(used, key=lambda start: abs(start + 15.5 - place))
+                window = model.tokenize([sequence[nearest : nearest + 32]])
+                hidden = model(window, layers=[-1]).hidden[-1][0]
+                close(vectors[place], hidden[place - nearest + 1].numpy())
+
+
+@pytest.mark.parametrize(("length", "width"), [(33, 32), (64, 32), (1000, 7), (5, 2), (3, 1)])
+def test_windows_cover_every_residue_once(length: int, width: int) -> None:
+    made = windows(length, width)
+    taken = [place for _, first, end in made for place in range(first, end)]
+    assert taken == list(range(length))
+    for start, first, end in made:
+        assert start <= first < end <= start + width <= length

@@ -1,0 +1,210 @@
+"""`protlm embed` divided between processes, its estimate, and devices without enough memory."""
+
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import protlm
+from protlm.commands.embed import embed
+from protlm.commands.embedding import estimate, plan, share_processes
+from protlm.commands.embedding.options import EmbedOptions, Share
+from protlm.errors import LostRankError, UserError
+from protlm.model.embedding import Embedder, is_out_of_memory
+from protlm.model.pooling import Pooling
+from protlm.model.pretrained import PretrainedModel
+
+OPTIONS = {"tokens_per_batch": 250, "include": (Pooling.mean,)}
+
+
+@pytest.fixture
+def fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Thirty random proteins in units of seven."""
+    monkeypatch.setattr(plan, "_SEQUENCES", 7)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 90, 30)
+    sequences = ["".join(rng.choice(list("ACDEFGHIKL"), n)) for n in lengths]
+    path = tmp_path / "x.fasta"
+    path.write_text("".join(f">P{i}\n{sequence}\n" for i, sequence in enumerate(sequences)))
+    return path
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_shares_make_the_bytes_of_one_process(
+    count: int, fasta: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    output = tmp_path / "out.h5"
+    merge = EmbedOptions(**OPTIONS, merge=True)
+    with pytest.raises(UserError, match=r"no folder .*out.h5.partial; first run every share"):
+        embed(fasta, tiny_run, output, merge)
+    # In any order, and one of them twice.
+    for number in [*range(count, 1, -1), 2]:
+        embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(number, count)))
+    with pytest.raises(UserError, match=r"batches in .* are not finished: run every --shard"):
+        embed(fasta, tiny_run, output, merge)
+    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(1, count)))
+    assert not output.exists()
+    embed(fasta, tiny_run, output, merge)
+    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert not (tmp_path / "out.h5.partial").exists()
+
+
+def test_another_division_continues(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
+    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 3)))
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+@pytest.mark.slow
+def test_processes_make_the_bytes_of_one_process(
+    tiny_fasta: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    embed(tiny_fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    options = EmbedOptions(**OPTIONS, processes=2)
+    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", options)
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole.h5", "out.h5"}
+
+
+def test_the_error_of_a_process_is_raised(
+    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without starting one: what it sends, and that it sends nothing."""
+
+    class Pipe:
+        def __init__(self, answer: object) -> None:
+            self.answer = answer
+
+        def recv(self) -> object:
+            if self.answer is None:
+                raise EOFError
+            return self.answer
+
+    with pytest.raises(UserError, match="mine"):
+        share_processes._answer(Pipe(UserError("mine")))  # type: ignore[arg-type]
+    with pytest.raises(LostRankError, match="a process ended early: type the same command"):
+        share_processes._answer(Pipe(None))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="--processes reads the sequences several times"):
+        embed(Path("-"), tiny_run, tmp_path / "out.h5", EmbedOptions(processes=2))
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
+def test_a_shard_that_is_not_one_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="type for instance 1/4"):
+        Share.parse(text)
+
+
+def test_a_dry_run_says_what_is_needed_and_writes_nothing(
+    fasta: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fasta.write_text(fasta.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P30\nM\n>P31\nM\n")
+    monkeypatch.setattr(estimate, "_LENGTHS", (16, 32, 64))
+    monkeypatch.setattr(estimate, "_ALONE", (32, 64))
+    # The model needs some kilobytes for a residue.
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
+    monkeypatch.setattr(estimate, "_restart_peak", lambda model: 0)
+    monkeypatch.setattr(estimate, "_peak", lambda model: 300_000)
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, dry_run=True))
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert said["records"] == "34, of them 33 to embed"
+    assert said["distinct"] == "sequences  32"
+    assert said["longest"] == "36,000 residues"
+    assert said["output"].startswith(f"{33 * 64 * 4 / 1e3:.1f} kB")
+    assert re.match(r"about \d+:\d\d:\d\d on cpu", said["time"])
+    assert said["will"].startswith("not fit        titin, 36,000 residues: about ")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
+
+
+def test_the_estimates_grow_linearly_or_not_at_all() -> None:
+    sizes = [128, 512, 2_048]
+    assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
+    line = estimate._line(sizes, [1.128, 1.512, 3.048])
+    assert np.polyval(line, 10_000) == pytest.approx(11)
+    lengths = np.array([10, 200, 2_000])
+    assert estimate.extrapolated([100, 200], [5, 10], lengths).tolist() == [10, 10, 100]
+    assert estimate.extrapolated([100, 200], [5, 18], lengths).tolist() == [18, 18, 1_800]
+    assert estimate.extrapolated([200], [7], lengths[:2]).tolist() == [7, 7]
+
+
+def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
+    """Lets passes of more tokens fail; returns the list of the tokens of all passes."""
+    states, seen = PretrainedModel.hidden_states, list[int]()
+
+    def or_fail(self: PretrainedModel, batch: object, layers: tuple[int, ...]) -> object:
+        seen.append(batch.tokens_BL.numel())  # type: ignore[attr-defined]
+        if seen[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return states(self, batch, layers)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PretrainedModel, "hidden_states", or_fail)
+    return seen
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_reported(
+    fasta: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    capsys.readouterr()
+    seen = limit_memory(monkeypatch, 130)
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    halved = sum(tokens > 130 for tokens in seen)
+    said = capsys.readouterr().err
+    assert f"the memory of the device was full: {halved} batches were halved" in said
+    assert "30 records: 30 embedded, 0 skipped" in said
+    with h5py.File(tmp_path / "whole.h5") as whole, h5py.File(tmp_path / "out.h5") as file:
+        assert list(file) == list(whole)
+        for name in whole:
+            np.testing.assert_allclose(file[name][:], whole[name][:], atol=1e-5)
+
+
+def test_a_protein_that_does_not_fit_is_reported(
+    fasta: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limit_memory(monkeypatch, 70)
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    long = [
+        name[1:]
+        for name, sequence in zip(*[iter(fasta.read_text().splitlines())] * 2, strict=True)
+        if len(sequence) + 2 > 70
+    ]
+    said = capsys.readouterr().err
+    assert f"30 records: {30 - len(long)} embedded, {len(long)} skipped" in said
+    for name in long:
+        assert re.search(rf"skipped {name}: \d+ residues do not fit into the memory of cpu", said)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert set(file) == {f"P{i}" for i in range(30)} - set(long)
+        assert [row["identifier"].decode() for row in file.attrs["skipped"]] == long
+
+
+def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    model = protlm.load(tiny_run)
+    with pytest.raises(UserError, match="layer 9 does not exist"):
+        Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])
+
+
+def test_processes_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(share_processes, "pick_device", lambda name: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    devices = [share_processes.device_of("auto", number) for number in (1, 2, 3)]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0"]
+    assert share_processes.device_of("cuda:1", 1) == "cuda:1"

@@ -1,0 +1,121 @@
+"""The Python interface: vectors, scores and predictions, equal to those of the commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import protlm
+from protlm.commands.embed import embed
+from protlm.commands.embedding.options import EmbedOptions
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.errors import InputDataError, UserError
+from protlm.interface import Model
+from protlm.model.embedding import Embedder
+
+SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "mkv", "ACDEFGHIKLMNPQRSTVWY"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> Model:
+    """The model of the tiny run."""
+    return protlm.load(tiny_run)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 4_096])
+def test_vectors_are_those_of_each_sequence(model: Model, tokens_per_batch: int) -> None:
+    states = [model(model.tokenize([one]), layers=[0, -1]).hidden[-1][0, 1:-1] for one in SEQUENCES]
+    vectors = model.embed(SEQUENCES, tokens_per_batch=tokens_per_batch)
+    np.testing.assert_allclose(vectors, [one.mean(0) for one in states], atol=1e-5)
+    residues = model.embed(SEQUENCES, layers=[0, -1], pooling="per_tok", as_torch=True)
+    assert set(residues) == {0, -1}
+    for one, truth in zip(residues[-1], states, strict=True):
+        torch.testing.assert_close(one, truth, atol=1e-5, rtol=1e-5)
+    assert model.embed([]).shape == (0, 64)
+
+
+def test_a_file_has_the_vectors_of_the_command(
+    model: Model, tiny_fasta: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", EmbedOptions())
+    proteins = model.embed_file(tiny_fasta)
+    with h5py.File(tmp_path / "out.h5") as file:
+        names = []
+        for record, vector in proteins:
+            names.append(record.identifier)
+            np.testing.assert_allclose(vector, file[record.identifier][:], atol=1e-5)
+        assert names == list(file)
+    assert len(proteins) == len(names)
+
+
+def test_every_record_of_a_file_is_yielded_or_skipped(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(">P1\nMKV\n>bad\nM?\n>long\nMKVW\n>P1\nMKV\n")
+    vectors, calls = Embedder.vectors, list[str]()
+
+    def without_the_long(self: Embedder, sequences: list[str], *rest: list) -> list:
+        calls.extend(sequences)
+        found = vectors(self, sequences, *rest)
+        return [None if len(s) > 3 else one for s, one in zip(sequences, found, strict=True)]
+
+    monkeypatch.setattr(Embedder, "vectors", without_the_long)
+    with pytest.raises(InputDataError, match="P1 is repeated"):
+        model.embed_file(fasta)
+    proteins = model.embed_file(fasta, duplicates="suffix")
+    # Twice: iterating again does not repeat what is skipped.
+    for _ in range(2):
+        calls.clear()
+        assert [one.record.identifier for one in proteins] == ["P1", "P1_2"]
+        assert [identifier for identifier, _ in proteins.skipped] == ["bad", "long"]
+        assert sorted(calls) == ["MKV", "MKVW"]
+
+
+def test_scores_are_differences_of_log_probabilities(model: Model) -> None:
+    wild_type = SEQUENCES[0]
+    log_p_LV = model(model.tokenize([wild_type])).logits_BLV[0].double().log_softmax(-1)
+    own, new = VOCABULARY["K"], VOCABULARY["R"]
+    (came,) = model.score(wild_type.lower(), ["K2R"], "wt-marginals")
+    assert came == pytest.approx(float(log_p_LV[2, new] - log_p_LV[2, own]), abs=1e-4)
+    assert model.score(wild_type, ["K25R"], first_residue=24).shape == (1,)
+    indel = model.score("MKV", ["MKKV", "MRV"], "pseudo-log-likelihood")
+    assert np.isfinite(indel).all()
+    with pytest.raises(UserError, match="estimator=x does not exist"):
+        model.score("MKV", ["K2R"], "x")
+
+
+def test_masked_residues_are_predicted(model: Model) -> None:
+    long, short = "MK<mask>AYIAK<mask>R", "<mask>KV"
+    found = model.predict_masked([long, short], tokens_per_batch=8)
+    assert [list(one) for one in found] == [[3, 9], [1]]
+    batch = model.tokenize(["AKV"])
+    batch.tokens_BL[0, 1] = VOCABULARY.mask
+    p_V = model(batch).logits_BLV[0, 1].softmax(-1)
+    letters = found[1][1]
+    assert set(letters) == set(STANDARD)
+    assert list(letters.values()) == sorted(letters.values(), reverse=True)
+    for letter, p in letters.items():
+        assert p == pytest.approx(float(p_V[VOCABULARY[letter]]), abs=1e-6)
+
+
+def test_mistakes_are_one_sentence(
+    model: Model, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"write embed\(\[sequence\]\)"):
+        model.embed("MKV")
+    with pytest.raises(UserError, match="pooling=median does not exist; there are: bos, cls"):
+        model.embed(["MKV"], pooling="median")
+    with pytest.raises(InputDataError, match="MKV has no <mask>"):
+        model.predict_masked(["MKV"])
+    causal = train_tiny(tmp_path / "causal", "objective=causal", "trainer.max_steps=2")
+    with pytest.raises(UserError, match="needs a masked model"):
+        protlm.load(causal).predict_masked(["M<mask>V"])
+
+
+def test_random_weights_have_the_same_methods(model: Model) -> None:
+    assert isinstance(model.with_random_weights(1), Model)
+    assert model.with_random_weights(1).embed(["MKV"]).shape == (1, 64)
