@@ -28,7 +28,7 @@ def untrained(tmp_path: Any) -> Callable[..., Checkpoint]:
         weights = build_network(config.model, config.attention, seed=1).state_dict()
         for name, value in weights.items():
             if name.endswith(("attention.query.weight", "attention.key.weight")):
-                value *= 0.5
+                value.mul_(0.5)
         return Checkpoint(tmp_path, describe(config), weights)
 
     return make
@@ -86,9 +86,7 @@ def test_projections_are_a_function_of_the_seed(untrained: Callable[..., Checkpo
         for seed in (None, 3, 3)
     ]
     assert [one.description.seed for one in drawn] == [0, 3, 3]
-    first, second, third = (
-        one.weights["blocks.0.attention.mechanism.projection"] for one in drawn
-    )
+    first, second, third = (one.weights["blocks.0.attention.mechanism.projection"] for one in drawn)
     assert torch.equal(second, third)
     assert not torch.equal(first, second)
 
@@ -110,9 +108,7 @@ def test_a_second_conversion_keeps_the_first_origin(untrained: Callable[..., Che
     first = untrained()
     imported = {"family": "bert", "sha256": "0" * 64}
     described = ModelDescription(**{**vars(first.description), "source": imported})
-    done = convert(
-        Checkpoint(first.path, described, first.weights), options("hedgehog"), seed=None
-    )
+    done = convert(Checkpoint(first.path, described, first.weights), options("hedgehog"), seed=None)
     assert done.checkpoint.description.source == {
         **imported,
         "converted_from": "softmax",

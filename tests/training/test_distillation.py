@@ -144,7 +144,9 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) 
     assert float(sums.count) == 2 * (12 + 5)
     assert math.isnan(float(sums.correct))
     filler = Batch(*(list(vars(batch).values())[:3]), torch.tensor([0, -1]), (0, 0, 0))
-    first = Batch(*(x[:1, :12] for x in list(vars(batch).values())[:3]), torch.tensor([0]), (0,) * 3)
+    first = Batch(
+        *(x[:1, :12] for x in list(vars(batch).values())[:3]), torch.tensor([0]), (0,) * 3
+    )
     totals = [module._losses(one)[0] for one in (filler, first)]
     torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-4)
     assert totals[0] < loss
@@ -185,7 +187,9 @@ def test_another_teacher_is_refused(
     given = [*STAGE_2, pair[0], pair[2]]
     train_tiny(run, *given, f"objective.teacher={moved}", "trainer.max_steps=3")
     other = train_tiny(tmp_path / "other", "attention=softmax", "seed=5", "trainer.max_steps=2")
-    with pytest.raises(UserError, match=r"objective.teacher has weights with the hash .* was train"):
+    with pytest.raises(
+        UserError, match=r"objective.teacher has weights with the hash .* was train"
+    ):
         train_tiny(run, *given, f"objective.teacher={other}", "trainer.max_steps=4")
 
 
