@@ -143,10 +143,9 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) 
     loss, sums = module._losses(batch)
     assert float(sums.count) == 2 * (12 + 5)
     assert math.isnan(float(sums.correct))
-    filler = Batch(*(list(vars(batch).values())[:3]), torch.tensor([0, -1]), (0, 0, 0))
-    first = Batch(
-        *(x[:1, :12] for x in list(vars(batch).values())[:3]), torch.tensor([0]), (0,) * 3
-    )
+    tensors = batch.tokens_BL, batch.targets_BL, batch.mask_BL
+    filler = Batch(*tensors, torch.tensor([0, -1]), (0, 0, 0))
+    first = Batch(*(x[:1] for x in tensors), torch.tensor([0]), (0, 0, 0))
     totals = [module._losses(one)[0] for one in (filler, first)]
     torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-4)
     assert totals[0] < loss
