@@ -1,8 +1,10 @@
 """This study makes a softmax model linear in two stages, and measures what each of them recovers.
 
+    python -m studies.linearize MODEL DATA CLUSTERS [--steps 300 300] [--out runs/linearize]
+
 The attention of a trained model is replaced, its outputs are learned on their own, and then all
 weights are trained to imitate the original (docs/linearize.md). Masked accuracy is measured after
-each step, on sequences of clusters that training never saw.
+each step, on sequences of clusters that training never saw. Finished runs are not repeated.
 """
 
 import argparse
