@@ -58,6 +58,8 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     kept = {n: v for n, v in found.weights.items() if _MECHANISM not in n and n in new}
     _check_shapes(name, kept, new)
     network.load_state_dict(kept, strict=False)
+    # Layers may share parameters, and the file format has no shared tensors.
+    weights = {key: value.clone() for key, value in network.state_dict().items()}
     description = replace(
         described,
         attention=name,
@@ -70,7 +72,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
         },
     )
     return Conversion(
-        Checkpoint(found.path, description, network.state_dict()),
+        Checkpoint(found.path, description, weights),
         initialized=_patterns(n for n, v in new.items() if n not in kept and v.is_floating_point()),
         left_out=_patterns(n for n in found.weights if n not in new),
     )

@@ -1,15 +1,16 @@
 """Models with another attention: what is kept, what is new, and how close the outputs are."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from protlm.build import build_network, describe, model_of
+from protlm.build import build_network, describe, load_model, model_of
 from protlm.checkpoints.description import ModelDescription
-from protlm.checkpoints.format import Checkpoint
+from protlm.checkpoints.format import Checkpoint, export
 from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
 from protlm.conversion import convert
@@ -114,6 +115,14 @@ def test_a_second_conversion_keeps_the_first_origin(untrained: Callable[..., Che
         "converted_from": "softmax",
         "converted_hash": model_of(first).hash,
     }
+
+
+def test_parameters_that_layers_share_are_exported(
+    untrained: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    done = convert(untrained(), options("linformer"), seed=None)
+    export(done.checkpoint, tmp_path / "new")
+    assert load_model(tmp_path / "new").hash == model_of(done.checkpoint).hash
 
 
 @pytest.mark.parametrize(
