@@ -6,7 +6,7 @@ PEERS := build/peers
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-propagation results study-recipe study-twins
+.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OP
 
 study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax attention (OPTIONS=--quick)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.approximation $(OPTIONS)
+
+study-linearize: $(INSTALLED) ## Make a softmax model linear (MODEL=RUN DATA=DIR CLUSTERS=TSV, a prepared data set and its clusters)
+	OMP_NUM_THREADS=1 $(PYTHON) -m studies.linearize $(MODEL) $(DATA) $(CLUSTERS) $(OPTIONS)
 
 study-recipe: $(INSTALLED) ## Measure which options of the training recipe pay (DATA=DIR, a prepared data set)
 	$(PYTHON) -m studies.recipe $(DATA) $(OPTIONS)

@@ -95,11 +95,17 @@ def describe(config: TrainConfig) -> ModelDescription:
 
 
 def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
-    """Returns the LightningModule of a run."""
+    """Returns the LightningModule of a run.
+
+    Raises:
+        UserError: a teacher that is missing, or does not fit.
+    """
+    from protlm.training.distillation import STAGES, Distillation
     from protlm.training.module import LanguageModeling
     from protlm.training.optimization import with_half_life
 
-    return LanguageModeling(
+    stage, teacher = config.objective.stage, config.objective.teacher
+    module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
         description=describe(config),
         causal=config.objective.name is Objective.causal,
@@ -108,6 +114,14 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
         max_steps=config.trainer.max_steps,
         seed=config.seed,
     )
+    if isinstance(module, Distillation):
+        if teacher is None:
+            raise UserError(
+                f"objective.stage={stage} needs a trained model to imitate; type "
+                "objective.teacher=MODEL"
+            )
+        module.learn_from(load_model(Path(teacher)), config)
+    return module
 
 
 def _tokens_per_step(config: TrainConfig) -> int:

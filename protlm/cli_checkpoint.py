@@ -7,7 +7,7 @@ import typer
 
 from protlm.errors import UserError
 
-checkpoint_app = typer.Typer(help="Describe, verify, import or export a model.")
+checkpoint_app = typer.Typer(help="Describe, verify, import, export or convert a model.")
 
 
 @checkpoint_app.command("info")
@@ -69,6 +69,22 @@ def checkpoint_import(
     from protlm.commands.checkpoint import import_model
 
     import_model(source, output)
+
+
+@checkpoint_app.command("convert")
+def checkpoint_convert(
+    model: Path,
+    attention: Annotated[str, typer.Option(help="The new mechanism; docs/mechanisms.md.")],
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="OPTION=VALUE of the new mechanism.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of its weights and projections.")] = None,
+) -> None:
+    """Replace the attention of a model, and keep all other weights."""
+    from protlm.commands.checkpoint import convert_model
+
+    convert_model(model, output, attention=attention, settings=settings or [], seed=seed)
 
 
 @checkpoint_app.command("consolidate")

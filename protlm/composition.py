@@ -18,7 +18,15 @@ from protlm.paths import conf_dir
 
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
 # Settings that are paths: their values are taken as they were typed.
-PATHS = {"run_dir", "data.dir", "data.valid_dir", "model.init_from", "checkpoint", "output"}
+PATHS = {
+    "run_dir",
+    "data.dir",
+    "data.valid_dir",
+    "model.init_from",
+    "objective.teacher",
+    "checkpoint",
+    "output",
+}
 # The config of a run has some kilobytes.
 _LARGEST = 1 << 20
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")

@@ -31,8 +31,9 @@ _KINDS = {
     "seed": (int, "a whole number"),
     "max_length": (int, "a whole number"),
 }
-# Where an imported model came from.
-_SOURCE = ("family", "sha256")
+# Where a model came from: an imported one, and one whose attention was replaced.
+_IMPORTED, _CONVERTED = ("family", "sha256"), ("converted_from", "converted_hash")
+_SOURCES = [set(_IMPORTED), set(_CONVERTED), {*_IMPORTED, *_CONVERTED}]
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _EMBEDDING = "embedding.weight"
 # Numbers that may be created per weight, and for tables that are not saved.
@@ -77,7 +78,9 @@ class ModelDescription:
         attention_options: options of the mechanism.
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
-        source: of an imported model, its `family` and the `sha256` of its weights.
+        source: of an imported model, its `family` and the `sha256` of its weights; of a converted
+            model, the mechanism of the original, `converted_from`, and the hash of its weights,
+            `converted_hash`.
     """
 
     vocabulary: str
@@ -151,8 +154,9 @@ def _source(path: Path, stored: object) -> dict[str, str] | None:
     if stored is None:
         return None
     values = stored if isinstance(stored, dict) else {}
-    if set(values) != set(_SOURCE) or not all(isinstance(v, str) for v in values.values()):
-        raise _foreign(path, f"source={stored!r:.60} must have {one_of(list(_SOURCE))}")
+    if set(values) not in _SOURCES or not all(isinstance(v, str) for v in values.values()):
+        allowed = f"{one_of(list(_IMPORTED))}; {one_of(list(_CONVERTED))}; or all of them"
+        raise _foreign(path, f"source={stored!r:.60} must have {allowed}")
     return values
 
 

@@ -1,7 +1,8 @@
-"""`protlm checkpoint info|verify|import|export|consolidate`: describes and converts models."""
+"""`protlm checkpoint info|verify|import|export|convert|consolidate`: models and their formats."""
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.checksums import check_sum
 from protlm.checkpoints.sharded import consolidated
 from protlm.commands.contact_fit import read_fit
-from protlm.config import BestMetric
+from protlm.composition import compose, to_plain
+from protlm.config import BestMetric, TrainConfig
+from protlm.conversion import convert
 from protlm.errors import InputDataError, UserError
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
@@ -186,4 +189,33 @@ def import_model(path: Path, output: Path) -> None:
         with complete_file(fit) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         print(f"contact head saved: protlm contacts --fit {fit} uses it", file=sys.stderr)
+    print(output)
+
+
+def convert_model(
+    path: Path, output: Path, *, attention: str, settings: Sequence[str], seed: int | None
+) -> None:
+    """Writes a model with another attention mechanism and the same other weights to a new folder.
+
+    Args:
+        path: any model.
+        output: the new folder.
+        attention: the name of the mechanism.
+        settings: its options, as OPTION=VALUE.
+        seed: the seed of its weights and projections; None for that of the model.
+
+    Raises:
+        UserError: options that do not exist, or a mechanism that does not fit the model.
+        InputDataError: the model is missing or damaged.
+        OutputError: the output exists or cannot be written.
+    """
+    check_output(output)
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed {seed} must be at least 0")
+    typed = [f"attention={attention}", *(f"attention.{setting}" for setting in settings)]
+    chosen = to_plain(compose(TrainConfig, typed))["attention"]
+    done = convert(read_model(path), chosen, seed=seed)
+    checkpoints.export(done.checkpoint, output)
+    for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
+        print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)
     print(output)

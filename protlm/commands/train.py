@@ -112,13 +112,14 @@ def train(config: TrainConfig) -> None:
     network.activation_checkpointing = config.trainer.activation_checkpointing
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))
+    module = build_module(network, config)
     train_split, valid_split = open_data(config.data)
     with locked(run_dir):
         if is_first_rank():
             _write_config(run_dir, config)
             _print_summary(network, train_split, config)
         finished = run(
-            build_module(network, config),
+            module,
             build_data(train_split, valid_split, config),
             config=config.trainer,
             logger=config.logger,

@@ -54,6 +54,13 @@ class Objective(StrEnum):
     causal = "causal"
 
 
+class DistillationStage(StrEnum):
+    """What a model learns from its teacher: the outputs of its attention, or its predictions."""
+
+    attention = "attention"
+    logits = "logits"
+
+
 class Crop(StrEnum):
     """The part of a sequence that is kept when it is cropped."""
 

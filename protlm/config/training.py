@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from protlm.config.choices import (
     BestMetric,
     DecayShape,
+    DistillationStage,
     Objective,
     OnSaveError,
     Optimizer,
@@ -20,6 +21,8 @@ from protlm.errors import UserError
 class ObjectiveConfig(Checked):
     """What is predicted, and for `masked` how the input is corrupted (BERT: 15 %, 80/10/10)."""
 
+    _section = "objective."
+
     name: Objective = setting("what is predicted", Objective.masked)
     mask_fraction: float = setting("the fraction of the residues that are predicted", 0.15)
     mask_fraction_range: list[float] | None = setting(
@@ -34,9 +37,25 @@ class ObjectiveConfig(Checked):
     random_prob: float = setting(
         "the fraction of the targets that become other residues; the rest is left as it is", 0.1
     )
+    stage: DistillationStage | None = setting(
+        "what is learned from `teacher`: the outputs of its attention, or its predictions", None
+    )
+    teacher: str | None = setting(
+        "a trained model that the model imitates, if `stage` has a value (docs/linearize.md)", None
+    )
+    teacher_weight: float = setting(
+        "with `stage=logits`, the weight of the divergence from the teacher's predictions",
+        1.0,
+        allowed=at_least(0),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.teacher is not None and self.stage is None:
+            raise UserError(
+                f"objective.teacher={self.teacher} is used with a stage only; type "
+                "objective=distillation"
+            )
         bounds = self.mask_fraction_range
         if bounds is not None and self.name is Objective.causal:
             raise UserError(

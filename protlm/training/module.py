@@ -14,7 +14,7 @@ from protlm.checkpoints.format import DESCRIPTION
 from protlm.config import OptimizerConfig, ScheduleConfig
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.model.objective import target_sums
+from protlm.model.objective import TargetSums, target_sums
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
 from protlm.training.optimization import build_optimizer
@@ -85,16 +85,21 @@ class LanguageModeling(pl.LightningModule):
         # run thus draws the same numbers without a saved generator state.
         place = np.random.SeedSequence([self._seed, *batch.after, batch.slice])
         torch.manual_seed(int(place.generate_state(1)[0]))
-        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
-        sums = target_sums(logits_BLV, batch.targets_BL)
-        is_finite = sums.nats.detach().isfinite()
+        loss, sums = self._losses(batch)
+        is_finite = loss.detach().isfinite()
         self._counts += torch.stack([sums.count, ~is_finite])
         # The loss is a total. The factor undoes the averages of DDP over ranks and of Lightning
         # over accumulated batches; `on_before_optimizer_step` divides once by all targets.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         # Losses that are not finite are excluded from the logged mean.
         logged = torch.where(is_finite, sums.stacked().detach(), 0)
-        return {"loss": sums.nats * parts, "sums": logged, "is_finite": is_finite}
+        return {"loss": loss * parts, "sums": logged, "is_finite": is_finite}
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
+        """Returns the total loss of the targets, and the sums for the log."""
+        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        sums = target_sums(logits_BLV, batch.targets_BL)
+        return sums.nats, sums
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradient by the targets of all ranks and accumulated batches.

@@ -1,0 +1,97 @@
+"""Linear attention with learned exponential features, Hedgehog (Zhang et al., arXiv 2402.04347)."""
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from protlm.attention.base import Attention, Recurrent
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.exponential_pairs import ExponentialPairs
+from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.ops.masking import zero_padding
+from protlm.attention.ops.numerics import accum_dtype, no_autocast
+
+
+@final
+class Hedgehog(Attention, Recurrent[Tensor]):
+    """Attention with weights φ(q)·φ'(k), φ(x) = [exp(Wx), exp(-Wx)], with learned W for each head.
+
+    Queries and keys have different matrices W, K×K, which start as the identity (section 4.1). x is
+    not scaled by K^(-1/4): W learns its scale. The features are trained to imitate the softmax
+    attention of a trained model (`objective=distillation`), or with the model. Nothing is random.
+    Outputs and gradients do not overflow for large queries and keys: linear attention subtracts the
+    largest logit of each feature (docs/decisions/0019).
+
+    Args:
+        num_heads: heads, each with its matrices.
+        head_dim: width K of a query and a key; there are 2K features.
+    """
+
+    supports_bidirectional = True
+    supports_causal = True
+    cost: ClassVar[str] = "L K²"
+    advice: ClassVar[str] = "weights of a trained softmax model, if it is trained further"
+    matrices: ClassVar[tuple[str, ...]] = ("query_map", "key_map")
+
+    def __init__(self, *, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        identity_HKK = torch.eye(head_dim).repeat(num_heads, 1, 1)
+        self.query_map = nn.Parameter(identity_HKK)
+        self.key_map = nn.Parameter(identity_HKK.clone())
+        self.linear = Performer(
+            feature_map=lambda _: ExponentialPairs(),
+            num_features=2 * head_dim,
+            projection=None,
+            normalizer=Denominator(),
+            redraw_every=None,
+            seed=0,
+        )
+
+    def forward(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+    ) -> Tensor:
+        """See `Attention.forward`.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        # The gradient of a matrix is a sum over all positions: padding must be 0, not NaN.
+        return self.linear(
+            _mapped(zero_padding(q_BHLK, mask_BL), self.query_map),
+            _mapped(zero_padding(k_BHLK, mask_BL), self.key_map),
+            v_BHLC,
+            hidden_BLD=hidden_BLD,
+            mask_BL=mask_BL,
+            causal=causal,
+        )
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
+        """See `Recurrent.initial_state`."""
+        return self.linear.initial_state(k_BHK, v_BHC)
+
+    def step(
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Recurrent.step`.
+
+        Raises:
+            UserError: float16 inputs.
+        """
+        q_BH1K = _mapped(q_BHK[:, :, None], self.query_map)
+        k_BH1K = _mapped(k_BHK[:, :, None], self.key_map)
+        return self.linear.step(state, q_BH1K[:, :, 0], k_BH1K[:, :, 0], v_BHC, hidden_BD=hidden_BD)
+
+
+def _mapped(x_BHLK: Tensor, map_HKK: Tensor) -> Tensor:
+    """Returns W x of every head, in float32, or in float64 for float64."""
+    dtype = accum_dtype(x_BHLK)
+    with no_autocast(x_BHLK):
+        return x_BHLK.to(dtype) @ map_HKK.to(dtype).mT

@@ -1,0 +1,42 @@
+"""Pairs of exponentials, exp(x) and exp(-x), as features (Hedgehog, arXiv 2402.04347)."""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from protlm.attention.linearized.features import ExponentialFeatureMap, Logits
+
+_LOG2_E = math.log2(math.e)
+
+
+@final
+class ExponentialPairs(ExponentialFeatureMap):
+    """The features φ(x) = [exp(x), exp(-x)] of every coordinate, R = 2K, without parameters.
+
+    Zhang et al., arXiv 2402.04347, section 4.1; the learned matrix is applied to x before.
+    """
+
+    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
+        """See `ExponentialFeatureMap.query_logits`."""
+        logits_BHLR, pullback = self.key_logits(q_BHLK)
+        if reference_BH1R is not None:
+            logits_BHLR.add_(reference_BH1R)
+        return Logits(logits_BHLR, pullback)
+
+    def key_logits(self, k_BHLK: Tensor) -> Logits:
+        """See `ExponentialFeatureMap.key_logits`."""
+        scaled_BHLK = k_BHLK * _LOG2_E
+
+        def pullback(dlogit_BHLR: Tensor) -> Tensor:
+            plus_BHLK, minus_BHLK = dlogit_BHLR.chunk(2, dim=-1)
+            return plus_BHLK - minus_BHLK
+
+        return Logits(torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1), pullback)
+
+    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        """See `FeatureMap.log_factor`; the kernel is the mean over the features."""
+        logits_BHLR = self.query_logits(q_BHLK, reference_BH1R).logits_BHLR
+        maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
+        return maximum_BHL1 - math.log(logits_BHLR.shape[-1])

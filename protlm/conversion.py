@@ -1,0 +1,116 @@
+"""Another attention mechanism for a trained model, whose other weights are kept."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from protlm.attention import mechanism
+from protlm.build import build_network, model_of
+from protlm.checkpoints.format import Checkpoint
+from protlm.config import Objective
+from protlm.errors import UserError
+from protlm.model.selfattention import keep_stored_norms
+
+_MECHANISM = ".attention.mechanism."
+_BLOCK = re.compile(r"^blocks\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted model, and what of its weights is not that of the original.
+
+    Attributes:
+        checkpoint: the model with the new mechanism.
+        initialized: names of the weights that the original lacks, which are new.
+        left_out: names of the weights of the original that the new mechanism has no use for.
+    """
+
+    checkpoint: Checkpoint
+    initialized: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None) -> Conversion:
+    """Replaces the attention mechanism of a model, and keeps all weights outside of it.
+
+    The weights and the random projections of the new mechanism are a function of the seed.
+
+    Args:
+        found: the model.
+        attention: the new mechanism: its name and its options.
+        seed: the seed; None for that of the model.
+
+    Raises:
+        UserError: the model has this mechanism already, or it does not fit the model.
+        InputDataError: the weights of the model do not match its description.
+    """
+    described, hash_ = found.description, model_of(found).hash
+    options = dict(attention)
+    name = str(options.pop("name"))
+    _check(found, name, options)
+    seed = described.seed if seed is None else seed
+    network = build_network(described.model, dict(attention), seed=seed)
+    keep_stored_norms(network, found.weights)
+    new = network.state_dict()
+    kept = {n: v for n, v in found.weights.items() if _MECHANISM not in n and n in new}
+    _check_shapes(name, kept, new)
+    network.load_state_dict(kept, strict=False)
+    # Layers may share parameters, and the file format has no shared tensors.
+    weights = {key: value.clone() for key, value in network.state_dict().items()}
+    description = replace(
+        described,
+        attention=name,
+        attention_options=options,
+        seed=seed,
+        source={
+            **(described.source or {}),
+            "converted_from": described.attention,
+            "converted_hash": hash_,
+        },
+    )
+    return Conversion(
+        Checkpoint(found.path, description, weights),
+        initialized=_patterns(n for n, v in new.items() if n not in kept and v.is_floating_point()),
+        left_out=_patterns(n for n in found.weights if n not in new),
+    )
+
+
+def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
+    """Refuses a mechanism that the model cannot have."""
+    described = found.description
+    new, old = mechanism(name), mechanism(described.attention)
+    if (name, options) == (described.attention, described.attention_options):
+        raise UserError(
+            f"{found.path} already has attention={name} with these options; choose another "
+            "mechanism with --attention, or other options with --set OPTION=VALUE"
+        )
+    if new.shares_query_key != old.shares_query_key:
+        sharing = name if new.shares_query_key else described.attention
+        raise UserError(
+            f"{found.path} cannot be converted from attention={described.attention} to {name}: "
+            f"the keys of {sharing} are its queries, and the other has a projection for keys; "
+            "choose another --attention"
+        )
+    is_causal = described.objective is Objective.causal
+    if not (new.supports_causal if is_causal else new.supports_bidirectional):
+        raise UserError(
+            f"attention={name} does not support objective={described.objective}, on which "
+            f"{found.path} was trained; choose another --attention (docs/mechanisms.md)"
+        )
+
+
+def _check_shapes(name: str, kept: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    for weight, value in kept.items():
+        if value.shape != new[weight].shape:
+            raise UserError(
+                f"attention={name} needs {weight} with the shape {list(new[weight].shape)}, and "
+                f"the model has {list(value.shape)}; choose another --attention"
+            )
+
+
+def _patterns(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns names with `*` for the number of the block, each once."""
+    return tuple(dict.fromkeys(_BLOCK.sub("blocks.*.", name) for name in names))

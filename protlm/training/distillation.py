@@ -1,0 +1,186 @@
+"""Training of a model with linear attention to imitate a trained model, the teacher.
+
+Two stages, as in Hedgehog (arXiv 2402.04347) and LoLCATs (arXiv 2410.10254): first the parameters
+of the new attention alone learn the outputs of the teacher's attention, then all weights learn its
+predictions. The teacher is not part of the checkpoint, which contains the hash of its weights.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protlm.checkpoints.description import differences
+from protlm.config import DistillationStage, Strategy, TrainConfig
+from protlm.data.dataset import FILLER, Batch
+from protlm.data.masking import IGNORE
+from protlm.errors import UserError
+from protlm.model.block import Block
+from protlm.model.objective import TargetSums, target_sums
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.selfattention import SelfAttention
+from protlm.training.module import LanguageModeling
+
+_TEACHER = "teacher"
+
+
+class Distillation(LanguageModeling, ABC):
+    """Training with a teacher, which is frozen; see the subclasses for the losses."""
+
+    def learn_from(self, teacher: PretrainedModel, config: TrainConfig) -> None:
+        """Sets the teacher.
+
+        Raises:
+            UserError: the teacher does not fit the model or the data.
+        """
+        where = f"objective.teacher={config.objective.teacher}"
+        if teacher.causal != self.causal:
+            raise UserError(
+                f"{where} was trained with objective={teacher.description.objective}, and this run "
+                f"has objective.name={config.objective.name}; choose another teacher"
+            )
+        longest = teacher.max_length
+        if longest is not None and config.data.max_length > longest:
+            raise UserError(
+                f"data.max_length={config.data.max_length} is more than the {longest} positions of "
+                f"{where}; type data.max_length={longest}"
+            )
+        self._check(teacher, config)
+        # Not a module of this one, whose weights would be saved and trained.
+        self._teachers = [teacher]
+        self._hash = teacher.hash
+        self._weight = config.objective.teacher_weight
+
+    @abstractmethod
+    def _check(self, teacher: PretrainedModel, config: TrainConfig) -> None:
+        """Rejects a teacher that the stage cannot use."""
+
+    @property
+    def teacher(self) -> nn.Module:
+        """The network of the teacher."""
+        return self._teachers[0].network
+
+    def on_fit_start(self) -> None:
+        """Moves the teacher to the device of the run."""
+        super().on_fit_start()
+        self.teacher.to(self.device)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves the description of the model and the hash of the teacher."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[_TEACHER] = self._hash
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compares the teacher with that of the run.
+
+        Raises:
+            UserError: the run had another teacher.
+        """
+        if checkpoint.get(_TEACHER) != self._hash:
+            raise UserError(
+                f"objective.teacher has weights with the hash {self._hash[:12]}, and the run was "
+                f"trained with the teacher {str(checkpoint.get(_TEACHER))[:12]}; give that model, "
+                "or choose another run_dir="
+            )
+
+    @torch.no_grad()
+    def _teacher_logits(self, batch: Batch) -> Tensor:
+        return self.teacher(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+
+
+@final
+class AttentionTransfer(Distillation):
+    """Stage 1: each layer's attention learns the output of the teacher's on the teacher's inputs.
+
+    The loss is the mean over layers and positions of |y - y'|² / |y|², where y is the output of the
+    teacher's attention sublayer and y' that of the model's for the same input. Only the parameters
+    of the mechanism are trained.
+    """
+
+    def _check(self, teacher: PretrainedModel, config: TrainConfig) -> None:
+        stage = f"objective.stage={DistillationStage.attention}"
+        if differing := differences(teacher.description.model, config.model):
+            name, there, here = differing[0]
+            raise UserError(
+                f"{stage} needs a teacher of the same architecture: objective.teacher="
+                f"{config.objective.teacher} has model.{name}={there}, and this run {here}"
+            )
+        if config.model.init_from is None:
+            raise UserError(
+                f"{stage} trains the attention of a converted model; type model.init_from=NEW with "
+                "the output of: protlm checkpoint convert"
+            )
+        if config.trainer.strategy is Strategy.fsdp:
+            raise UserError(f"{stage} cannot shard weights; type trainer.strategy=auto")
+        own = [p for block in _attentions(self.network) for p in block.mechanism.parameters()]
+        if not own:
+            raise UserError(
+                f"attention={config.attention['name']} has no parameters, so {stage} has nothing "
+                f"to train; type objective.stage={DistillationStage.logits}, or choose "
+                "attention=hedgehog"
+            )
+        self.network.requires_grad_(False)
+        for parameter in own:
+            parameter.requires_grad_()
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
+        calls: list[tuple[tuple[Any, ...], Tensor]] = []
+
+        def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            calls.append((inputs, output))
+
+        hooks = [a.register_forward_hook(record) for a in _attentions(self.teacher)]
+        try:
+            self._teacher_logits(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        chosen_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
+        errors: list[Tensor] = []
+        for attention, (inputs, output) in zip(_attentions(self.network), calls, strict=True):
+            target, estimate = output[chosen_BL].float(), attention(*inputs)[chosen_BL].float()
+            size = target.square().sum(-1)
+            errors.append(((estimate - target).square().sum(-1) / size.clamp(min=1e-12)).sum())
+        total = torch.stack(errors).sum()
+        # There are no predictions to be correct.
+        nothing = torch.full_like(total.detach(), torch.nan)
+        return total, TargetSums(total, nothing, chosen_BL.sum() * len(errors))
+
+
+@final
+class LogitDistillation(Distillation):
+    """Stage 2: all weights learn the teacher's predictions, and the masked or next residues.
+
+    The loss of a target is its cross-entropy plus `objective.teacher_weight` times the divergence
+    KL(teacher, model) of the predictions. The log has the cross-entropy.
+    """
+
+    def _check(self, teacher: PretrainedModel, config: TrainConfig) -> None:
+        """Any teacher has predictions for the same tokens."""
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
+        taught_BLV = self._teacher_logits(batch)
+        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        sums = target_sums(logits_BLV, batch.targets_BL)
+        chosen_BL = batch.targets_BL != IGNORE
+        divergence = F.kl_div(
+            logits_BLV[chosen_BL].float().log_softmax(-1),
+            taught_BLV[chosen_BL].float().log_softmax(-1),
+            reduction="sum",
+            log_target=True,
+        )
+        return sums.nats + self._weight * divergence, sums
+
+
+STAGES: Mapping[DistillationStage, type[Distillation]] = {
+    DistillationStage.attention: AttentionTransfer,
+    DistillationStage.logits: LogitDistillation,
+}
+
+
+def _attentions(network: nn.Module) -> list[SelfAttention]:
+    """Returns the attention sublayers of a network, in order."""
+    return [module.attention for module in network.modules() if isinstance(module, Block)]

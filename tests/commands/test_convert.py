@@ -1,0 +1,80 @@
+"""protlm checkpoint convert, and the commands of docs/linearize.md."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import protlm
+from protlm.attention.hedgehog import Hedgehog
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "linearize.md"
+# What makes a run of a document short.
+SHORT = [
+    "model=tiny",
+    "data.max_length=128",
+    "data.tokens_per_batch=1024",
+    "schedule.warmup_steps=1",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "trainer.max_steps=2",
+]
+
+
+def test_the_commands_of_the_document(
+    protlm_in_process: Command,
+    train_tiny: Callable[..., Path],
+    tiny_data: Path,
+    tmp_path: Path,
+) -> None:
+    train_tiny(tmp_path / "runs" / "softmax", "attention=softmax", "trainer.max_steps=2")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").symlink_to(tiny_data)
+    blocks = re.findall(r"^```bash\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    commands = [line.split() for line in "".join(blocks).replace("\\\n", " ").splitlines()]
+    assert [words[1] for words in commands] == [
+        "checkpoint", "train", "train", "evaluate", "checkpoint",
+    ]  # fmt: skip
+    printed = {}
+    for program, *words in commands:
+        assert program == "protlm"
+        done = protlm_in_process(*words, *(SHORT if words[0] == "train" else ()), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        printed[words[-1]] = done
+    swap = printed["runs/swapped"]
+    assert swap.stdout == "runs/swapped\n"
+    maps = (f"blocks.*.attention.mechanism.{name}_map" for name in ("query", "key"))
+    assert swap.stderr == f"initialized: {', '.join(maps)}\nleft out: none\n"
+    model = protlm.load(tmp_path / "runs" / "linear")
+    assert isinstance(model.network.mechanism(1), Hedgehog)
+    favor = protlm.load(tmp_path / "runs" / "favor").description.attention_options
+    assert (favor["num_features"], favor["redraw_every"]) == (512, None)
+    info = protlm_in_process("checkpoint", "info", "runs/favor", cwd=tmp_path).stdout
+    assert re.search(r"source.converted_from +softmax", info)
+    original = protlm.load(tmp_path / "runs" / "softmax").hash
+    assert re.search(rf"source.converted_hash +{original}", info)
+
+
+def test_a_conversion_that_fails_leaves_nothing(
+    protlm_in_process: Command, tiny_run: Path, tmp_path: Path
+) -> None:
+    before = ["convert", tiny_run, "-o", "new", "--attention"]
+    for arguments, code, message in (
+        (["reformer"], 2, "the keys of reformer are its queries"),
+        (["performer_relu"], 2, "already has attention=performer_relu"),
+        (["softmx"], 2, "softmx"),
+        (["softmax", "--set", "nothing=1"], 2, "attention.nothing is not a setting"),
+        (["performer_softmax", "--set", "num_features"], 2, "settings are written key=value"),
+        (["performer_softmax", "--set", "num_features=0"], 2, "num_features"),
+        (["softmax", "--seed", "-1"], 2, "--seed -1 must be at least 0"),
+    ):
+        done = protlm_in_process("checkpoint", *before, *arguments, cwd=tmp_path)
+        assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
+    missing = ["convert", "missing", "-o", "new", "--attention", "softmax"]
+    assert protlm_in_process("checkpoint", *missing, cwd=tmp_path).returncode == 3
+    exists = ["convert", tiny_run, "-o", tiny_run, "--attention", "softmax"]
+    assert protlm_in_process("checkpoint", *exists, cwd=tmp_path).returncode == 4

@@ -1,0 +1,158 @@
+"""Models with another attention: what is kept, what is new, and how close the outputs are."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.build import build_network, describe, load_model, model_of
+from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.format import Checkpoint, export
+from protlm.composition import compose, to_plain
+from protlm.config import TrainConfig
+from protlm.conversion import convert
+from protlm.errors import InputDataError, UserError
+
+SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "MKVL", "GSHMLEDPVDAYWQ"]
+
+
+@pytest.fixture
+def untrained(tmp_path: Any) -> Callable[..., Checkpoint]:
+    """A tiny model with small queries and keys; by default of softmax attention."""
+
+    def make(*overrides: str) -> Checkpoint:
+        settings = ["model=tiny", "attention=softmax", "run_dir=run", *overrides]
+        config = compose(TrainConfig, settings)
+        weights = build_network(config.model, config.attention, seed=1).state_dict()
+        for name, value in weights.items():
+            if name.endswith(("attention.query.weight", "attention.key.weight")):
+                value.mul_(0.5)
+        return Checkpoint(tmp_path, describe(config), weights)
+
+    return make
+
+
+def options(name: str, **chosen: object) -> dict[str, Any]:
+    typed = [f"attention={name}", *(f"attention.{key}={value}" for key, value in chosen.items())]
+    return to_plain(compose(TrainConfig, typed))["attention"]
+
+
+def logits(checkpoint: Checkpoint) -> Tensor:
+    model = model_of(checkpoint)
+    batch = model.tokenize(SEQUENCES)
+    model.network.double()
+    return model(batch).logits_BLV[batch.mask_BL]
+
+
+def test_all_other_weights_are_kept(untrained: Callable[..., Checkpoint]) -> None:
+    original = untrained()
+    done = convert(original, options("hedgehog"), seed=None)
+    maps = [f"blocks.*.attention.mechanism.{name}_map" for name in ("query", "key")]
+    assert done.initialized == tuple(maps)
+    assert done.left_out == ()
+    new = done.checkpoint.weights
+    assert all(torch.equal(new[name], value) for name, value in original.weights.items())
+    described = done.checkpoint.description
+    assert (described.attention, described.attention_options) == ("hedgehog", {})
+    assert described.model == original.description.model
+    source = {"converted_from": "softmax", "converted_hash": model_of(original).hash}
+    assert described.source == source
+    assert ModelDescription.parse(original.path, described.to_plain()) == described
+
+
+def test_favor_approaches_the_logits_of_softmax(untrained: Callable[..., Checkpoint]) -> None:
+    original = untrained()
+    exact = logits(original)
+
+    def error(num_features: int) -> float:
+        chosen = options("performer_softmax", num_features=num_features)
+        squares = [
+            (logits(convert(original, chosen, seed=seed).checkpoint) - exact).square().sum()
+            for seed in range(4)
+        ]
+        return float(torch.stack(squares).mean().sqrt() / exact.norm())
+
+    # The error is proportional to R^(-1/2): 16 times the features are a quarter of it.
+    few, many = error(64), error(1024)
+    assert many < few / 2
+    assert error(8192) < many / 2
+
+
+def test_projections_are_a_function_of_the_seed(untrained: Callable[..., Checkpoint]) -> None:
+    drawn = [
+        convert(untrained(), options("performer_softmax"), seed=seed).checkpoint
+        for seed in (None, 3, 3)
+    ]
+    assert [one.description.seed for one in drawn] == [0, 3, 3]
+    first, second, third = (one.weights["blocks.0.attention.mechanism.projection"] for one in drawn)
+    assert torch.equal(second, third)
+    assert not torch.equal(first, second)
+
+
+def test_weights_without_a_use_are_named(untrained: Callable[..., Checkpoint]) -> None:
+    # Performers have bounded norms of queries and keys, and softmax has free ones.
+    done = convert(untrained("model.qk_norm=true"), options("performer_relu"), seed=None)
+    assert done.left_out == tuple(f"blocks.*.attention.{x}_norm.gain" for x in ("query", "key"))
+    assert done.initialized == tuple(f"blocks.*.attention.{x}_norm.scale" for x in ("query", "key"))
+    model_of(done.checkpoint)
+    back = convert(done.checkpoint, options("softmax"), seed=None)
+    assert (back.initialized, back.left_out[:1]) == (
+        (),
+        ("blocks.*.attention.mechanism.redraw_index",),
+    )
+
+
+def test_a_second_conversion_keeps_the_first_origin(untrained: Callable[..., Checkpoint]) -> None:
+    first = untrained()
+    imported = {"family": "bert", "sha256": "0" * 64}
+    described = ModelDescription(**{**vars(first.description), "source": imported})
+    done = convert(Checkpoint(first.path, described, first.weights), options("hedgehog"), seed=None)
+    assert done.checkpoint.description.source == {
+        **imported,
+        "converted_from": "softmax",
+        "converted_hash": model_of(first).hash,
+    }
+
+
+def test_parameters_that_layers_share_are_exported(
+    untrained: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    done = convert(untrained(), options("linformer"), seed=None)
+    export(done.checkpoint, tmp_path / "new")
+    assert load_model(tmp_path / "new").hash == model_of(done.checkpoint).hash
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        ("softmax", "softmax", "already has attention=softmax with these options"),
+        ("softmax", "reformer", "softmax to reformer: the keys of reformer are its queries"),
+        ("reformer", "softmax", "reformer to softmax: the keys of reformer are its queries"),
+        ("softmax", "nothing", "there are: aft_conv"),
+    ],
+)
+def test_a_mechanism_that_does_not_fit_is_refused(
+    before: str, after: str, message: str, untrained: Callable[..., Checkpoint]
+) -> None:
+    original = untrained(f"attention={before}")
+    chosen = {"name": after} if after == "nothing" else options(after)
+    with pytest.raises(UserError, match=message):
+        convert(original, chosen, seed=None)
+
+
+def test_a_mechanism_without_the_objective_is_refused(
+    untrained: Callable[..., Checkpoint],
+) -> None:
+    original = untrained("objective=causal")
+    with pytest.raises(UserError, match="linformer does not support objective=causal"):
+        convert(original, options("linformer"), seed=None)
+
+
+def test_damaged_weights_are_refused(untrained: Callable[..., Checkpoint]) -> None:
+    original = untrained()
+    del original.weights["blocks.1.attention.value.weight"]
+    with pytest.raises(InputDataError, match="does not match its description"):
+        convert(original, options("hedgehog"), seed=None)

@@ -1,0 +1,234 @@
+"""objective=distillation: what is trained, what is learned, and exact resumption."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import protlm
+from protlm.build import build_module, build_network, read_model
+from protlm.checkpoints.format import all_checkpoints, export, load_training
+from protlm.checkpoints.metrics import read_metrics
+from protlm.composition import compose
+from protlm.config import TrainConfig
+from protlm.conversion import convert
+from protlm.data.dataset import Batch
+from protlm.data.masking import IGNORE
+from protlm.errors import UserError
+from protlm.model.block import Block
+
+Train = Callable[..., Path]
+STEPS = 6
+STAGE_1 = ("objective=distillation", "optimizer.learning_rate=1e-2", f"trainer.max_steps={STEPS}")
+STAGE_2 = (*STAGE_1, "objective.stage=logits")
+
+
+@pytest.fixture(scope="module")
+def teacher(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "teacher", "attention=softmax")
+
+
+@pytest.fixture(scope="module")
+def swapped(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "swapped"
+    export(convert(read_model(teacher), {"name": "hedgehog"}, seed=0).checkpoint, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(teacher: Path, swapped: Path) -> tuple[str, ...]:
+    """The settings of a student and its teacher."""
+    return ("attention=hedgehog", f"objective.teacher={teacher}", f"model.init_from={swapped}")
+
+
+@pytest.fixture(scope="module")
+def stage_1(
+    train_tiny: Train, pair: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "attention", *STAGE_1, *pair)
+
+
+def attention_error(student: Path, teacher: Path) -> float:
+    """The mean over layers and positions of |y - y'|² / |y|², on the teacher's inputs."""
+    models = [protlm.load(path) for path in (student, teacher)]
+    batch = models[0].tokenize(["MKTAYIAKQRQISFVKSHFSRQLEERLG", "GSHMLEDPVDAYWQ"])
+    context = models[1].network._context(batch.tokens_BL, batch.mask_BL, causal=False)
+    blocks = [[b for b in m.network.modules() if isinstance(b, Block)] for m in models]
+    errors = []
+    with torch.inference_mode():
+        residual = models[1].network._enter(context)
+        for own, taught in zip(*blocks, strict=True):
+            hidden = taught._attention_input(residual)
+            y, estimate = (b.attention(hidden, context)[batch.mask_BL] for b in (taught, own))
+            errors.append(((y - estimate).square().sum(-1) / y.square().sum(-1)).mean())
+            residual = taught(residual, context)
+    return float(torch.stack(errors).mean())
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return read_model(path).weights
+
+
+def test_stage_1_trains_the_attention_alone(stage_1: Path, swapped: Path) -> None:
+    before, after = weights(swapped), weights(stage_1)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith("_map")}
+
+
+def test_stage_1_lowers_the_error_of_the_attention(
+    stage_1: Path, swapped: Path, teacher: Path
+) -> None:
+    assert attention_error(stage_1, teacher) < 0.9 * attention_error(swapped, teacher)
+    assert attention_error(teacher, teacher) == 0
+    losses = [row["train_loss"] for row in read_metrics(stage_1 / "metrics.csv") if "epoch" in row]
+    assert losses[-1] < losses[0] < 1
+
+
+def test_stage_2_trains_all_weights(
+    train_tiny: Train, pair: tuple[str, ...], stage_1: Path, tmp_path: Path
+) -> None:
+    given = [*pair[:2], f"model.init_from={stage_1}"]
+    run = train_tiny(tmp_path / "logits", *STAGE_2, *given)
+    before, after = weights(stage_1), weights(run)
+    same = {n for n in before if torch.equal(before[n], after[n]) and before[n].is_floating_point()}
+    assert same == set()
+    rows = [row for row in read_metrics(run / "metrics.csv") if "epoch" in row]
+    assert all(0 < row["train_accuracy"] < 1 for row in rows)
+
+
+def batch_of(lengths: list[int]) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    size = (len(lengths), max(lengths))
+    mask_BL = torch.arange(size[1]) < torch.tensor(lengths)[:, None]
+    tokens_BL = torch.randint(4, 24, size, generator=generator).masked_fill(~mask_BL, 1)
+    targets_BL = tokens_BL.masked_fill(torch.rand(size, generator=generator) > 0.3, IGNORE)
+    targets_BL = targets_BL.masked_fill(~mask_BL, IGNORE)
+    return Batch(tokens_BL, targets_BL, mask_BL, torch.arange(len(lengths)), (0, 0, 0))
+
+
+def module_of(pair: tuple[str, ...], *overrides: str) -> Any:
+    config = compose(
+        TrainConfig, ["model=tiny", "data.max_length=128", "run_dir=run", *pair, *overrides]
+    )
+    return build_module(build_network(config.model, config.attention, seed=3), config)
+
+
+def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(
+    pair: tuple[str, ...], teacher: Path
+) -> None:
+    batch = batch_of([12, 5])
+    chosen = batch.targets_BL != IGNORE
+    nats = {}
+    for weight in (0.0, 2.0):
+        module = module_of(pair, *STAGE_2, f"objective.teacher_weight={weight}")
+        loss, sums = module._losses(batch)
+        assert float(sums.count) == chosen.sum()
+        nats[weight] = float(loss.detach())
+        own = module.network(batch.tokens_BL, batch.mask_BL, causal=False).logits_BLV
+    taught = protlm.load(teacher).network(batch.tokens_BL, batch.mask_BL, causal=False).logits_BLV
+    p, log_q = taught[chosen].double().softmax(-1), own[chosen].double().log_softmax(-1)
+    entropy = -log_q.gather(1, batch.targets_BL[chosen][:, None]).sum()
+    divergence = (p * (p.log() - log_q)).sum()
+    assert nats[0.0] == pytest.approx(float(entropy.detach()), rel=1e-5)
+    assert nats[2.0] - nats[0.0] == pytest.approx(float(2 * divergence.detach()), rel=1e-4)
+
+
+def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) -> None:
+    module = module_of(pair, *STAGE_1)
+    batch = batch_of([12, 5])
+    loss, sums = module._losses(batch)
+    assert float(sums.count) == 2 * (12 + 5)
+    assert math.isnan(float(sums.correct))
+    tensors = batch.tokens_BL, batch.targets_BL, batch.mask_BL
+    filler = Batch(*tensors, torch.tensor([0, -1]), (0, 0, 0))
+    first = Batch(*(x[:1] for x in tensors), torch.tensor([0]), (0, 0, 0))
+    totals = [module._losses(one)[0] for one in (filler, first)]
+    torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-4)
+    assert totals[0] < loss
+
+
+def test_the_teacher_is_not_saved_and_its_hash_is(stage_1: Path, teacher: Path) -> None:
+    saved = load_training(max(all_checkpoints(stage_1)))
+    assert saved["teacher"] == protlm.load(teacher).hash
+    assert len(saved["state_dict"]) == len(weights(stage_1))
+
+
+@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
+def test_a_killed_run_is_continued_exactly(
+    stage: tuple[str, ...],
+    train_tiny: Train,
+    killed_after: Callable[..., Any],
+    pair: tuple[str, ...],
+    state_of: Callable[[Path], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    settings = [*stage, *pair, "trainer.checkpoint_every=1", "model.dropout=0.1"]
+    whole = train_tiny(tmp_path / "whole", *settings)
+    run = tmp_path / "run"
+    with killed_after(3):
+        train_tiny(run, *settings)
+    train_tiny(run, *settings)
+    expected, found = (state_of(max(all_checkpoints(path))) for path in (whole, run))
+    # As text, in which NaN is equal to itself.
+    assert [key for key in expected if repr(found[key]) != repr(expected[key])] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
+def test_two_ranks_train_as_one(
+    stage: tuple[str, ...],
+    run_ranks: Callable[..., list[str]],
+    train_tiny: Train,
+    pair: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    settings = [*stage, *pair]
+    program = Path(__file__).parents[1] / "faults" / "programs" / "start_apart.py"
+    run_ranks(tmp_path, program, *settings)
+    one, two = (weights(train_tiny(tmp_path / "one", *settings)), weights(tmp_path / "run"))
+    # Adam divides by the size of the gradient: rounding may change a step by a part of it.
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_another_teacher_is_refused(
+    train_tiny: Train, pair: tuple[str, ...], teacher: Path, tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path / "run", *STAGE_2, *pair, "trainer.max_steps=2")
+    moved = tmp_path / "moved"
+    moved.symlink_to(teacher)
+    given = [*STAGE_2, pair[0], pair[2]]
+    train_tiny(run, *given, f"objective.teacher={moved}", "trainer.max_steps=3")
+    other = train_tiny(tmp_path / "other", "attention=softmax", "seed=5", "trainer.max_steps=2")
+    with pytest.raises(
+        UserError, match=r"objective.teacher has weights with the hash .* was train"
+    ):
+        train_tiny(run, *given, f"objective.teacher={other}", "trainer.max_steps=4")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (["attention=performer_relu"], "attention=performer_relu has no parameters, so"),
+        (["attention=performer_softmax"], "objective.stage=logits, or choose attention=hedgehog"),
+        (["model.init_from=null"], r"type model.init_from=NEW with .*protlm checkpoint convert"),
+        (["model.num_layers=3"], "has model.num_layers=2, and this run 3"),
+        (["objective.name=causal"], "was trained with objective=masked, and this run has"),
+        (["objective.teacher=null"], "needs a trained model to imitate; type objective.teacher="),
+        (["trainer.strategy=fsdp"], "cannot shard weights; type trainer.strategy=auto"),
+    ],
+)
+def test_what_stage_1_cannot_train_is_refused(
+    settings: list[str], message: str, pair: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        module_of(pair, *STAGE_1, *settings)
+
+
+def test_a_teacher_without_a_stage_is_refused() -> None:
+    with pytest.raises(UserError, match="used with a stage only; type objective=distillation"):
+        compose(TrainConfig, ["objective.teacher=run"])
