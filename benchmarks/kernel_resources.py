@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -49,18 +49,46 @@ CARDS = {
 }
 REGISTERS = 65_536
 WIDTHS = ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64))
-COLUMNS = "card", "values", "width", "kernel", "registers", "spilled", "shared", "occupancy"
+# The dtype of the values, the width of a head, and the kernel.
+Key = tuple[str, str, str]
 
 
-def rows(cards: Sequence[str], widths: Sequence[tuple[torch.dtype, int]]) -> list[tuple[str, ...]]:
-    """Compiles every kernel for every card, and returns the rows of the table."""
-    found = []
-    for card in cards:
-        for dtype, width in widths:
-            for name, compiled in _compile(card, dtype, width):
-                dtype_name = str(dtype).removeprefix("torch.")
-                found.append((card, dtype_name, str(width), name, *_usage(card, compiled)))
-    return found
+class Usage(NamedTuple):
+    """What a program takes.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes of local memory of a thread.
+        shared: bytes of shared memory.
+        occupancy: warps of a full multiprocessor, as a fraction of the most.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    occupancy: float
+
+    def __str__(self) -> str:
+        """Returns what is in the table."""
+        return f"{self.registers}, {self.spilled}, {self.shared:,}, {self.occupancy:.0%}"
+
+
+def usages(card: str) -> dict[Key, Usage]:
+    """Compiles every kernel for a card."""
+    return {
+        (str(dtype).removeprefix("torch."), str(width), name): _usage(CARDS[card], compiled)
+        for dtype, width in WIDTHS
+        for name, compiled in _compile(card, dtype, width)
+    }
+
+
+def table(cards: Sequence[str]) -> str:
+    """Returns a table in Markdown, with a column for each card."""
+    columns = [usages(card) for card in cards]
+    titles = "values", "K", "kernel", *cards
+    rows = [(*key, *(str(column[key]) for column in columns)) for key in columns[0]]
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _compile(card: str, dtype: torch.dtype, width: int) -> list[tuple[str, Any]]:
@@ -102,38 +130,31 @@ def _target(card: str) -> Iterator[None]:
         driver._active = before
 
 
-def _usage(name: str, compiled: Any) -> tuple[str, ...]:
-    card, warps = CARDS[name], compiled.metadata.num_warps
+def _usage(card: Card, compiled: Any) -> Usage:
+    warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         command = [program, "-res-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert usage is not None, text
-    registers, stack = map(int, usage.groups())
-    shared = compiled.metadata.shared
-    # A multiprocessor gives registers to warps by 256, and 1 KiB of shared memory to each program.
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
+    registers, spilled = map(int, found.groups())
+    # A warp takes registers by 256, and a program 1 KiB of shared memory more.
     programs = min(
         REGISTERS // (-(-registers // 8) * 256 * warps),
         card.shared_of_all // (shared + 1024),
         card.warps // warps,
     )
-    return str(registers), str(stack), str(shared), f"{programs * warps / card.warps:.0%}"
-
-
-def table(found: Sequence[Sequence[str]]) -> str:
-    """Returns the rows as a table in Markdown."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *found]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return Usage(registers, spilled, shared, programs * warps / card.warps)
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description="The resources of the fused kernels.")
+    parser = argparse.ArgumentParser(description="Compile the fused kernels for cards.")
     parser.add_argument("--cards", nargs="+", default=tuple(CARDS), choices=tuple(CARDS))
-    sys.stdout.write(table(rows(parser.parse_args().cards, WIDTHS)))
+    sys.stdout.write(table(parser.parse_args().cards))
 
 
 if __name__ == "__main__":

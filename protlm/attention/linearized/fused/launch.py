@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,17 +25,20 @@ class Blocks(NamedTuple):
     num_warps: int
 
 
-# By the dtype of the values, and whether the widest of K and C is at most 64.
-_FORWARD = {
+# By the dtype of the values, and whether K and C are at most 64.
+BlockTable = Mapping[tuple[torch.dtype, bool], Blocks]
+FORWARD: BlockTable = {
     (torch.bfloat16, True): Blocks(64, 64, 4),
     (torch.bfloat16, False): Blocks(64, 32, 8),
     (torch.float32, True): Blocks(32, 32, 4),
 }
-_BACKWARD = {
-    (torch.bfloat16, True): Blocks(32, 32, 4),
+GRADIENTS: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 32, 4),
     (torch.bfloat16, False): Blocks(32, 32, 8),
     (torch.float32, True): Blocks(32, 32, 8),
 }
+# They hold the most in registers: k, v, dk and dv.
+KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): Blocks(32, 32, 4)}
 
 
 def vectors(x_BHLK: Tensor) -> Vectors:
@@ -48,25 +51,25 @@ class Grid:
     """The programs of the kernels.
 
     Attributes:
-        sizes: of blocks.
+        sizes: the `Sizes`, which kernels declare as constants of the compiler.
         by_features: heads times blocks of features, and parts of a sum over positions.
         by_positions: heads, and blocks of positions.
         part_length: positions of a part, a multiple of the block.
         options: for the compiler.
     """
 
-    sizes: Sizes
+    sizes: Any
     by_features: tuple[int, int]
     by_positions: tuple[int, int]
     part_length: int
     options: Mapping[str, int]
 
     @classmethod
-    def of(cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, *, backward: bool = False) -> Self:
-        """Returns the grid for queries, values and rows."""
+    def of(cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, table: BlockTable) -> Self:
+        """Returns the grid for queries, values and rows, with the blocks of a table."""
         batch, heads, length, key_width = q_BHLK.shape
         num_features, width, dtype = len(w_RK), v_BHLC.shape[-1], v_BHLC.dtype
-        blocks = (_BACKWARD if backward else _FORWARD)[dtype, max(key_width, width) <= 64]
+        blocks = table[dtype, max(key_width, width) <= 64]
         sizes = Sizes(
             R=num_features,
             K=key_width,
@@ -86,7 +89,7 @@ class Grid:
             by_features=(num_programs, ceil(length / part_length)),
             by_positions=(batch * heads, ceil(length / sizes.BL)),
             part_length=part_length,
-            options={"num_warps": blocks.num_warps, "num_stages": 1 if backward else 2},
+            options={"num_warps": blocks.num_warps, "num_stages": 2 if table is FORWARD else 1},
         )
 
     def parts_like(self, w_RK: Tensor, batch: int, heads: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from protlm.attention.linearized.fused import relu_kernels as kernels
-from protlm.attention.linearized.fused.launch import Grid, bytes_of, on_device, vectors
+from protlm.attention.linearized.fused.launch import (
+    FORWARD,
+    GRADIENTS,
+    KEY_GRADIENTS,
+    Grid,
+    bytes_of,
+    on_device,
+    vectors,
+)
 
 
 @torch.library.custom_op("protlm::relu_attention", mutates_args=())
@@ -24,10 +32,10 @@ def relu_attention(
         epsilon: ε.
 
     Returns:
-        The output, BHLC, in the dtype of the values. For the gradients S, BHRC, z, BHR, and D, BHL,
-        in float32.
+        The output, BHLC, and for the gradients S, BHRC, both in the dtype of the values; and
+        z, BHR, and D, BHL, in float32.
     """
-    grid = Grid.of(q_BHLK, v_BHLC, w_RK)
+    grid = Grid.of(q_BHLK, v_BHLC, w_RK, FORWARD)
     batch, heads, length, _ = q_BHLK.shape
     mask, out_BHLC = bytes_of(mask_BL), torch.empty_like(v_BHLC)
     parts = grid.parts_like(w_RK, batch, heads)
@@ -39,6 +47,7 @@ def relu_attention(
             **grid.options,
         )
         s_BHRC, z_BHR = (x.sum(dim=0) for x in parts)
+        s_BHRC = s_BHRC.to(v_BHLC.dtype)
         kernels.divide_sums[grid.by_positions](
             *(vectors(q_BHLK), mask, w_RK, epsilon, s_BHRC, z_BHR, vectors(out_BHLC)),
             *(totals_BHL, heads, length, grid.sizes),
@@ -61,7 +70,8 @@ def _gradients(
     totals_BHL: Tensor,
     dout_BHLC: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grid = Grid.of(q_BHLK, v_BHLC, w_RK, backward=True)
+    grid = Grid.of(q_BHLK, v_BHLC, w_RK, GRADIENTS)
+    key_grid = Grid.of(q_BHLK, v_BHLC, w_RK, KEY_GRADIENTS)
     batch, heads, length, _ = q_BHLK.shape
     dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
     mask, dtotals_BHL = bytes_of(mask_BL), torch.empty_like(totals_BHL)
@@ -77,11 +87,11 @@ def _gradients(
             *(ds, dz, heads, length, grid.part_length, grid.sizes),
             **grid.options,
         )
-        kernels.key_gradients[grid.by_positions](
+        kernels.key_gradients[key_grid.by_positions](
             *(vectors(k_BHLK), vectors(v_BHLC), mask, w_RK, epsilon),
-            *(ds.sum(dim=0), dz.sum(dim=0), vectors(dk_BHLK), vectors(dv_BHLC)),
-            *(heads, length, grid.sizes),
-            **grid.options,
+            *(ds.sum(dim=0).to(v_BHLC.dtype), dz.sum(dim=0), vectors(dk_BHLK), vectors(dv_BHLC)),
+            *(heads, length, key_grid.sizes),
+            **key_grid.options,
         )
     return dq_BHLK, dk_BHLK, dv_BHLC
 
@@ -92,7 +102,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, length, width = v_BHLC.shape
     z_BHR = w_RK.new_empty(batch, heads, len(w_RK))
-    s_BHRC, totals_BHL = w_RK.new_empty(*z_BHR.shape, width), w_RK.new_empty(batch, heads, length)
+    s_BHRC = v_BHLC.new_empty(*z_BHR.shape, width)
+    totals_BHL = w_RK.new_empty(batch, heads, length)
     return torch.empty_like(v_BHLC), s_BHRC, z_BHR, totals_BHL
 
 

@@ -14,6 +14,9 @@ Products with values are in the dtype of the values, and their sums in float32, 
 Programs are numbered as in `softmax_kernels`.
 """
 
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false
+
 import triton
 import triton.language as tl
 
@@ -140,9 +143,7 @@ def sum_gradients(
 
 
 @triton.jit(do_not_specialize=["length"])
-def key_gradients(
-    k, v, mask, w, epsilon, ds, dz, dk, dv, num_heads, length, S: tl.constexpr
-):
+def key_gradients(k, v, mask, w, epsilon, ds, dz, dk, dv, num_heads, length, S: tl.constexpr):
     """Computes dk and dv of a block of keys."""
     head = tl.program_id(0)
     positions = tl.program_id(1) * S.BL + tl.arange(0, S.BL)

@@ -1,4 +1,4 @@
-"""Bidirectional FAVOR+ by Triton kernels, as operators of torch; symbols as in `softmax_kernels`."""
+"""Bidirectional FAVOR+ by Triton kernels, as operators; symbols as in `softmax_kernels`."""
 
 from typing import Any
 
@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from protlm.attention.linearized.fused import softmax_kernels as kernels
-from protlm.attention.linearized.fused.launch import Grid, bytes_of, on_device, vectors
+from protlm.attention.linearized.fused.launch import (
+    FORWARD,
+    GRADIENTS,
+    KEY_GRADIENTS,
+    Grid,
+    bytes_of,
+    on_device,
+    vectors,
+)
 
 
 @torch.library.custom_op("protlm::softmax_attention", mutates_args=())
@@ -24,10 +32,10 @@ def softmax_attention(
         bias_R: c, float32.
 
     Returns:
-        The output, BHLC, in the dtype of the values. For the gradients U, BHRC, m, BHR, and n, BHL,
-        in float32.
+        The output, BHLC, and for the gradients U, BHRC, both in the dtype of the values; and
+        m, BHR, and n, BHL, in float32.
     """
-    grid = Grid.of(q_BHLK, v_BHLC, w_RK)
+    grid = Grid.of(q_BHLK, v_BHLC, w_RK, FORWARD)
     batch, heads, length, _ = q_BHLK.shape
     mask, out_BHLC = bytes_of(mask_BL), torch.empty_like(v_BHLC)
     parts = grid.parts_like(w_RK, batch, heads)
@@ -39,6 +47,7 @@ def softmax_attention(
             **grid.options,
         )
         u_BHRC, log_sums_BHR = _joined(*parts)
+        u_BHRC = u_BHRC.to(v_BHLC.dtype)
         kernels.attend_to_features[grid.by_positions](
             *(vectors(q_BHLK), mask, w_RK, bias_R, u_BHRC, log_sums_BHR, vectors(out_BHLC)),
             *(log_totals_BHL, heads, length, grid.sizes),
@@ -71,7 +80,8 @@ def _gradients(
     log_totals_BHL: Tensor,
     dout_BHLC: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grid = Grid.of(q_BHLK, v_BHLC, w_RK, backward=True)
+    grid = Grid.of(q_BHLK, v_BHLC, w_RK, GRADIENTS)
+    key_grid = Grid.of(q_BHLK, v_BHLC, w_RK, KEY_GRADIENTS)
     batch, heads, length, _ = q_BHLK.shape
     dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
     mask, along_BHL = bytes_of(mask_BL), torch.empty_like(log_totals_BHL)
@@ -89,11 +99,11 @@ def _gradients(
             *(heads, length, grid.part_length, grid.sizes),
             **grid.options,
         )
-        kernels.key_gradients[grid.by_positions](
+        kernels.key_gradients[key_grid.by_positions](
             *(vectors(k_BHLK), vectors(v_BHLC), mask, w_RK, log_sums_BHR),
-            *(du.sum(dim=0), d.sum(dim=0), vectors(dk_BHLK), vectors(dv_BHLC)),
-            *(heads, length, grid.sizes),
-            **grid.options,
+            *(du.sum(dim=0).to(v_BHLC.dtype), d.sum(dim=0), vectors(dk_BHLK), vectors(dv_BHLC)),
+            *(heads, length, key_grid.sizes),
+            **key_grid.options,
         )
     return dq_BHLK, dk_BHLK, dv_BHLC
 
@@ -104,7 +114,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, length, width = v_BHLC.shape
     log_sums_BHR = w_RK.new_empty(batch, heads, len(w_RK))
-    u_BHRC = w_RK.new_empty(*log_sums_BHR.shape, width)
+    u_BHRC = v_BHLC.new_empty(*log_sums_BHR.shape, width)
     log_totals_BHL = w_RK.new_empty(batch, heads, length)
     return torch.empty_like(v_BHLC), u_BHRC, log_sums_BHR, log_totals_BHL
 

@@ -22,6 +22,9 @@ A program has one head: on axis 0 are the heads of all samples, each times the b
 U or dU is computed; on axis 1 the blocks of positions, or the parts of a sum over positions.
 """
 
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false
+
 import triton
 import triton.language as tl
 
@@ -186,9 +189,7 @@ def feature_gradients(
 
 
 @triton.jit(do_not_specialize=["length"])
-def key_gradients(
-    k, v, mask, w, log_sums, du, d, dk, dv, num_heads, length, S: tl.constexpr
-):
+def key_gradients(k, v, mask, w, log_sums, du, d, dk, dv, num_heads, length, S: tl.constexpr):
     """Computes dk and dv of a block of keys."""
     head = tl.program_id(0)
     positions = tl.program_id(1) * S.BL + tl.arange(0, S.BL)
