@@ -95,12 +95,11 @@ def _compile(card: str, dtype: torch.dtype, width: int) -> list[tuple[str, Any]]
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        def warm_up(*arguments: Any, **options: Any) -> None:
-            module = kernel.fn.__module__.rpartition(".")[2].removesuffix("_kernels")
-            name = f"{module}: {kernel.fn.__name__}"
-            compiled.append((name, kernel.warmup(*arguments, grid=grid, **options)))
-
-        return warm_up
+        name = f"{kernel.fn.__module__.rpartition('.')[2]}: {kernel.fn.__name__}"
+        name = name.replace("_kernels", "")
+        return lambda *arguments, **options: compiled.append(
+            (name, kernel.warmup(*arguments, grid=grid, **options))
+        )
 
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
