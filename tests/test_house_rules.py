@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import yaml
