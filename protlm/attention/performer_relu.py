@@ -23,6 +23,9 @@ class PerformerRelu(Performer):
         num_features: rows R of the projection; None for no projection, R = K.
         kernel_epsilon: ε, so that every row has weight.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
+        kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
+            elsewhere; `torch` or `triton` always runs one of them. Causal attention has no fused
+            kernels.
         seed: the seed of the projections, together with the redraw index.
 
     Raises:
@@ -38,6 +41,7 @@ class PerformerRelu(Performer):
         num_features: int | None = None,
         kernel_epsilon: float = 1e-3,
         redraw_every: int | None = None,
+        kernel: str = "auto",
         seed: int = 0,
     ) -> None:
         check_generalized("relu", kernel_epsilon)
@@ -48,4 +52,5 @@ class PerformerRelu(Performer):
             normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
+            implementation=kernel,
         )

@@ -53,6 +53,9 @@ class PerformerSoftmax(Performer):
             square of the output.
         denominator_floor: the smallest denominator, for `trigonometric` only.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
+        kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
+            elsewhere; `torch` or `triton` always runs one of them. Causal attention has no fused
+            kernels.
         seed: the seed of the projections, together with the redraw index.
 
     Raises:
@@ -76,6 +79,7 @@ class PerformerSoftmax(Performer):
         normalizer: str = "denominator",
         denominator_floor: float | None = None,
         redraw_every: int | None = 1000,
+        kernel: str = "auto",
         seed: int = 0,
     ) -> None:
         refuse_unknown("attention.estimator", estimator, Estimator)
@@ -110,6 +114,7 @@ class PerformerSoftmax(Performer):
             ),
             redraw_every=redraw_every,
             seed=seed,
+            implementation=kernel,
         )
         self.estimator = Estimator(estimator)
         self.is_trigonometric = is_trigonometric

@@ -19,11 +19,12 @@ from protlm.attention.linearized.features import (
 )
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.operands import Kernel
+from protlm.attention.linearized.selection import Case, Implementation, chosen_attention, has_fused
 from protlm.attention.ops.masking import visible_keys, zero_padding
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
 from protlm.attention.ops.options import require_at_least
 from protlm.attention.ops.projection import Projection
-from protlm.errors import UserError
+from protlm.errors import UserError, refuse_unknown
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -41,9 +42,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         normalizer: maps the sums to outputs.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         seed: the seed of the projections, together with the redraw index.
+        implementation: `auto`, `torch`, or `triton` for fused kernels, which are bidirectional.
 
     Raises:
-        UserError: a number of steps below 1, or redraws without a projection.
+        UserError: a number of steps below 1, redraws without a projection, an unknown
+            implementation, or `triton` for features or a normalizer without fused kernels.
     """
 
     supports_bidirectional = True
@@ -62,6 +65,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         normalizer: Normalizer,
         redraw_every: int | None,
         seed: int,
+        implementation: str = Implementation.torch,
     ) -> None:
         super().__init__()
         _check_redraw(redraw_every, has_projection=projection is not None)
@@ -72,7 +76,13 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._normalizer = normalizer
         self._seed = seed
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
-        self._is_exponential = isinstance(feature_map(rows_RK), ExponentialFeatureMap)
+        first_map = feature_map(rows_RK)
+        self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
+        refuse_unknown("attention.kernel", implementation, Implementation)
+        self._implementation = Implementation(implementation)
+        if implementation == Implementation.triton:
+            _check_fused(first_map, normalizer)
+            self.supports_causal = False
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
@@ -98,8 +108,14 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             UserError: float16 inputs.
         """
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
+        inputs, kernel = (q_BHLK, k_BHLK, v_BHLC, mask_BL), self._kernel(q_BHLK)
+        if not causal:
+            case = Case.of(q_BHLK, k_BHLK, v_BHLC, self.projection)
+            chosen = self._implementation, kernel.feature_map, self._normalizer, case
+            if fused := chosen_attention(*chosen):
+                return fused(*inputs)
         attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-        out_BHLC = attend(q_BHLK, k_BHLK, v_BHLC, mask_BL, self._kernel(q_BHLK))
+        out_BHLC = attend(*inputs, kernel)
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
@@ -216,6 +232,14 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def _map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection
         return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
+
+
+def _check_fused(feature_map: FeatureMap, normalizer: Normalizer) -> None:
+    if not has_fused(feature_map, normalizer):
+        raise UserError(
+            "attention.kernel=triton is for positive and ReLU features with "
+            "attention.normalizer=denominator; set attention.kernel=auto"
+        )
 
 
 def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:

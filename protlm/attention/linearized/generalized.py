@@ -69,7 +69,14 @@ class GeneralizedFeatures(FeatureMap):
     def __init__(self, projection_RK: Tensor | None, *, kernel: str, epsilon: float) -> None:
         self._projection_RK = projection_RK
         self._nonlinearity = NONLINEARITIES[kernel]
-        self._epsilon = epsilon
+        self.is_relu = kernel == "relu"
+        self.epsilon = epsilon
+
+    def rows(self, *, like: Tensor) -> Tensor:
+        """Returns the rows, RK; without a projection the identity, on the device of a tensor."""
+        if self._projection_RK is None:
+            return torch.eye(like.shape[-1], device=like.device)
+        return self._projection_RK.contiguous()
 
     def queries(self, q_BHLK: Tensor) -> Features:
         """See `FeatureMap.queries`."""
@@ -93,7 +100,7 @@ class GeneralizedFeatures(FeatureMap):
             dprojected_BHLR = self._nonlinearity.gradient(dphi_BHLR, projected_BHLR)
             return dprojected_BHLR if rows_RK is None else product(dprojected_BHLR, rows_RK.mT)
 
-        return Features(self._nonlinearity.value(projected_BHLR).add_(self._epsilon), pullback)
+        return Features(self._nonlinearity.value(projected_BHLR).add_(self.epsilon), pullback)
 
 
 def check_generalized(kernel: str, epsilon: float) -> None:

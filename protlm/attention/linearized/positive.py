@@ -56,6 +56,13 @@ class PositiveFeatures(ExponentialFeatureMap):
         self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
         self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
 
+    def log2_rows(self) -> tuple[Tensor, Tensor]:
+        """Returns rows w, RK, and constants c, R: φq_r φk_r is 2^(w_r·(q + k) + c_r) per row.
+
+        Up to factors of the query and of the key.
+        """
+        return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R
+
     def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
         """See `ExponentialFeatureMap.query_logits`."""
         bias_R = self._query_bias_R

@@ -1,0 +1,160 @@
+"""Registers, spills and shared memory of the fused kernels, compiled without a GPU.
+
+PYTHONPATH=. python -m benchmarks.kernel_resources --cards sm_90
+
+The kernels are compiled as they would be on the card; only the launch is left out.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from protlm.attention.linearized.fused.relu import relu_attention
+from protlm.attention.linearized.fused.softmax import softmax_attention
+
+
+@dataclass(frozen=True)
+class Card:
+    """The limits of a card (CUDA C++ Programming Guide, table of compute capabilities).
+
+    Attributes:
+        shared: bytes of shared memory that a program may have.
+        shared_of_all: bytes of shared memory of a multiprocessor.
+        warps: the most warps of a multiprocessor.
+    """
+
+    shared: int
+    shared_of_all: int
+    warps: int = 64
+
+
+CARDS = {
+    "sm_80": Card(163 << 10, 164 << 10),
+    "sm_90": Card(227 << 10, 228 << 10),
+    "sm_100": Card(227 << 10, 228 << 10),
+}
+REGISTERS = 65_536
+WIDTHS = ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64))
+# The dtype of the values, the width of a head, and the kernel.
+Key = tuple[str, str, str]
+
+
+class Usage(NamedTuple):
+    """What a program takes.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes of local memory of a thread.
+        shared: bytes of shared memory.
+        occupancy: warps of a full multiprocessor, as a fraction of the most.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    occupancy: float
+
+    def __str__(self) -> str:
+        """Returns what is in the table."""
+        return f"{self.registers}, {self.spilled}, {self.shared:,}, {self.occupancy:.0%}"
+
+
+def usages(card: str) -> dict[Key, Usage]:
+    """Compiles every kernel for a card."""
+    return {
+        (str(dtype).removeprefix("torch."), str(width), name): _usage(CARDS[card], compiled)
+        for dtype, width in WIDTHS
+        for name, compiled in _compile(card, dtype, width)
+    }
+
+
+def table(cards: Sequence[str]) -> str:
+    """Returns a table in Markdown, with a column for each card."""
+    columns = [usages(card) for card in cards]
+    titles = "values", "K", "kernel", *cards
+    rows = [(*key, *(str(column[key]) for column in columns)) for key in columns[0]]
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _compile(card: str, dtype: torch.dtype, width: int) -> list[tuple[str, Any]]:
+    compiled: list[tuple[str, Any]] = []
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
+        name = f"{kernel.fn.__module__.rpartition('.')[2]}: {kernel.fn.__name__}"
+        name = name.replace("_kernels", "")
+        return lambda *arguments, **options: compiled.append(
+            (name, kernel.warmup(*arguments, grid=grid, **options))
+        )
+
+    x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
+    mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
+    with _target(card), mock.patch.object(JITFunction, "__getitem__", launch):
+        for out in (
+            softmax_attention(x, x, x, mask, rows_RK, rows_RK[:, 0].contiguous())[0],
+            relu_attention(x, x, x, mask, rows_RK, 1e-3)[0],
+        ):
+            out.float().sum().backward()
+    return compiled
+
+
+@contextmanager
+def _target(card: str) -> Iterator[None]:
+    """Makes Triton compile for a card that is not there."""
+    target = GPUTarget("cuda", int(card.removeprefix("sm_")), 32)
+    absent = mock.Mock(
+        get_current_target=lambda: target,
+        get_current_device=lambda: target.arch,
+        get_current_stream=lambda _: 0,
+    )
+    before = driver._active
+    driver.set_active(absent)
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def _usage(card: Card, compiled: Any) -> Usage:
+    warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [program, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
+    registers, spilled = map(int, found.groups())
+    # A warp takes registers by 256, and a program 1 KiB of shared memory more.
+    programs = min(
+        REGISTERS // (-(-registers // 8) * 256 * warps),
+        card.shared_of_all // (shared + 1024),
+        card.warps // warps,
+    )
+    return Usage(registers, spilled, shared, programs * warps / card.warps)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description="Compile the fused kernels for cards.")
+    parser.add_argument("--cards", nargs="+", default=tuple(CARDS), choices=tuple(CARDS))
+    sys.stdout.write(table(parser.parse_args().cards))
+
+
+if __name__ == "__main__":
+    main()

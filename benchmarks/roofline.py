@@ -1,0 +1,150 @@
+"""Predicts the time of attention on cards that are not there, from bytes and operations.
+
+python -m benchmarks.roofline
+
+Forward and backward, per position and head, bidirectional, bfloat16, heads of 64. A kernel takes
+the longest of four times: for memory, for the cache (blocks of rows are read again for every block
+of positions), for tensor cores, and for exponentials. None of this is measured.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+WIDTH = 64
+ROWS = 128, 256
+# Kernels reach about half of the rates of data sheets.
+REACHED = 0.5
+
+
+class Card(NamedTuple):
+    """The rates of a card in data sheets, dense, in 10¹² per second.
+
+    Attributes:
+        memory: bytes.
+        cache: bytes from the second-level cache: measured by others for A100 and H100, and assumed
+            in proportion to the multiprocessors and clocks for others.
+        bfloat16: operations of tensor cores.
+        tf32: operations of tensor cores.
+        float32: operations outside tensor cores.
+        exponentials: 16 per cycle and multiprocessor.
+    """
+
+    memory: float
+    cache: float
+    bfloat16: float
+    tf32: float
+    float32: float
+    exponentials: float
+
+
+CARDS = {
+    "A100": Card(2.04, 4.5, 312, 156, 19.5, 2.4),
+    "H100": Card(3.35, 5.5, 989, 495, 67, 3.9),
+    "H200": Card(4.8, 5.5, 989, 495, 67, 3.9),
+    "B200": Card(8.0, 9.0, 2250, 1125, 75, 4.4),
+}
+# Exact attention by cuDNN on cards of the H200's class, measured by others: ns at two lengths.
+FLASH = {1024: 2.6, 8192: 17.0}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of forward and backward, per position and head."""
+
+    memory: float
+    cache: float = 0
+    bfloat16: float = 0
+    tf32: float = 0
+    float32: float = 0
+    exponentials: float = 0
+
+    def nanoseconds(self, card: Card) -> float:
+        """Returns the predicted time."""
+        products = self.bfloat16 / card.bfloat16 + self.tf32 / card.tf32
+        products += self.float32 / card.float32
+        others = self.memory / card.memory, self.cache / card.cache
+        return max(products, *others, self.exponentials / card.exponentials) / 1000 / REACHED
+
+
+def fused(rows: int, *, is_exponential: bool) -> Cost:
+    """Returns the cost of the five kernels of `protlm.attention.linearized.fused`.
+
+    Each multiplies by the rows (R·K in TF32), as does the gradient of q and k in bfloat16. q and dO
+    are read twice, as are k and v; a block of positions, of 64 or for key gradients of 32, reads
+    w (4 bytes) and U or dU (2 bytes).
+    """
+    pair = 2 * rows * WIDTH
+    vectors = 2 * WIDTH
+    # Forward k, v, q, O; backward q, dO, O, dq, then q, dO, then k, v, dk, dv; and sums per row.
+    memory = (4 + 4 + 2 + 4) * vectors + 6 * 4
+    blocks = 2 / 64 + 1 / 32
+    cache = blocks * rows * WIDTH * (4 + 2) + 2 * 2 * vectors * (rows // 64 - 1)
+    exponentials = 5 * rows if is_exponential else 0
+    return Cost(memory, cache, bfloat16=8 * pair, tf32=5 * pair, exponentials=exponentials)
+
+
+def unfused(rows: int, *, is_exponential: bool) -> Cost:
+    """Returns the cost of the PyTorch path: products in float32, features in memory.
+
+    24 R K operations with the features recomputed in the backward pass; about 24 passes over
+    float32 features, by products and pointwise operations, and vectors as above.
+    """
+    passes = 24 if is_exponential else 18
+    return Cost(
+        memory=passes * 4 * rows + 20 * 4 * WIDTH,
+        float32=24 * rows * WIDTH,
+        exponentials=4 * rows if is_exponential else 0,
+    )
+
+
+def flash(length: float, card: Card) -> float:
+    """Returns the time of exact attention in ns: a line through two measurements.
+
+    Scaled by the rate of tensor cores of a card, relative to the H200.
+    """
+    (short, fast), (long, slow) = FLASH.items()
+    measured = fast + (slow - fast) * (length - short) / (long - short)
+    return measured * CARDS["H200"].bfloat16 / card.bfloat16
+
+
+def passing_length(nanoseconds: float, card: Card) -> float:
+    """Returns the length from which on exact attention is slower; 0 if it always is."""
+    start, slope = flash(0, card), flash(1, card) - flash(0, card)
+    return max((nanoseconds - start) / slope, 0) if slope else inf
+
+
+MECHANISMS = [
+    *((f"softmax kernel, R={rows}", rows, True) for rows in ROWS),
+    *((f"ReLU, R={rows}", rows, False) for rows in (WIDTH, 256)),
+]
+TITLES = (
+    *("card", "mechanism", "fused, ns", "fused is faster from L"),
+    *("PyTorch, ns", "PyTorch is faster from L", "exact at 1,024 / 8,192, ns"),
+)
+
+
+def predictions() -> list[tuple[str, ...]]:
+    """Returns the rows of the table."""
+    rows = []
+    for name, card in CARDS.items():
+        exact = f"{flash(1024, card):.1f} / {flash(8192, card):.1f}"
+        for mechanism, number, is_exponential in MECHANISMS:
+            cells = []
+            for cost in (fused, unfused):
+                time = cost(number, is_exponential=is_exponential).nanoseconds(card)
+                cells += [f"{time:.2f}", f"{round(passing_length(time, card), -1):,.0f}"]
+            rows.append((name, mechanism, *cells, exact))
+    return rows
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table(TITLES, predictions()))

@@ -1,0 +1,104 @@
+"""Blocks of rows of tensors, for Triton kernels; what lies outside a tensor is 0 and never read."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Vectors(NamedTuple):
+    """A tensor (B, H, L, width) and its strides."""
+
+    pointer: Any
+    strides: Any
+
+
+class Sizes(NamedTuple):
+    """Sizes that a kernel is compiled for.
+
+    Attributes:
+        R: random features.
+        K: width of queries and keys.
+        C: width of values.
+        BL: positions of a block.
+        BR: features of a block.
+        BK: K, rounded up to a power of 2.
+        BC: C, rounded up likewise.
+        precision: how float32 operands are multiplied: tf32, or tf32x3 for almost float32.
+    """
+
+    R: int
+    K: int
+    C: int
+    BL: int
+    BR: int
+    BK: int
+    BC: int
+    precision: str
+
+
+@triton.jit
+def _pointers(x, head, num_heads, positions, columns):
+    sample, head = (head // num_heads).to(tl.int64), (head % num_heads).to(tl.int64)
+    start = x.pointer + sample * x.strides[0] + head * x.strides[1]
+    rows = positions.to(tl.int64)[:, None] * x.strides[2]
+    return start + rows + columns[None, :] * x.strides[3]
+
+
+@triton.jit
+def load_rows(x, head, num_heads, positions, is_seen, block_width: tl.constexpr, width):
+    """Loads rows of a head, numbered over all samples; 0 where `is_seen` is false."""
+    columns = tl.arange(0, block_width)
+    pointers = _pointers(x, head, num_heads, positions, columns)
+    return tl.load(pointers, mask=is_seen[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, head, num_heads, positions, length, block_width: tl.constexpr, width, block):
+    """Stores rows of a head, in the dtype of the tensor."""
+    columns = tl.arange(0, block_width)
+    pointers = _pointers(x, head, num_heads, positions, columns)
+    is_inside = (positions < length)[:, None] & (columns < width)[None, :]
+    tl.store(pointers, block.to(x.pointer.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def load_matrix(x, start, rows, num_rows, block_width: tl.constexpr, width):
+    """Loads rows of a contiguous matrix, the first of which is row `start` of x."""
+    columns = tl.arange(0, block_width)
+    is_inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    pointers = x + start * width + rows[:, None] * width + columns[None, :]
+    return tl.load(pointers, mask=is_inside, other=0.0)
+
+
+@triton.jit
+def store_matrix(x, start, rows, num_rows, block_width: tl.constexpr, width, block):
+    """Stores rows of a contiguous matrix, the first of which is row `start` of x."""
+    columns = tl.arange(0, block_width)
+    is_inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    tl.store(x + start * width + rows[:, None] * width + columns[None, :], block, mask=is_inside)
+
+
+@triton.jit
+def load_mask(mask, head, num_heads, positions, length):
+    """Returns which positions are inside the sequence and not padding."""
+    start = (head // num_heads).to(tl.int64) * length
+    return tl.load(mask + start + positions, mask=positions < length, other=0) != 0
+
+
+@triton.jit
+def project(x, w, precision: tl.constexpr):
+    """Returns x wᵀ."""
+    return tl.dot(x.to(tl.float32), tl.trans(w), input_precision=precision)
+
+
+@triton.jit
+def project_transposed(x, w, precision: tl.constexpr):
+    """Returns w xᵀ; as a transpose of `project`, it would have to be moved between threads."""
+    return tl.dot(w, tl.trans(x.to(tl.float32)), input_precision=precision)
+
+
+@triton.jit
+def multiply(x, y, dtype: tl.constexpr, precision: tl.constexpr):
+    """Returns x y for operands rounded to a dtype, summed in float32."""
+    return tl.dot(x.to(dtype), y.to(dtype), input_precision=precision)

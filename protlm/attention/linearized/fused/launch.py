@@ -1,0 +1,112 @@
+"""Sizes of blocks, and grids of programs, for the kernels of fused linear attention."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from protlm.attention.linearized.fused.blocks import Sizes, Vectors
+
+# Sums over positions are split until there are this many programs, about two for each
+# multiprocessor of the largest cards, unless parts would become shorter than this.
+_PROGRAMS, _SHORTEST_PART = 264, 256
+_NARROWEST = 16
+
+
+class Blocks(NamedTuple):
+    """Positions and features of a block, and warps of a program; larger ones spill registers."""
+
+    positions: int
+    features: int
+    num_warps: int
+
+
+# By the dtype of the values, and whether K and C are at most 64.
+BlockTable = Mapping[tuple[torch.dtype, bool], Blocks]
+FORWARD: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 64, 4),
+    (torch.bfloat16, False): Blocks(64, 32, 8),
+    (torch.float32, True): Blocks(32, 32, 4),
+}
+GRADIENTS: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 32, 4),
+    (torch.bfloat16, False): Blocks(32, 32, 8),
+    (torch.float32, True): Blocks(32, 32, 8),
+}
+# They hold the most in registers: k, v, dk and dv.
+KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): Blocks(32, 32, 4)}
+
+
+def vectors(x_BHLK: Tensor) -> Vectors:
+    """Returns the tensor with its strides."""
+    return Vectors(x_BHLK, x_BHLK.stride())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The programs of the kernels.
+
+    Attributes:
+        sizes: the `Sizes`, which kernels declare as constants of the compiler.
+        by_features: heads times blocks of features, and parts of a sum over positions.
+        by_positions: heads, and blocks of positions.
+        part_length: positions of a part, a multiple of the block.
+        options: for the compiler.
+    """
+
+    sizes: Any
+    by_features: tuple[int, int]
+    by_positions: tuple[int, int]
+    part_length: int
+    options: Mapping[str, int]
+
+    @classmethod
+    def of(cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, table: BlockTable) -> Self:
+        """Returns the grid for queries, values and rows, with the blocks of a table."""
+        batch, heads, length, key_width = q_BHLK.shape
+        num_features, width, dtype = len(w_RK), v_BHLC.shape[-1], v_BHLC.dtype
+        blocks = table[dtype, max(key_width, width) <= 64]
+        sizes = Sizes(
+            R=num_features,
+            K=key_width,
+            C=width,
+            BL=blocks.positions,
+            BR=min(_rounded(num_features), blocks.features),
+            BK=_rounded(key_width),
+            BC=_rounded(width),
+            # Queries and keys in bfloat16 are exact in TF32; rows are rounded to 11 bits.
+            precision="tf32" if dtype == torch.bfloat16 else "tf32x3",
+        )
+        num_programs = batch * heads * ceil(num_features / sizes.BR)
+        num_parts = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_PART))
+        part_length = ceil(ceil(length / sizes.BL) / num_parts) * sizes.BL
+        return cls(
+            sizes=sizes,
+            by_features=(num_programs, ceil(length / part_length)),
+            by_positions=(batch * heads, ceil(length / sizes.BL)),
+            part_length=part_length,
+            options={"num_warps": blocks.num_warps, "num_stages": 2 if table is FORWARD else 1},
+        )
+
+    def parts_like(self, w_RK: Tensor, batch: int, heads: int) -> tuple[Tensor, Tensor]:
+        """Allocates, for each part, a vector of width C and a number for each feature."""
+        shape = (self.by_features[1], batch, heads, self.sizes.R)
+        return w_RK.new_empty(*shape, self.sizes.C), w_RK.new_empty(shape)
+
+
+def bytes_of(mask_BL: Tensor) -> Tensor:
+    """Returns the mask as bytes."""
+    return mask_BL.contiguous().view(torch.uint8)
+
+
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Makes the device of a tensor the current one, on which kernels are launched."""
+    return torch.cuda.device_of(x)
+
+
+def _rounded(width: int) -> int:
+    return max(1 << (width - 1).bit_length(), _NARROWEST)

@@ -1,0 +1,221 @@
+"""The choice between fused kernels and PyTorch for bidirectional linear attention.
+
+On CUDA, fused kernels are first checked on a small case, once for each device, dtype and size: they
+may not compile there, or not correctly.
+"""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.compiler import assume_constant_result
+
+from protlm.attention.linearized.bidirectional import BidirectionalAttention
+from protlm.attention.linearized.features import FeatureMap
+from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.normalization import Denominator, Normalizer
+from protlm.attention.linearized.operands import Kernel
+from protlm.attention.linearized.positive import PositiveFeatures
+from protlm.errors import UserError
+
+# Maps queries, keys, values and the mask to outputs.
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# The largest relative errors in the small case, of outputs and gradients.
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+# Float32 takes twice the registers.
+WIDEST = {torch.bfloat16: 128, torch.float32: 64}
+_BATCH, _HEADS, _LENGTH = 2, 2, 330
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+# Why fused kernels are not used in a case; an empty string if they are.
+_reasons: dict[tuple[bool, "Case"], str] = {}
+
+
+class Implementation(StrEnum):
+    """The implementations of linear attention."""
+
+    # Fused kernels on CUDA where they exist and pass the check, and PyTorch elsewhere.
+    auto = "auto"
+    torch = "torch"
+    # Fused kernels, unchecked.
+    triton = "triton"
+
+
+class Case(NamedTuple):
+    """What fused kernels are compiled for; `num_rows` is None without a projection."""
+
+    device: torch.device
+    query_dtype: torch.dtype
+    key_dtype: torch.dtype
+    value_dtype: torch.dtype
+    key_width: int
+    value_width: int
+    num_rows: int | None
+
+    @classmethod
+    def of(cls, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, rows_RK: Tensor | None) -> "Case":
+        """Returns the case of these tensors."""
+        dtypes = q_BHLK.dtype, k_BHLK.dtype, v_BHLC.dtype
+        widths = q_BHLK.shape[-1], v_BHLC.shape[-1]
+        return cls(q_BHLK.device, *dtypes, *widths, None if rows_RK is None else len(rows_RK))
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether there are fused kernels for these dtypes and widths."""
+        dtypes = self.query_dtype, self.key_dtype, self.value_dtype
+        width = max(self.key_width, self.value_width)
+        return all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.value_dtype]
+
+
+def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
+    """Returns whether there are fused kernels for these features and this normalizer."""
+    is_relu = isinstance(feature_map, GeneralizedFeatures) and feature_map.is_relu
+    return normalizer == Denominator() and (is_relu or isinstance(feature_map, PositiveFeatures))
+
+
+def fused_attention(feature_map: FeatureMap) -> Attend:
+    """Returns attention by fused kernels; imports Triton."""
+    if isinstance(feature_map, PositiveFeatures):
+        from protlm.attention.linearized.fused.softmax import softmax_attention
+
+        rows = feature_map.log2_rows()
+        return lambda q, k, v, mask: softmax_attention(q, k, v, mask, *rows)[0]
+    from protlm.attention.linearized.fused.relu import relu_attention
+
+    assert isinstance(feature_map, GeneralizedFeatures)
+    return lambda q, k, v, mask: relu_attention(
+        q, k, v, mask, feature_map.rows(like=q), feature_map.epsilon
+    )[0]
+
+
+def chosen_attention(
+    implementation: Implementation, feature_map: FeatureMap, normalizer: Normalizer, case: Case
+) -> Attend | None:
+    """Returns attention by fused kernels, or None for PyTorch.
+
+    Raises:
+        UserError: `triton` where fused kernels cannot run.
+    """
+    if implementation == Implementation.triton:
+        _require(case)
+        return fused_attention(feature_map)
+    if implementation == Implementation.torch or not _may_fuse(case):
+        return None
+    if not has_fused(feature_map, normalizer):
+        return None
+    is_exponential = isinstance(feature_map, PositiveFeatures)
+    return fused_attention(feature_map) if is_usable(is_exponential, *case) else None
+
+
+def _may_fuse(case: Case) -> bool:
+    return case.device.type == "cuda" and case.is_supported and _HAS_TRITON
+
+
+def _require(case: Case) -> None:
+    given = "attention.kernel=triton"
+    if not _HAS_TRITON:
+        raise UserError(
+            f"{given} needs the package triton, which comes with torch for CUDA; set "
+            "attention.kernel=auto"
+        )
+    if not case.is_supported:
+        raise UserError(
+            f"{given} takes heads of up to 128 channels in bfloat16 and 64 in float32, not "
+            f"{case.key_width} in {case.value_dtype}; set attention.kernel=auto"
+        )
+    if case.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(f"{given} needs a GPU, not {case.device}; set attention.kernel=auto")
+
+
+# The compiler of torch calls it once, instead of tracing it; a cache of functools would be traced.
+@assume_constant_result
+def is_usable(is_exponential: bool, *sizes: Any) -> bool:
+    """Returns whether fused kernels agree with PyTorch; warns if they do not.
+
+    Args:
+        is_exponential: whether features are positive features, or else ReLU.
+        sizes: the case, unpacked, as the compiler demands.
+    """
+    case = Case(*sizes)
+    key = is_exponential, case
+    if key not in _reasons:
+        reason = _reasons[key] = failure(_feature_map(is_exponential, case), case)
+        if reason:
+            warnings.warn(
+                f"the fused attention kernels are not used on {case.device}: {reason}; attention "
+                "runs in PyTorch, which is slower (attention.kernel=torch avoids the check)",
+                stacklevel=2,
+            )
+    return not _reasons[key]
+
+
+def failure(feature_map_in: Callable[[torch.dtype], FeatureMap], case: Case) -> str:
+    """Compares fused kernels with PyTorch in float64; returns what is wrong, or an empty string."""
+    num_features = case.num_rows or case.key_width
+    exact_map = feature_map_in(torch.float64)
+    exact = Kernel(exact_map, Denominator(), num_features, projection_RK=None)
+    *inputs, cotangent_BHLC, mask_BL = _small_inputs(case)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            fused = fused_attention(feature_map_in(torch.float32))
+            found = _with_gradients(fused, inputs, cotangent_BHLC, mask_BL)
+            wanted = _with_gradients(
+                lambda *x: BidirectionalAttention.apply(*x, exact),
+                [x.double() for x in inputs],
+                cotangent_BHLC.double(),
+                mask_BL,
+            )
+    except Exception as error:  # compilers raise errors of many kinds
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    pairs = zip(found, wanted, strict=True)
+    errors = [float((x.double() - y).norm() / y.norm()) for x, y in pairs]
+    tolerance = max(TOLERANCES[x.dtype] for x in inputs)
+    # NaN is not within the tolerance either.
+    if all(error <= tolerance for error in errors):
+        return ""
+    return f"relative errors of {', '.join(f'{error:.1e}' for error in errors)}"
+
+
+def _feature_map(is_exponential: bool, case: Case) -> Callable[[torch.dtype], FeatureMap]:
+    generator = torch.Generator().manual_seed(0)
+    rows_RK = None
+    if case.num_rows is not None:
+        rows_RK = torch.randn(case.num_rows, case.key_width, generator=generator).to(case.device)
+
+    def create(dtype: torch.dtype) -> FeatureMap:
+        rows = None if rows_RK is None else rows_RK.to(dtype)
+        if is_exponential:
+            return PositiveFeatures(rows)
+        return GeneralizedFeatures(rows, kernel="relu", epsilon=1e-3)
+
+    return create
+
+
+def _small_inputs(case: Case) -> list[Tensor]:
+    """Draws queries, keys, values, the gradient of the output, and the mask."""
+    generator, device = torch.Generator().manual_seed(1), case.device
+    kinds = (
+        (case.query_dtype, case.key_width),
+        (case.key_dtype, case.key_width),
+        *((case.value_dtype, case.value_width),) * 2,
+    )
+    drawn = [
+        torch.randn(_BATCH, _LENGTH, _HEADS, width, generator=generator).to(device, dtype)
+        for dtype, width in kinds
+    ]
+    mask_BL = torch.ones(_BATCH, _LENGTH, dtype=torch.bool, device=device)
+    mask_BL[1, _LENGTH // 3 :] = False
+    return [*(x.transpose(1, 2) for x in drawn), mask_BL]
+
+
+def _with_gradients(
+    attend: Callable[..., Tensor | None], inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor
+) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = attend(*leaves, mask_BL)
+    assert isinstance(out, Tensor)
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]

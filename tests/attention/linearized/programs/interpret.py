@@ -1,0 +1,94 @@
+"""Runs the fused kernels in Triton's interpreter, and prints their errors as lines of JSON.
+
+TRITON_INTERPRET=1 python interpret.py MECHANISM DTYPE K R LENGTH...
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import interpreter
+
+import protlm.attention
+
+BATCH, HEADS = 3, 2
+
+
+def emulate_bfloat16() -> None:
+    """Lets the interpreter round to nearest, as cards do, and multiply what bfloat16 bits mean.
+
+    It truncates, and multiplies the bits as whole numbers.
+    """
+    convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+
+    def round_to_nearest(x: Any, given: Any, wanted: Any, mode: Any) -> Any:
+        if (given, wanted) != (tl.float32, tl.bfloat16):
+            return convert(x, given, wanted, mode)
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        wide = (x.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, tl.float32)
+
+    def multiply(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    interpreter._convert_float = round_to_nearest
+    setattr(interpreter.InterpreterBuilder, "create_dot", multiply)  # noqa: B010 (of other types)
+
+
+def draw(length: int, width: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Queries, keys and values with NaN in the padding, the gradient of the output, the mask."""
+    generator = torch.Generator().manual_seed(0)
+    shape = BATCH, length, HEADS, width
+    drawn = [torch.randn(shape, generator=generator).to(dtype).transpose(1, 2) for _ in range(4)]
+    mask_BL = torch.ones(BATCH, length, dtype=torch.bool)
+    mask_BL[1, length // 2 :] = False
+    mask_BL[2, : length // 5] = False
+    mask_BL[2, length // 3 : length // 3 + length // 6] = False
+    padding = ~mask_BL[:, None, :, None]
+    return [x.masked_fill(padding, torch.nan) for x in drawn[:3]], drawn[3], mask_BL
+
+
+def with_gradients(
+    mechanism: Any, inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor
+) -> list[Tensor]:
+    """The output, and the gradients of queries, keys and values."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = mechanism(*leaves, hidden_BLD=None, mask_BL=mask_BL, causal=False)
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+
+
+def main() -> None:
+    """Prints, for each length, the errors of the output and of the gradients against float64."""
+    emulate_bfloat16()
+    name, dtype, (width, features) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:5])
+    sizes = {"num_heads": HEADS, "head_dim": width, "model_dim": 8, "max_length": 8}
+    options = {"num_features": features or None}
+    fused = protlm.attention.create(name, options | {"kernel": "triton"}, **sizes)
+    exact = protlm.attention.create(name, options | {"kernel": "torch"}, **sizes).double()
+    for length in map(int, sys.argv[5:]):
+        inputs, cotangent, mask_BL = draw(length, width, getattr(torch, dtype))
+        found = with_gradients(fused, inputs, cotangent, mask_BL)
+        wide = [x.double() for x in inputs]
+        wanted = with_gradients(exact, wide, cotangent.double(), mask_BL)
+        # Gradients of queries and keys are 0 for a single position.
+        scales = [y.norm() if y.norm() > 1e-9 else wanted[-1].norm() for y in wanted]
+        errors = [
+            float((x.double() - y).norm() / scale)
+            for x, y, scale in zip(found, wanted, scales, strict=True)
+        ]
+        padding = [x.transpose(1, 2)[~mask_BL] for x in found]
+        is_clear = not any(bool(x.any()) for x in padding)
+        print(json.dumps({"length": length, "errors": errors, "is_clear": is_clear}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

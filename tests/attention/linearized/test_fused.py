@@ -1,0 +1,205 @@
+"""The fused kernels in Triton's interpreter, against float64; and the choice of kernels."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import protlm.attention
+from protlm.attention.linearized import selection
+from protlm.attention.linearized.bidirectional import BidirectionalAttention
+from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.operands import Kernel
+from protlm.errors import UserError
+
+PROGRAM = Path(__file__).parent / "programs" / "interpret.py"
+PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
+BUDGETS = {"float32": 1e-5, "bfloat16": 1e-2}
+SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+
+
+def interpret(mechanism: str, dtype: str, *numbers: int) -> list[dict[str, Any]]:
+    """Runs kernels with a head width, a number of features, and lengths."""
+    pytest.importorskip("triton")
+    command = [sys.executable, PROGRAM, mechanism, dtype, *map(str, numbers)]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mechanism", "dtype", "width", "features"),
+    [
+        ("performer_softmax", "float32", 24, 256),
+        ("performer_softmax", "bfloat16", 16, 32),
+        ("performer_softmax", "bfloat16", 128, 20),
+        ("performer_relu", "float32", 24, 0),
+        ("performer_relu", "bfloat16", 24, 100),
+    ],
+)
+def test_kernels_are_exact_within_the_dtype(
+    mechanism: str, dtype: str, width: int, features: int
+) -> None:
+    for found in interpret(mechanism, dtype, width, features, 1, 64, 65, 257):
+        assert max(found["errors"]) <= BUDGETS[dtype], found
+        assert found["is_clear"], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_fit_every_card_without_spills(card: str) -> None:
+    pytest.importorskip("triton")
+    from benchmarks.kernel_resources import CARDS, usages
+
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    titles = next(row for row in rows if row[-1] == "sm_100 |")
+    found = usages(card)
+    assert len(found) == 30
+    for key, usage in found.items():
+        assert usage.spilled == 0, key
+        assert usage.shared <= CARDS[card].shared, key
+        (row,) = [row for row in rows if row[:3] == [f"| {key[0]}", *key[1:]]]
+        of_page = dict(zip(titles, row, strict=True))
+        assert str(usage) in of_page.get(card, of_page.get(f"{card} |")), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["performer_softmax", "performer_relu"])
+def test_sums_over_parts_of_long_sequences(mechanism: str) -> None:
+    (found,) = interpret(mechanism, "float32", 16, 16, 600)
+    assert max(found["errors"]) <= BUDGETS["float32"], found
+
+
+def torch_attention(feature_map: Any) -> Callable[..., Tensor | None]:
+    """Attention in PyTorch, in place of fused kernels."""
+    kernel = Kernel(feature_map, Denominator(), 16, projection_RK=None)
+    return lambda *inputs: BidirectionalAttention.apply(*inputs, kernel)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Replaces fused kernels, and pretends that the device is a card."""
+
+    def replace(fused: Any) -> None:
+        monkeypatch.setattr(selection, "fused_attention", fused)
+        monkeypatch.setattr(selection, "_may_fuse", lambda case: True)
+
+    monkeypatch.setattr(selection, "_reasons", {})
+    return replace
+
+
+def run(mechanism: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The output for random inputs."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 9, 8, generator=generator).to(dtype)
+    mask_BL = torch.ones(2, 9, dtype=torch.bool)
+    return mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=False)
+
+
+@pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_that_agree_are_used(name: str, dtype: torch.dtype, stand_in: Any) -> None:
+    calls = []
+
+    def fused(feature_map: Any) -> Any:
+        calls.append(feature_map)
+        return torch_attention(feature_map)
+
+    stand_in(fused)
+    mechanism = protlm.attention.create(name, {}, **SIZES)
+    expected = run(protlm.attention.create(name, {"kernel": "torch"}, **SIZES), dtype)
+    assert torch.equal(run(mechanism, dtype), expected)
+    assert len(calls) == 2, "one for the check, one for the output"
+    run(mechanism, dtype)
+    assert len(calls) == 3, "the check is made once"
+
+
+def wrong_output(feature_map: Any) -> Any:
+    """Attention that is a little too large."""
+    return lambda *inputs: 1.05 * torch_attention(feature_map)(*inputs)
+
+
+def wrong_gradient(feature_map: Any) -> Any:
+    """Attention without a part of the gradient."""
+    return lambda q, k, v, mask: torch_attention(feature_map)(q.detach() + 0 * q, k, v, mask)
+
+
+def not_a_number(feature_map: Any) -> Any:
+    """Attention that is NaN."""
+    return lambda *inputs: torch.nan * torch_attention(feature_map)(*inputs)
+
+
+def does_not_compile(feature_map: Any) -> Any:
+    """Attention whose kernels do not compile."""
+    raise RuntimeError("PassManager::run failed\nand more")
+
+
+@pytest.mark.parametrize(
+    ("fused", "reason"),
+    [
+        (wrong_output, "relative errors of 5"),
+        (wrong_gradient, "relative errors of"),
+        (not_a_number, "nan"),
+        (does_not_compile, "RuntimeError: PassManager::run failed;"),
+    ],
+)
+def test_kernels_that_fail_are_replaced_with_one_warning(
+    fused: Any, reason: str, stand_in: Any
+) -> None:
+    stand_in(fused)
+    mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
+    expected = run(protlm.attention.create("performer_softmax", {"kernel": "torch"}, **SIZES))
+    with pytest.warns(UserWarning, match=reason):
+        assert torch.equal(run(mechanism), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(run(mechanism), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"estimator": "trigonometric", "denominator_floor": 0.1},
+        {"normalizer": "rmsnorm"},
+    ],
+)
+def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_in: Any) -> None:
+    stand_in(does_not_compile)
+    run(protlm.attention.create("performer_softmax", options, **SIZES))
+    with pytest.raises(UserError, match=r"attention\.kernel=auto"):
+        protlm.attention.create("performer_softmax", options | {"kernel": "triton"}, **SIZES)
+
+
+def test_kernels_are_bidirectional() -> None:
+    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **SIZES)
+    assert mechanism.supports_bidirectional
+    assert not mechanism.supports_causal
+
+
+def test_kernels_need_a_gpu() -> None:
+    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **SIZES)
+    with pytest.raises(UserError, match=r"attention\.kernel=triton needs"):
+        run(mechanism)
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    with pytest.raises(UserError, match=r"attention\.kernel=cuda"):
+        protlm.attention.create("performer_relu", {"kernel": "cuda"}, **SIZES)
+
+
+def test_the_choice_does_not_break_a_graph(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(lambda feature_map: lambda q, k, v, mask: v + 1)
+    monkeypatch.setattr(selection, "failure", lambda feature_map_in, case: "")
+    mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
+    compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
+    assert torch.equal(run(compiled), run(mechanism))
