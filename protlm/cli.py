@@ -3,9 +3,8 @@
 import os
 import re
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -14,6 +13,8 @@ from protlm import __version__
 from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
 from protlm.cli_labels import finetune, predict, probe
+from protlm.cli_look import attention, contacts, inspect
+from protlm.cli_values import choice, model_or_default
 from protlm.data_prep import interruption
 from protlm.errors import ExitCode, UserError, exit_with_message
 from protlm.options import (
@@ -27,19 +28,14 @@ from protlm.options import (
     ClusterTable,
     Deduplicate,
     Device,
-    Dtype,
     Duplicates,
     EmbeddingDtype,
     FamilyTable,
-    Figure,
     FirstResidue,
-    Heads,
     IgnoreTrailingGarbage,
     JobExecutor,
-    Layers,
     MaxRejectRate,
     Model,
-    Models,
     NoFragments,
     OodFamilies,
     Organism,
@@ -67,8 +63,6 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
-
-Choice = TypeVar("Choice", bound=StrEnum)
 _SEVERAL = {
     "--include": "mean|max|std|cls|bos|per_tok|ranges",
     "--repr-layers": r"-?\d+",
@@ -155,7 +149,7 @@ def prepare(
         restart=restart,
         break_lock=break_lock,
     )
-    runner = None if executor is None else _choice("--executor", executor, submission.Executor)
+    runner = None if executor is None else choice("--executor", executor, submission.Executor)
     jobs = submission.Submission.parse(runner, slurm)
     files = files_of.list_files(sources)
     rule, clusters = rules.make_rule(split, files, out, options)
@@ -213,118 +207,34 @@ def embed(
         bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
     ] = False,
 ) -> None:
-    """Embed the proteins of a sequence file; an interrupted command continues."""
+    """Embed the proteins of a sequence file; resumable."""
     from protlm.commands.embed import embed as run
     from protlm.commands.embedding.options import Dtype, EmbedOptions, Format, Share
     from protlm.commands.inputs import Duplicates
     from protlm.model.pooling import Pooling
 
     options = EmbedOptions(
-        include=tuple(_choice("--include", name, Pooling) for name in include or ["mean"]),
+        include=tuple(choice("--include", name, Pooling) for name in include or ["mean"]),
         layers=tuple(repr_layers or [-1]),
         tokens_per_batch=toks_per_batch,
-        dtype=_choice("--dtype", dtype, Dtype),
-        compute_dtype=_choice("--compute-dtype", compute_dtype, Dtype),
+        dtype=choice("--dtype", dtype, Dtype),
+        compute_dtype=choice("--compute-dtype", compute_dtype, Dtype),
         device=device,
-        duplicates=_choice("--duplicates", duplicates, Duplicates),
+        duplicates=choice("--duplicates", duplicates, Duplicates),
         ranges=ranges,
         windows=windows,
-        format=_choice("--format", format, Format),
+        format=choice("--format", format, Format),
         processes=processes,
         share=None if shard is None else Share.parse(shard),
         merge=merge,
         dry_run=dry_run,
     )
-    run(fasta, _model(model), output, options)
+    run(fasta, model_or_default(model), output, options)
 
 
-@app.command()
-def attention(
-    fasta: SequenceFile,
-    output: Output,
-    model: Model = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    duplicates: Duplicates = "error",
-    figure: Figure = None,
-) -> None:
-    """Write exact attention maps, computed in blocks of rows."""
-    from protlm.commands.attention import MapOptions, attention_maps
-    from protlm.commands.inputs import Duplicates
-
-    options = MapOptions(
-        layers=tuple(layers) if layers else None,
-        heads=tuple(heads) if heads else None,
-        dtype=_dtype(dtype),
-        device=device,
-        duplicates=_choice("--duplicates", duplicates, Duplicates),
-        figure=figure,
-    )
-    attention_maps(fasta, _model(model), output, options)
-
-
-@app.command()
-def contacts(
-    proteins: Annotated[
-        list[Path], typer.Argument(help="Files of proteins, or PDB or mmCIF structures.")
-    ],
-    output: Output,
-    model: Model = None,
-    fit: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder of structures to fit on, or the NAME.fit.json of an earlier fit; "
-            "default: the shipped structures."
-        ),
-    ] = None,
-    chain: Annotated[str | None, typer.Option(help="The chain of the structures.")] = None,
-    device: Device = "auto",
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
-    ] = None,
-) -> None:
-    """Predict contact maps from attention maps."""
-    from protlm.commands.contacts import ContactOptions
-    from protlm.commands.contacts import contacts as run
-
-    run(proteins, _model(model), output, ContactOptions(fit, chain, device, figure))
-
-
-@app.command()
-def inspect(
-    protein: Annotated[
-        Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")],
-    model: Models = None,
-    layers: Layers = None,
-    heads: Heads = None,
-    fit: Annotated[
-        list[Path] | None,
-        typer.Option(help="NAME.fit.json of protlm contacts, to show predicted contacts."),
-    ] = None,
-    chain: Annotated[str | None, typer.Option(help="The chain of the structure.")] = None,
-    predictions: Annotated[
-        bool, typer.Option(help="Predict every residue: one pass for each.")
-    ] = True,
-    device: Device = "auto",
-) -> None:
-    """Write one page that shows a model, or two, on a protein."""
-    from protlm.commands.inspect import InspectOptions
-    from protlm.commands.inspect import inspect as run
-
-    options = InspectOptions(
-        layers=tuple(layers) if layers else None,
-        heads=tuple(heads) if heads else None,
-        fits=tuple(fit or ()),
-        chain=chain,
-        predictions=predictions,
-        device=device,
-    )
-    run(protein, model or [_model(None)], output, options)
+app.command()(attention)
+app.command()(contacts)
+app.command()(inspect)
 
 
 @app.command()
@@ -387,12 +297,12 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Check this machine, a model and an input; exit code 3 if something would fail."""
+    """Check this machine, a model and an input before a job."""
     from protlm.commands.doctor import doctor as run
 
     # Without a file, no model is needed.
     needed = model is not None or fasta is not None
-    run(fasta, _model(model) if needed else None, device=device, as_json=json)
+    run(fasta, model_or_default(model) if needed else None, device=device, as_json=json)
 
 
 @app.command()
@@ -426,14 +336,14 @@ def score(
     figure: Annotated[Path | None, typer.Option(help="Also draw a heat map of --scan.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Score the variants of a protein, and compare the scores with measured ones."""
+    """Score variants of a protein, beside measured scores."""
     from protlm.commands.score import ScoreOptions, scan_protein, score_variants
     from protlm.downstream.estimators import Estimator
 
     options = ScoreOptions(
         wild_type=wild_type,
         reference=reference,
-        estimators=tuple(_choice("--estimator", name, Estimator) for name in estimator or ()),
+        estimators=tuple(choice("--estimator", name, Estimator) for name in estimator or ()),
         first_residue=first_residue,
         per_residue=per_residue,
         tokens_per_batch=toks_per_batch,
@@ -441,7 +351,7 @@ def score(
         device=device,
         figure=figure,
     )
-    (scan_protein if scan else score_variants)(variants, _model(model), output, options)
+    (scan_protein if scan else score_variants)(variants, model_or_default(model), output, options)
 
 
 app.command()(probe)
@@ -515,29 +425,6 @@ def _replace_by(module: str, arguments: list[str]) -> NoReturn:
     # to be the one that trains.
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
-
-
-def _choice(flag: str, value: str, choices: type[Choice]) -> Choice:
-    try:
-        return choices(value)
-    except ValueError:
-        allowed = ", ".join(choice.value for choice in choices)
-        raise UserError(f"{flag} {value} is not one of {allowed}") from None
-
-
-def _model(given: Path | None) -> Path:
-    """Returns the model to use; without `-m` it is the shipped one, which is printed."""
-    if given is not None:
-        return given
-    from protlm.commands.models import announced_default
-
-    return announced_default("-m MODEL")
-
-
-def _dtype(value: str) -> str:
-    if value not in ("float32", "float16"):
-        raise UserError(f"--dtype {value} is not one of float32, float16")
-    return value
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from protlm.cli_values import choice, model_or_default
 from protlm.options import Device, Duplicates, Model, SequenceFile
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def probe(
     reading = _reading(sequences, label, task, min_count, cluster_table, cluster)
     reading = replace(reading, per_residue=per_residue)
     options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed)
-    probe_labels(labels, _model(model), output, options, reading, device=device)
+    probe_labels(labels, model_or_default(model), output, options, reading, device=device)
 
 
 def finetune(
@@ -89,7 +90,7 @@ def finetune(
     seed: Annotated[int, typer.Option(help="Of splits, order, bootstrap.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Train a model on labels, all weights or LoRA; the same command resumes."""
+    """Train all weights, or LoRA, on labels; resumable."""
     from protlm.build import pick_device
     from protlm.commands.finetune import FinetuneOptions, finetune_labels
     from protlm.training.finetuning import FinetuneSettings
@@ -104,7 +105,7 @@ def finetune(
         device=str(pick_device(device)),
     )
     options = FinetuneOptions(training, lora, tuple(lora_targets.split(",")))
-    finetune_labels(labels, _model(model), output, options, reading, device=device)
+    finetune_labels(labels, model_or_default(model), output, options, reading, device=device)
 
 
 def predict(
@@ -119,17 +120,15 @@ def predict(
     """Predict labels of proteins or residues by a probe."""
     from protlm.commands import inputs
     from protlm.commands.predict import predict as run
-    from protlm.errors import refuse_unknown
 
-    refuse_unknown("--duplicates", duplicates, list(inputs.Duplicates))
     run(
         fasta,
         probe,
-        _model(model),
+        model_or_default(model),
         output,
         tokens_per_batch=toks_per_batch,
         device=device,
-        duplicates=inputs.Duplicates(duplicates),
+        duplicates=choice("--duplicates", duplicates, inputs.Duplicates),
     )
 
 
@@ -156,12 +155,3 @@ def _reading(
         cluster_table=cluster_table,
         cluster=mmseqs_clusters.cluster_sequences if cluster else None,
     )
-
-
-def _model(given: Path | None) -> Path:
-    """Returns the model to use; without `-m` it is the shipped one, which is printed."""
-    if given is not None:
-        return given
-    from protlm.commands.models import announced_default
-
-    return announced_default("-m MODEL")

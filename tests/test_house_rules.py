@@ -27,8 +27,8 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 EXCEPTIONS = {
     "protlm/cli.py prepare": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py embed": "2026-11-21: a command's arguments are the flags people type",
-    "protlm/cli.py attention": "2026-11-21: a command's arguments are the flags people type",
-    "protlm/cli.py inspect": "2026-11-22: a command's arguments are the flags people type",
+    "protlm/cli_look.py attention": "2026-11-21: a command's arguments are the flags people type",
+    "protlm/cli_look.py inspect": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli.py score": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli_labels.py probe": "2026-11-22: a command's arguments are the flags people type",

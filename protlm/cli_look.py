@@ -1,0 +1,106 @@
+"""The commands that look inside a model. Each imports the heavy modules that it needs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protlm.cli_values import choice, map_dtype, model_or_default
+from protlm.options import (
+    Device,
+    Dtype,
+    Duplicates,
+    Figure,
+    Heads,
+    Layers,
+    Model,
+    Models,
+    Output,
+    SequenceFile,
+)
+
+
+def attention(
+    fasta: SequenceFile,
+    output: Output,
+    model: Model = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    duplicates: Duplicates = "error",
+    figure: Figure = None,
+) -> None:
+    """Write exact attention maps, computed in blocks of rows."""
+    from protlm.commands.attention import MapOptions, attention_maps
+    from protlm.commands.inputs import Duplicates
+
+    options = MapOptions(
+        layers=tuple(layers) if layers else None,
+        heads=tuple(heads) if heads else None,
+        dtype=map_dtype(dtype),
+        device=device,
+        duplicates=choice("--duplicates", duplicates, Duplicates),
+        figure=figure,
+    )
+    attention_maps(fasta, model_or_default(model), output, options)
+
+
+def contacts(
+    proteins: Annotated[
+        list[Path], typer.Argument(help="Files of proteins, or PDB or mmCIF structures.")
+    ],
+    output: Output,
+    model: Model = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of structures to fit on, or the NAME.fit.json of an earlier fit; "
+            "default: the shipped structures."
+        ),
+    ] = None,
+    chain: Annotated[str | None, typer.Option(help="The chain of the structures.")] = None,
+    device: Device = "auto",
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
+    ] = None,
+) -> None:
+    """Predict contact maps from attention maps."""
+    from protlm.commands.contacts import ContactOptions
+    from protlm.commands.contacts import contacts as run
+
+    run(proteins, model_or_default(model), output, ContactOptions(fit, chain, device, figure))
+
+
+def inspect(
+    protein: Annotated[
+        Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")],
+    model: Models = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    fit: Annotated[
+        list[Path] | None,
+        typer.Option(help="NAME.fit.json of protlm contacts, to show predicted contacts."),
+    ] = None,
+    chain: Annotated[str | None, typer.Option(help="The chain of the structure.")] = None,
+    predictions: Annotated[
+        bool, typer.Option(help="Predict every residue: one pass for each.")
+    ] = True,
+    device: Device = "auto",
+) -> None:
+    """Write one page that shows a model, or two, on a protein."""
+    from protlm.commands.inspect import InspectOptions
+    from protlm.commands.inspect import inspect as run
+
+    options = InspectOptions(
+        layers=tuple(layers) if layers else None,
+        heads=tuple(heads) if heads else None,
+        fits=tuple(fit or ()),
+        chain=chain,
+        predictions=predictions,
+        device=device,
+    )
+    run(protein, model or [model_or_default(None)], output, options)
