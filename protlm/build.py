@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from protlm import interop
+from protlm import attention, interop
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.description import ModelDescription
@@ -83,11 +83,14 @@ def load_initial_weights(network: ProteinLM, model: ModelConfig, path: Path) -> 
 def describe(config: TrainConfig) -> ModelDescription:
     """Returns the description of a run's model, which is saved in every checkpoint."""
     options = dict(to_plain(config)["attention"])
+    name = options.pop("name")
+    for option in attention.mechanism(name).runtime_options:
+        options.pop(option, None)
     return ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=config.objective.name,
         model=config.model,
-        attention=options.pop("name"),
+        attention=name,
         attention_options=options,
         seed=config.seed,
         max_length=config.data.max_length,

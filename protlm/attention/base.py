@@ -46,6 +46,9 @@ class Attention(nn.Module, ABC):
     matrices: ClassVar[tuple[str, ...]] = ()
     # Options that may be lists with one value for each layer (`options_of_layer`).
     per_layer_options: ClassVar[tuple[str, ...]] = ()
+    # Options that decide how outputs are computed, and not what they are. They may change when a
+    # run continues, and a saved model does not have them.
+    runtime_options: ClassVar[tuple[str, ...]] = ()
     # The time complexity of one head, in the letters of `protlm.shapes` and the options.
     cost: ClassVar[str]
     # When to use it for proteins.

@@ -32,6 +32,7 @@ class PerformerRelu(Performer):
         UserError: a negative ε, counts below 1, or a redraw without a projection.
     """
 
+    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
     advice: ClassVar[str] = "long proteins: the cheapest map over all pairs; the default"
 
     def __init__(

@@ -63,6 +63,7 @@ class PerformerSoftmax(Performer):
             other.
     """
 
+    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
     advice: ClassVar[str] = (
         "weights of a trained softmax model, or the paper's model; watch the estimate"
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protlm.attention import mechanism
 from protlm.composition import compose, from_plain, key_of, read_run_config, to_plain
 from protlm.config import TrainConfig
 from protlm.errors import OutputError, UserError
@@ -188,10 +189,12 @@ def _rank(name: str) -> tuple[int, str]:
 def _decisive(config: Mapping[Any, Any]) -> set[str]:
     """Returns the dotted names of the settings that decide what a run learns."""
     names = set()
+    computed = mechanism(str(config["attention"]["name"])).runtime_options
     for name in _names(config):
         section, _, key = name.partition(".")
         may_change = (
             section in _MAY_CHANGE
+            or (section == "attention" and key in computed)
             or (section == "data" and key in _DATA_MAY_CHANGE)
             # The checkpoint has the hash of its weights.
             or name == "objective.teacher"

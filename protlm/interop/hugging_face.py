@@ -27,6 +27,7 @@ from protlm.interop.protlm import NETWORK
 from protlm.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
+_SELECTION = "protlm.attention.linearized.selection"
 _MODULE = "modeling_protlm"
 _HEADER = (
     '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
@@ -98,7 +99,11 @@ def _code(description: ModelDescription) -> str:
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads)]
     bundle = Bundle(
         [*roots, *classes.values()],
-        {Name("protlm.attention", name): Name(_TEMPLATE, name) for name in ("mechanism", "names")},
+        {
+            Name("protlm.attention", "mechanism"): Name(_TEMPLATE, "mechanism"),
+            Name("protlm.attention", "names"): Name(_TEMPLATE, "names"),
+            Name(_SELECTION, "chosen_attention"): Name(_TEMPLATE, "chosen_attention"),
+        },
     )
     entries = [f"    {name!r}: {bundle.final_names[place]},\n" for name, place in classes.items()]
     return f"{_HEADER}\n\n{bundle.source()}\n\nMECHANISMS.update({{\n{''.join(entries)}}})\n"

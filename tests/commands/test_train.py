@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from protlm.build import load_model
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.commands.run_settings import compose_run, refuse_another_run
 from protlm.commands.train import train
@@ -168,3 +169,12 @@ def test_a_run_in_a_folder_with_an_awkward_name(
     shown = protlm_command("train", "run_dir=run (1)", "--cfg", "job", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run_dir: run (1)\n" in shown.stdout
+
+
+def test_the_implementation_of_the_attention_may_change(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path / "run", "attention=performer_relu", "attention.kernel=torch")
+    arguments = [f"run_dir={run}", "trainer.max_steps=5", "attention.kernel=auto"]
+    assert compose_run(arguments).attention["kernel"] == "auto"
+    assert "kernel" not in load_model(run).description.attention_options

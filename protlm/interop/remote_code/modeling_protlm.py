@@ -40,6 +40,10 @@ def names() -> list[str]:
     return list(MECHANISMS)
 
 
+def chosen_attention(*case: Any) -> None:
+    """Returns None, for attention by PyTorch: this file contains no fused kernels."""
+
+
 class ProtlmConfig(PreTrainedConfig):
     """The settings of a model.
 
