@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 WIDTH = 64
 ROWS = 128, 256
+# Features of a block in the forward and in the backward pass (`fused.launch`).
+BLOCKS = 64, 32
 # Kernels reach about half of the rates of data sheets.
 REACHED = 0.5
 
@@ -74,14 +76,16 @@ def fused(rows: int, *, is_exponential: bool) -> Cost:
 
     Each multiplies by the rows (R·K in TF32), as does the gradient of q and k in bfloat16. q and dO
     are read twice, as are k and v; a block of positions, of 64 or for key gradients of 32, reads
-    w (4 bytes) and U or dU (2 bytes).
+    w (4 bytes) and U or dU (2 bytes). k and v are read again for each block of features of the
+    forward pass, and q and dO for each of the backward pass.
     """
     pair = 2 * rows * WIDTH
     vectors = 2 * WIDTH
     # Forward k, v, q, O; backward q, dO, O, dq, then q, dO, then k, v, dk, dv; and sums per row.
     memory = (4 + 4 + 2 + 4) * vectors + 6 * 4
     blocks = 2 / 64 + 1 / 32
-    cache = blocks * rows * WIDTH * (4 + 2) + 2 * 2 * vectors * (rows // 64 - 1)
+    again = sum(2 * vectors * (rows / features - 1) for features in BLOCKS)
+    cache = blocks * rows * WIDTH * (4 + 2) + again
     exponentials = 5 * rows if is_exponential else 0
     return Cost(memory, cache, bfloat16=8 * pair, tf32=5 * pair, exponentials=exponentials)
 

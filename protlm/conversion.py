@@ -50,9 +50,11 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)
     name = str(options.pop("name"))
+    for option in mechanism(name).runtime_options:
+        options.pop(option, None)
     _check(found, name, options)
     seed = described.seed if seed is None else seed
-    network = build_network(described.model, dict(attention), seed=seed)
+    network = build_network(described.model, {"name": name, **options}, seed=seed)
     keep_stored_norms(network, found.weights)
     new = network.state_dict()
     kept = {n: v for n, v in found.weights.items() if _MECHANISM not in n and n in new}

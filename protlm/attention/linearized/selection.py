@@ -103,7 +103,7 @@ def chosen_attention(
     if implementation == Implementation.triton:
         _require(case)
         return fused_attention(feature_map)
-    if implementation == Implementation.torch or not _may_fuse(case):
+    if implementation == Implementation.torch or not _is_card(case.device):
         return None
     if not has_fused(feature_map, normalizer):
         return None
@@ -111,8 +111,8 @@ def chosen_attention(
     return fused_attention(feature_map) if is_usable(is_exponential, *case) else None
 
 
-def _may_fuse(case: Case) -> bool:
-    return case.device.type == "cuda" and case.is_supported and _HAS_TRITON
+def _is_card(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _require(case: Case) -> None:
@@ -143,14 +143,22 @@ def is_usable(is_exponential: bool, *sizes: Any) -> bool:
     case = Case(*sizes)
     key = is_exponential, case
     if key not in _reasons:
-        reason = _reasons[key] = failure(_feature_map(is_exponential, case), case)
+        reason = _reasons[key] = _reason(is_exponential, case)
         if reason:
             warnings.warn(
                 f"the fused attention kernels are not used on {case.device}: {reason}; attention "
-                "runs in PyTorch, which is slower (attention.kernel=torch avoids the check)",
+                "runs in PyTorch, which is slower (attention.kernel=torch avoids this message)",
                 stacklevel=2,
             )
     return not _reasons[key]
+
+
+def _reason(is_exponential: bool, case: Case) -> str:
+    if not _HAS_TRITON:
+        return "the package triton is missing"
+    if not case.is_supported:
+        return f"there are none for {case.key_width} channels in {case.value_dtype}"
+    return failure(_feature_map(is_exponential, case), case)
 
 
 def failure(feature_map_in: Callable[[torch.dtype], FeatureMap], case: Case) -> str:
@@ -169,6 +177,9 @@ def failure(feature_map_in: Callable[[torch.dtype], FeatureMap], case: Case) -> 
                 cotangent_BHLC.double(),
                 mask_BL,
             )
+    except torch.OutOfMemoryError:
+        # Another batch may fit.
+        raise
     except Exception as error:  # compilers raise errors of many kinds
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     pairs = zip(found, wanted, strict=True)

@@ -92,7 +92,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
     def replace(fused: Any) -> None:
         monkeypatch.setattr(selection, "fused_attention", fused)
-        monkeypatch.setattr(selection, "_may_fuse", lambda case: True)
+        monkeypatch.setattr(selection, "_is_card", lambda device: True)
+        monkeypatch.setattr(selection, "_HAS_TRITON", True)
 
     monkeypatch.setattr(selection, "_reasons", {})
     return replace
@@ -203,3 +204,26 @@ def test_the_choice_does_not_break_a_graph(stand_in: Any, monkeypatch: pytest.Mo
     mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
     compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
     assert torch.equal(run(compiled), run(mechanism))
+
+
+def test_a_missing_triton_and_wide_heads_are_said(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(torch_attention)
+    monkeypatch.setattr(selection, "_HAS_TRITON", False)
+    with pytest.warns(UserWarning, match="the package triton is missing"):
+        run(protlm.attention.create("performer_relu", {}, **SIZES))
+    monkeypatch.setattr(selection, "_HAS_TRITON", True)
+    with pytest.warns(UserWarning, match=r"there are none for 8 channels in torch\.float64"):
+        run(protlm.attention.create("performer_relu", {}, **SIZES), torch.float64)
+
+
+def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
+    def full(feature_map: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    stand_in(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(protlm.attention.create("performer_relu", {}, **SIZES))
+    stand_in(torch_attention)
+    run(protlm.attention.create("performer_relu", {}, **SIZES))
