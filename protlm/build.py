@@ -281,8 +281,14 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
 
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
+        UserError: the path is a run of `protlm finetune`, which contains a model.
     """
     path = interop.local_path(path)
+    inner = path / "model"
+    if (inner / checkpoints.CONFIG).is_file():
+        raise UserError(
+            f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"
+        )
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")

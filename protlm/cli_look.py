@@ -59,7 +59,10 @@ def contacts(
             "default: the shipped structures."
         ),
     ] = None,
-    chain: Annotated[str | None, typer.Option(help="The chain of the structures.")] = None,
+    chain: Annotated[
+        str | None,
+        typer.Option(help="The chain of the structures; default: the first protein chain."),
+    ] = None,
     device: Device = "auto",
     figure: Annotated[
         Path | None,
@@ -85,7 +88,10 @@ def inspect(
         list[Path] | None,
         typer.Option(help="NAME.fit.json of protlm contacts, to show predicted contacts."),
     ] = None,
-    chain: Annotated[str | None, typer.Option(help="The chain of the structure.")] = None,
+    chain: Annotated[
+        str | None,
+        typer.Option(help="The chain of the structure; default: the first protein chain."),
+    ] = None,
     predictions: Annotated[
         bool, typer.Option(help="Predict every residue: one pass for each.")
     ] = True,

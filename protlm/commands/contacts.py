@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protlm.build import load_model
+from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import Proteins
 from protlm.commands.outputs import (
@@ -171,7 +172,7 @@ def _read(path: Path, chain: str | None, model: PretrainedModel) -> _Input:
     if not is_structure(path):
         return _Input(path, Proteins(path, max_residues=model.max_residues))
     existing_file(path, "a sequence file or a structure")
-    structure = read_structure(path, chain)
+    structure = read_chain(path, chain)
     record = Record(structure.identifier, path.name, structure.sequence, 1)
     return _Input(path, [record], contact_map(structure))
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protlm.build import load_model
+from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import STANDARD_INPUT, Proteins
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.contacts import ContactRegression
-from protlm.evaluation.structures import is_structure, read_structure
+from protlm.evaluation.structures import is_structure
 from protlm.paths import check_output, complete_file, existing_file
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.page import assemble
@@ -77,9 +78,10 @@ def inspect(
 def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
     if is_structure(source):
         existing_file(source, "a sequence file or a structure")
-        structure = read_structure(source, chain)
+        structure = read_chain(source, chain)
         name = structure.identifier
-        return InspectedProtein(name, "", source.name, structure.sequence, structure)
+        of = f"{source.name}, chain {structure.chain}" if structure.other_chains else source.name
+        return InspectedProtein(name, "", of, structure.sequence, structure)
     if chain is not None:
         raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {source} is none")
     proteins = Proteins(source)

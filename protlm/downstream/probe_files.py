@@ -75,6 +75,10 @@ def read_probe(folder: Path) -> Probe:
     """
     from safetensors.numpy import load_file
 
+    if not (folder / DESCRIPTION).is_file():
+        inner = folder / "probe"
+        found = f"; {inner} is one" if (inner / DESCRIPTION).is_file() else ""
+        raise InputDataError(f"{folder} is not a folder that protlm probe has written{found}")
     for name in damaged_files(folder, required=(WEIGHTS, DESCRIPTION)):
         raise InputDataError(
             f"{folder / name} is damaged or missing; give a folder that protlm probe has written"

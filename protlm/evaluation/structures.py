@@ -42,12 +42,16 @@ class Structure:
             numbering of the file.
         cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
         backbone_L43: coordinates of N, CA, C and O.
+        chain: the chain's identifier in the file.
+        other_chains: the identifiers of the other protein chains of the file.
     """
 
     identifier: str
     sequence: str
     cb_L3: np.ndarray
     backbone_L43: np.ndarray
+    chain: str = ""
+    other_chains: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -109,8 +113,9 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
         raise InputDataError(
             f"{path} has no protein chain {chain!r}; it has: {one_of(list(chains))}"
         )
-    residues = next(iter(chains.values())) if chain is None else chains[chain]
-    return Structure(match["stem"], *_with_gaps(residues))
+    chosen = next(iter(chains)) if chain is None else chain
+    others = tuple(name for name in chains if name != chosen)
+    return Structure(match["stem"], *_with_gaps(chains[chosen]), chosen, others)
 
 
 def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:

@@ -73,8 +73,8 @@ def download(name: str) -> Path:
         ) from None
     except RepositoryNotFoundError:
         raise InputDataError(
-            f"{name} is neither a local model nor one of the Hugging Face Hub; if it is private, "
-            "type: hf auth login"
+            f"{name} does not exist here, and is no model of the Hugging Face Hub; if it is "
+            "private, type: hf auth login"
         ) from None
     except Exception as error:
         reason = str(error).strip().split("\n", 1)[0][:100]
@@ -96,8 +96,8 @@ def _cached(name: str, reason: str) -> Path:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
     except LocalEntryNotFoundError:
         raise InputDataError(
-            f"{name} is neither a local model nor in the cache {constants.HF_HUB_CACHE}, and "
-            f"{reason}; download it to a folder, and give that"
+            f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, and "
+            f"{reason}"
         ) from None
     print(f"model: {name} from the cache, because {reason}", file=sys.stderr)
     return folder

@@ -102,10 +102,18 @@ def test_the_cache_is_used_without_the_network(
 @pytest.mark.parametrize(
     "information, offline, message",
     [
-        (None, True, "neither a local model nor in the cache .*hub, and HF_HUB_OFFLINE is set"),
+        (
+            None,
+            True,
+            "does not exist here; it is not in the cache .*hub either, and HF_HUB_OFFLINE is set",
+        ),
         (ConnectionError("x"), False, r"in the cache .*failed \(ConnectionError: x\)"),
         ("GatedRepoError", False, f"{NAME} is gated: accept .*hf auth login"),
-        ("RepositoryNotFoundError", False, "neither a local model nor one of the Hugging Face"),
+        (
+            "RepositoryNotFoundError",
+            False,
+            "does not exist here, and is no model of the Hugging Face",
+        ),
         (files(("README.md", 1)), False, "has no config.json with weights"),
         (files(("config.json", 1), ("vocab.txt", 1)), False, "has no config.json with weights"),
     ],

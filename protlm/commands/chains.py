@@ -1,0 +1,21 @@
+"""The chain of a structure file that `protlm contacts` and `protlm inspect` use."""
+
+import sys
+from pathlib import Path
+
+from protlm.evaluation.structures import Structure, read_structure
+from protlm.terminal import printable
+
+
+def read_chain(path: Path, chain: str | None) -> Structure:
+    """Reads a chain; if the file has several and none was chosen, prints which is used.
+
+    Raises:
+        InputDataError: an unknown suffix, a damaged file, no protein, or no such chain.
+    """
+    structure = read_structure(path, chain)
+    if chain is None and structure.other_chains:
+        others = ", ".join(structure.other_chains)
+        message = f"{path}: chain {structure.chain} is used; --chain takes another: {others}"
+        print(printable(message), file=sys.stderr)
+    return structure
