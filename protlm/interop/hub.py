@@ -96,8 +96,8 @@ def _cached(name: str, reason: str) -> Path:
         folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
     except LocalEntryNotFoundError:
         raise InputDataError(
-            f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, and "
-            f"{reason}"
+            f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, "
+            f"and {reason}"
         ) from None
     print(f"model: {name} from the cache, because {reason}", file=sys.stderr)
     return folder
