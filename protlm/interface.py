@@ -19,6 +19,7 @@ from protlm.errors import InputDataError, UserError, refuse_unknown
 from protlm.model.embedding import Embedder, Vectors, batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.terminal import printable
 
 _TOKENS_PER_BATCH = 4_096
 # The number of records of a file that are sorted by length at a time, which bounds the memory.
@@ -106,8 +107,8 @@ class Model(PretrainedModel):
             (sequences, D), or a list of (L, D), in float32.
 
         Raises:
-            UserError: a layer or a pooling that does not exist, or a sequence does not fit into
-                the memory or the table of positions.
+            UserError: a layer or a pooling that does not exist, a sequence does not fit into the
+                memory or the table of positions, or its vectors are not finite.
 
         >>> import protlm
         >>> model = protlm.load("performer-relu-3m")
@@ -131,6 +132,7 @@ class Model(PretrainedModel):
                     f"a sequence of {len(sequence):,} residues does not fit into the memory of "
                     f"{self.device}; use another device"
                 )
+            embedder.check_finite(one, f"a sequence of {len(sequence):,} residues")
             vectors.append(one)
         result = {}
         for layer, number in own.items():
@@ -262,7 +264,7 @@ class EmbeddedFile:
 
     Every record is yielded or in `skipped`, with the reason; those that do not fit into the memory
     are added while the file is iterated. Equal sequences that are near each other are computed
-    once. The memory does not grow with the file.
+    once. The memory does not grow with the file. Vectors that are not finite are a `UserError`.
     """
 
     def __init__(self, embedder: Embedder, proteins: Proteins, tokens_per_batch: int) -> None:
@@ -287,6 +289,7 @@ class EmbeddedFile:
                     reason = f"{len(record.sequence):,} residues do not fit into the memory"
                     self.skipped.append((record.identifier, reason))
                 else:
+                    self._embedder.check_finite(one, printable(record.identifier))
                     yield EmbeddedProtein(record, one[kind, layer].numpy())
 
 

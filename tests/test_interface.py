@@ -116,6 +116,16 @@ def test_mistakes_are_one_sentence(
         protlm.load(causal).predict_masked(["M<mask>V"])
 
 
+def test_vectors_that_are_not_finite_are_refused(tiny_run: Path, tiny_fasta: Path) -> None:
+    model = protlm.load(tiny_run)
+    with torch.no_grad():
+        next(model.network.parameters()).fill_(float("nan"))
+    with pytest.raises(UserError, match="a sequence of 3 residues are not finite"):
+        model.embed(["MKV"])
+    with pytest.raises(UserError, match="weights of this model are unusable"):
+        next(iter(model.embed_file(tiny_fasta)))
+
+
 def test_random_weights_have_the_same_methods(model: Model) -> None:
     assert isinstance(model.with_random_weights(1), Model)
     assert model.with_random_weights(1).embed(["MKV"]).shape == (1, 64)

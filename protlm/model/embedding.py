@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
+from protlm.errors import UserError
 from protlm.model.pooling import Pooling, pool
 
 if TYPE_CHECKING:
@@ -113,6 +114,29 @@ class Embedder:
         half = len(sequences) // 2
         parts = slice(0, half), slice(half, None)
         return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
+
+    def check_finite(self, vectors: Vectors, name: str) -> None:
+        """Refuses vectors with numbers that are not finite.
+
+        Args:
+            vectors: those of one sequence.
+            name: what the sequence is called in the message.
+
+        Raises:
+            UserError: says which type to compute in, or that the model is at fault.
+        """
+        if all(bool(values.isfinite().all()) for values in vectors.values()):
+            return
+        if self.compute_dtype != torch.float32:
+            given = str(self.compute_dtype).removeprefix("torch.")
+            raise UserError(
+                f"the vectors of {name} are not finite: numbers of the computation are too large "
+                f"for --compute-dtype {given}; type --compute-dtype float32"
+            )
+        raise UserError(
+            f"the vectors of {name} are not finite, although they were computed in float32: the "
+            "weights of this model are unusable; choose another checkpoint"
+        )
 
     def _pooled(
         self, hidden: dict[int, Tensor], sequences: Sequence[str], spans: Sequence[Ranges]

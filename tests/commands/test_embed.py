@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,6 +20,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.embedding import batches
 from protlm.model.pooling import Pooling
+from protlm.model.pretrained import PretrainedModel
 
 KINDS = tuple(kind for kind in Pooling if kind is not Pooling.ranges)
 FIXTURES = Path(__file__).parent.parent / "data" / "records" / "fixtures"
@@ -116,6 +118,31 @@ def test_float16_halves_the_file(proteins: Path, tiny_run: Path, tmp_path: Path)
         for key in wide:
             assert narrow[key].dtype == np.float16
             np.testing.assert_allclose(narrow[key][:], wide[key][:], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("stored", [Dtype.float32, Dtype.float16])
+def test_vectors_that_overflow_in_the_computation_are_refused(
+    stored: Dtype,
+    proteins: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = PretrainedModel.hidden_states
+
+    def overflow(self: PretrainedModel, *arguments: Any) -> dict[int, torch.Tensor]:
+        is_narrow = torch.is_autocast_enabled("cpu")
+        # The mechanism of the tiny run refuses float16 by itself.
+        with torch.autocast("cpu", enabled=False):
+            found = states(self, *arguments)
+        return {layer: (1e6 * x).half() if is_narrow else x for layer, x in found.items()}
+
+    monkeypatch.setattr(PretrainedModel, "hidden_states", overflow)
+    narrow = EmbedOptions(compute_dtype=Dtype.float16, dtype=stored)
+    with pytest.raises(UserError, match=r"float16; type --compute-dtype float32"):
+        embed(proteins, tiny_run, tmp_path / "out.h5", narrow)
+    assert not (tmp_path / "out.h5").exists()
+    embed(proteins, tiny_run, tmp_path / "out.h5", EmbedOptions(dtype=stored))
 
 
 def write(path: Path, *identifiers: str) -> Path:

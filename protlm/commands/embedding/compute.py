@@ -26,7 +26,7 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> Com
     """Computes the batches of a share that are not finished.
 
     Raises:
-        UserError: a number is too large for the output's type.
+        UserError: a number is not finite, or too large for the output's type.
         InputDataError: the sequence file has changed.
         OSError: no space is left.
     """
@@ -74,6 +74,8 @@ def _batch(job: Job, embedder: Embedder, records: list[Record]) -> tuple[list[in
     computed = embedder.vectors(sequences, [job.ranges_of(record) for record in records])
     statuses, contents = [], []
     for record, vectors in zip(records, computed, strict=True):
+        if vectors is not None:
+            embedder.check_finite(vectors, printable(record.identifier))
         statuses.append(NO_MEMORY if vectors is None else PRESENT)
         contents.append(_encode(job, record, vectors))
     return statuses, contents
@@ -87,7 +89,7 @@ def _encode(job: Job, record: Record, vectors: Vectors | None) -> bytes:
     contents = []
     for key in job.keys:
         narrow = vectors[key].to(dtype.torch)
-        if dtype is Dtype.float16 and narrow.isinf().any() and vectors[key].isfinite().all():
+        if dtype is Dtype.float16 and narrow.isinf().any():
             raise UserError(
                 printable(
                     f"the vectors of {record.identifier} have numbers that are too large for "
