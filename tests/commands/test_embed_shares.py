@@ -187,10 +187,29 @@ def test_a_protein_that_does_not_fit_is_reported(
     said = capsys.readouterr().err
     assert f"30 records: {30 - len(long)} embedded, {len(long)} skipped" in said
     for name in long:
-        assert re.search(rf"skipped {name}: \d+ residues do not fit into the memory of cpu", said)
+        assert re.search(
+            rf"skipped {name}: \d+ residues do not fit into the memory of the device", said
+        )
     with h5py.File(tmp_path / "out.h5") as file:
         assert set(file) == {f"P{i}" for i in range(30)} - set(long)
         assert [row["identifier"].decode() for row in file.attrs["skipped"]] == long
+
+
+def test_a_protein_that_did_not_fit_is_computed_again(
+    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    output, shares = tmp_path / "out.h5", [Share(1, 2), Share(2, 2)]
+    with monkeypatch.context() as patch:
+        limit_memory(patch, 70)
+        for share in shares:
+            embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=share))
+    passes = limit_memory(monkeypatch, 1_000)
+    for share in shares:
+        embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=share))
+    assert max(passes) > 70
+    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, merge=True))
+    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
 def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:

@@ -25,13 +25,19 @@ class Computed(NamedTuple):
 def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> Computed:
     """Computes the batches of a share that are not finished.
 
+    Those with a protein that did not fit into the memory are computed again: it may fit now.
+
     Raises:
         UserError: a number is not finite, or too large for the output's type.
         InputDataError: the sequence file has changed.
         OSError: no space is left.
     """
     embedder, lengths = job.embedder, job.plan.lengths
-    mine = {unit: parts.finished(unit) for unit in range(len(job.plan.units)) if unit in share}
+    mine = {
+        unit: {index for index, found in parts.finished(unit).items() if NO_MEMORY not in found}
+        for unit in range(len(job.plan.units))
+        if unit in share
+    }
     total = sum(int(lengths[job.plan.units[unit]].sum()) for unit in mine)
     done = sum(
         int(lengths[batch.records].sum())

@@ -50,7 +50,7 @@ class Results:
         self.too_large: list[tuple[str, str]] = []
         if self._failed:
             self.too_large = [
-                (record.identifier, self._reason(record))
+                (record.identifier, _reason(record))
                 for number, record in job.records()
                 if int(job.plan.first[number]) in self._failed
             ]
@@ -131,11 +131,10 @@ class Results:
             )
         return failed
 
-    def _reason(self, record: Record) -> str:
-        return (
-            f"{len(record.sequence):,} residues do not fit into the memory of "
-            f"{self.job.model.device}"
-        )
+
+def _reason(record: Record) -> str:
+    # The share that it did not fit into was perhaps computed on another device.
+    return f"{len(record.sequence):,} residues do not fit into the memory of the device"
 
 
 def end_to_end(block: list[Embedded], key: Key) -> np.ndarray:
