@@ -42,7 +42,7 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
         UserError: an option or a layer that does not exist, or unfinished results of another
             command.
         InputDataError: the file or the model is damaged, or an identifier is repeated.
-        OutputError: the output exists or cannot be written.
+        OutputError: the output exists or cannot be written, or another process computes a share.
         InterruptedJobError: Ctrl-C or SIGTERM; the same command continues.
     """
     options.check()
@@ -67,6 +67,8 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
     share = job.options.share or Share()
     _check_space(job, output)
     with opened(output, job.plan, _fingerprint(job, output), share) as parts:
+        if job.options.share is None:
+            parts.check_alone()
         if job.options.processes > 1:
             _say(compute_in_processes(*given, output, job.options), parts)
         elif not job.options.merge:
@@ -74,6 +76,7 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
         if job.options.share is not None:
             print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)
             return
+        parts.check_alone()
         results = Results(job, parts)
         form.write(results, output)
         job.proteins.report("embedded", further=results.too_large)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,7 +13,8 @@ import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan, share_processes
 from protlm.commands.embedding.options import EmbedOptions, Share
-from protlm.errors import LostRankError, UserError
+from protlm.commands.embedding.parts import Parts, _ShareLock
+from protlm.errors import LostRankError, OutputError, UserError
 from protlm.model.embedding import Embedder, is_out_of_memory
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
@@ -58,6 +60,46 @@ def test_another_division_continues(fasta: Path, tiny_run: Path, tmp_path: Path)
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 3)))
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_output_is_not_written_while_a_share_is_computed(
+    merge: bool, fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, share = tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 2))
+    write = Parts.write
+
+    def meanwhile(self: Parts, *content: Any) -> None:
+        monkeypatch.setattr(Parts, "write", write)
+        with pytest.raises(OutputError, match="share-1-of-2 is being computed by process"):
+            embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, merge=merge))
+        write(self, *content)
+
+    monkeypatch.setattr(Parts, "write", meanwhile)
+    embed(fasta, tiny_run, output, share)
+    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "x.fasta"] == ["out.h5"]
+
+
+def test_the_output_is_not_written_after_another_share_has_begun(
+    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, begun = Parts.write, []
+
+    def begin(self: Parts, *content: Any) -> None:
+        if not begun:
+            (self.folder / "share-2-of-2").mkdir()
+            begun.append(_ShareLock(self.folder / "share-2-of-2"))
+        write(self, *content)
+
+    monkeypatch.setattr(Parts, "write", begin)
+    with pytest.raises(OutputError, match="share-2-of-2 is being computed by process"):
+        embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    assert not (tmp_path / "out.h5").exists()
+    assert (tmp_path / "out.h5.partial").exists()
+    begun[0].release()
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    assert not (tmp_path / "out.h5.partial").exists()
 
 
 @pytest.mark.slow

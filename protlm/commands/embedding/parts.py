@@ -84,6 +84,19 @@ class Parts:
         place = self._plan.place(record)
         return self._mapped(place.unit)[place.offset : place.offset + place.num_bytes].data
 
+    def check_alone(self) -> None:
+        """Makes sure that no other share is being computed, before the folder is removed.
+
+        Raises:
+            OutputError: names the process that computes one.
+        """
+        whole = self.folder / _folder_name(Share())
+        for folder in sorted(self.folder.glob("share-*-of-*")):
+            if folder != whole:
+                _ShareLock(folder).release()
+                with suppress(OSError):
+                    folder.rmdir()
+
     def remove(self) -> None:
         """Removes the folder after the output has its name."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -98,6 +111,10 @@ class Parts:
 def partial_folder(output: Path) -> Path:
     """Returns the folder of the unfinished results of an output."""
     return output.with_name(f"{output.name}.partial")
+
+
+def _folder_name(share: Share) -> str:
+    return f"share-{share.number}-of-{share.count}"
 
 
 @contextmanager
@@ -119,7 +136,7 @@ def opened(
         OutputError: another process computes the same share, or the folder cannot be written.
     """
     parts = Parts(output, plan)
-    folder = parts.folder / f"share-{share.number}-of-{share.count}"
+    folder = parts.folder / _folder_name(share)
     lock, is_done = None, False
     try:
         _begin(parts.folder, fingerprint)
