@@ -12,7 +12,7 @@ from typing import Any
 
 from protlm.build import load_model
 from protlm.commands.embedding.compute import Computed, compute
-from protlm.commands.embedding.estimate import print_estimate
+from protlm.commands.embedding.estimate import print_estimate, readable_size
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import (
@@ -84,15 +84,21 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
 
 
 def _check_space(job: Job, output: Path) -> None:
-    """Refuses a disk without space for the finished batches and the output."""
+    """Refuses a disk without space for what this command adds: unfinished batches, the output."""
+    share = job.options.share
     folder = output.absolute().parent
     while not folder.exists():
         folder = folder.parent
-    needed, free = 2 * int(job.plan.num_bytes.sum()), shutil.disk_usage(folder).free
+    needed, free = (
+        Parts(output, job.plan).missing_bytes(share or Share()),
+        shutil.disk_usage(folder).free,
+    )
+    if share is None:
+        needed += int(job.plan.num_bytes.sum())
     if needed > free:
         raise OutputError(
-            f"{output} and its unfinished batches need {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free; choose another disk, fewer layers or --dtype float16"
+            f"the vectors of {output} need {readable_size(needed)} more, and "
+            f"{readable_size(free)} are free; choose another disk, fewer layers or --dtype float16"
         )
 
 

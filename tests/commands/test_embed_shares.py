@@ -1,6 +1,7 @@
 """`protlm embed` divided between processes, its estimate, and devices without enough memory."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,31 @@ def test_another_division_continues(fasta: Path, tiny_run: Path, tmp_path: Path)
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 3)))
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+def test_the_space_of_what_a_command_adds_is_required(
+    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = fasta.read_text()
+    # Equal sequences take space in the output alone.
+    fasta.write_text(records + records.replace(">", ">again-"))
+    output, vector = tmp_path / "out.h5", 64 * 4
+
+    def needs(num_vectors: int, **options: Any) -> None:
+        usage, free = shutil.disk_usage(tmp_path), num_vectors * vector
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free - 1))
+            with pytest.raises(OutputError, match=rf"need {free / 1e3:.1f} kB more, and \d.* kB"):
+                embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, **options))
+
+    needs(30 + 60)
+    # Units of 7, 7, 7, 7 and 2.
+    needs(7 + 7 + 2, share=Share(1, 2))
+    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(1, 2)))
+    needs(14 + 60)
+    needs(14, share=Share(2, 2))
+    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(2, 2)))
+    needs(60, merge=True)
 
 
 @pytest.mark.parametrize("merge", [False, True])

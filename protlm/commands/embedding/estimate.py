@@ -36,14 +36,15 @@ def print_estimate(job: Job, output: Path) -> None:
     while not folder.exists():
         folder = folder.parent
     values, unfinished = int(plan.num_bytes.sum()), int(plan.num_bytes[distinct].sum())
+    sizes = f"{readable_size(values)}, and {readable_size(unfinished)} until it is complete"
     rows = [
         ("records", f"{job.proteins.num_records:,}, of them {len(lengths):,} to embed"),
         ("distinct sequences", f"{len(distinct):,}"),
         ("residues", f"{int(lengths[distinct].sum()):,}"),
         ("longest", f"{int(lengths.max(initial=0)):,} residues"),
         ("padding", f"{plan.padding():.1%} of the positions"),
-        ("output", f"{_size(values)}, and {_size(unfinished)} until it is complete"),
-        ("free disk space", _size(shutil.disk_usage(folder).free)),
+        ("output", sizes),
+        ("free disk space", readable_size(shutil.disk_usage(folder).free)),
     ]
     if len(distinct):
         rows += _measured(job)
@@ -68,9 +69,10 @@ def _measured(job: Job) -> list[tuple[str, str]]:
     in_one_pass = job.plan.lengths if limit is None else np.minimum(job.plan.lengths, limit)
     needs = np.maximum(extrapolated(alone, peaks, in_one_pass), peak)
     free = free_memory(job.model.device)
+    memory = f"about {readable_size(needs.max())} for the longest, {readable_size(free)} are free"
     return [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
-        ("memory", f"about {_size(needs.max())} for the longest, {_size(free)} are free"),
+        ("memory", memory),
         *_too_large(job, needs, free),
     ]
 
@@ -90,7 +92,8 @@ def _too_large(job: Job, needs: np.ndarray, free: int) -> list[tuple[str, str]]:
     numbers = np.flatnonzero(needs > free).tolist()
     listed = set(numbers[:_LISTED])
     rows = [
-        f"{record.identifier}, {len(record.sequence):,} residues: about {_size(needs[number])}"
+        f"{record.identifier}, {len(record.sequence):,} residues: "
+        f"about {readable_size(needs[number])}"
         for number, record in (job.records() if listed else ())
         if number in listed
     ]
@@ -165,7 +168,12 @@ def _kilobytes(path: Path, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
-def _size(num_bytes: float) -> str:
+def readable_size(num_bytes: float) -> str:
+    """Returns a number of bytes in the largest unit that it fills.
+
+    >>> readable_size(1_536)
+    '1.5 kB'
+    """
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {unit}"

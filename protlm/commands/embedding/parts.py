@@ -84,6 +84,16 @@ class Parts:
         place = self._plan.place(record)
         return self._mapped(place.unit)[place.offset : place.offset + place.num_bytes].data
 
+    def missing_bytes(self, share: Share) -> int:
+        """Returns the bytes of the vectors of a share that have no place on the disk yet."""
+        missing = 0
+        for unit, records in enumerate(self._plan.units):
+            if unit in share:
+                path = self._path(unit)
+                there = path.stat().st_size if path.exists() else 0
+                missing += max(0, int(self._plan.num_bytes[records].sum()) - there)
+        return missing
+
     def check_alone(self) -> None:
         """Makes sure that no other share is being computed, before the folder is removed.
 
