@@ -123,7 +123,9 @@ class Model(PretrainedModel):
         kind, numbers = _pooling(pooling), [layers] if isinstance(layers, int) else list(layers)
         own = {layer: self.layer_number(layer, first=0) for layer in numbers}
         embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
-        self.tokenize(sequences)
+        # Before the first of many batches; all in one batch would have the length of the longest.
+        for sequence in sequences:
+            self.encode(sequence)
         found = _embed(embedder, [one.upper() for one in sequences], tokens_per_batch)
         vectors: list[Vectors] = []
         for sequence, one in zip(sequences, found, strict=True):

@@ -116,6 +116,26 @@ def test_mistakes_are_one_sentence(
         protlm.load(causal).predict_masked(["M<mask>V"])
 
 
+def test_no_batch_is_larger_than_asked_for(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenize, sizes = Model.tokenize, []
+
+    def count(self: Model, sequences: list[str]) -> object:
+        batch = tokenize(self, sequences)
+        sizes.append(batch.tokens_BL.numel())
+        return batch
+
+    monkeypatch.setattr(Model, "tokenize", count)
+    sequences = ["MKV"] * 50 + ["MKV" * 60]
+    model.embed(sequences, tokens_per_batch=200)
+    assert max(sizes) <= 200
+    sizes.clear()
+    with pytest.raises(InputDataError, match="'1' at residue 2"):
+        model.embed([*sequences, "M1"])
+    with pytest.raises(InputDataError, match="a sequence is empty"):
+        model.embed([*sequences, ""])
+    assert sizes == []
+
+
 def test_vectors_that_are_not_finite_are_refused(tiny_run: Path, tiny_fasta: Path) -> None:
     model = protlm.load(tiny_run)
     with torch.no_grad():

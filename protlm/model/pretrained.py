@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,18 +109,27 @@ class PretrainedModel:
         if isinstance(sequences, str):
             raise UserError("tokenize takes a list of sequences; write tokenize([sequence])")
         residues = [one if isinstance(one, str) else one[-1] for one in sequences]
-        if not all(residues):
-            raise InputDataError("a sequence is empty; leave it out")
-        encoded = [VOCABULARY.encode(sequence.upper()) for sequence in residues]
-        longest = max((len(tokens) for tokens in encoded), default=0)
-        if self.max_residues is not None and longest > self.max_residues:
-            raise UserError(
-                f"a sequence of {longest} residues is longer than the {self.max_residues} that "
-                "this model accepts"
-            )
+        encoded = [self.encode(sequence) for sequence in residues]
         tokens_BL, mask_BL = collate(encoded)
         lengths = tuple(len(tokens) for tokens in encoded)
         return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
+
+    def encode(self, sequence: str) -> np.ndarray:
+        """Returns the tokens of residues in upper or lower case, L, without special tokens.
+
+        Raises:
+            InputDataError: a letter is not a residue, or the sequence is empty.
+            UserError: more positions than the model has.
+        """
+        if not sequence:
+            raise InputDataError("a sequence is empty; leave it out")
+        tokens_L = VOCABULARY.encode(sequence.upper())
+        if self.max_residues is not None and len(tokens_L) > self.max_residues:
+            raise UserError(
+                f"a sequence of {len(tokens_L)} residues is longer than the {self.max_residues} "
+                "that this model accepts"
+            )
+        return tokens_L
 
     @torch.inference_mode()
     def __call__(
