@@ -229,7 +229,9 @@ def test_poolings_are_statistics_of_the_residues(
     written: Callable[..., Path], truth: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     table = tmp_path / "ranges.tsv"
-    table.write_text("accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n")
+    # Spreadsheets put a byte order mark before the header.
+    rows = "accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n"
+    table.write_text(rows, encoding="utf-8-sig")
     path = written("x.h5", include=tuple(Pooling), ranges=table)
     spans = {"P3": [(0, 4), (19, 20)], "a/b": [(1, 22)], "P2": []}
     with h5py.File(path) as file:
@@ -252,7 +254,9 @@ def test_poolings_are_statistics_of_the_residues(
         ("P2\t1\t4\n", "a range of P2 ends at residue 4, and it has 3"),
         ("P2\t0\t2\n", "line 2: 0 to 2 is not a range"),
         ("P2\t3\t2\n", "line 2: 3 to 2 is not a range"),
-        ("P2\tx\n", "line 2: x to None is not a range"),
+        ("P2\tx\t2\n", "line 2: x to 2 is not a range"),
+        ("P2\t1\n", "line 2: 2 fields, not the 3 of the header"),
+        ("P2\n", "line 2: 1 fields, not the 3 of the header"),
     ],
 )
 def test_impossible_ranges_are_refused(

@@ -1,11 +1,10 @@
 """The table of residue ranges over which `protlm embed --include ranges` averages."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from protlm.downstream.tables import read_table
 from protlm.errors import InputDataError
-from protlm.paths import existing_file
 from protlm.terminal import printable
 
 Ranges = tuple[tuple[int, int], ...]
@@ -21,26 +20,23 @@ def read_ranges(path: Path) -> dict[str, Ranges]:
     Raises:
         InputDataError: the table cannot be read, or a range is impossible.
     """
-    existing_file(path, "a table of ranges")
+    columns, rows = read_table(path, "a table of ranges")
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise InputDataError(
+            f"{path} has no column {missing[0]}; its first line has to name the columns "
+            "accession, first and last, separated by tabs"
+        )
+    places = [columns.index(name) for name in _COLUMNS]
     found: dict[str, list[tuple[int, int]]] = {}
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file, delimiter="\t")
-            if missing := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
-                raise InputDataError(
-                    f"{path} has no column {missing[0]}; its first line has to name the columns "
-                    "accession, first and last, separated by tabs"
-                )
-            for row in rows:
-                first, last = _number(row["first"]), _number(row["last"])
-                if not 1 <= first <= last:
-                    raise InputDataError(
-                        f"{path}, line {rows.line_num}: {row['first']} to {row['last']} is not a "
-                        "range; residues are counted from 1, and the last one is included"
-                    )
-                found.setdefault(row["accession"], []).append((first, last))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputDataError(f"{path} is not a tab-separated table in UTF-8") from error
+    for line, row in rows:
+        accession, *ends = (row[place] for place in places)
+        first, last = (_number(end) for end in ends)
+        if not 1 <= first <= last:
+            raise InputDataError(
+                f"{path}, line {line}: {' to '.join(ends)} is not a range; residues are counted "
+                "from 1, and the last one is included"
+            )
+        found.setdefault(accession, []).append((first, last))
     return {name: tuple(ranges) for name, ranges in found.items()}
 
 
@@ -67,5 +63,5 @@ def check_ranges(
             )
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
