@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from protlm.build import load_model
-from protlm.commands.embedding.compute import Computed, compute
+from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate, readable_size
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import (
     Parts,
+    compare,
     opened,
     partial_folder,
     read_fingerprint,
@@ -58,9 +59,18 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
         model = load_model(model_path, device=options.device)
         job = Job(fasta, Named.of(model, model_path), options)
         if options.dry_run:
-            print_estimate(job, output)
+            _estimate(job, output)
         else:
             _run(job, output, form, (fasta, model_path))
+
+
+def _estimate(job: Job, output: Path) -> None:
+    """Prints what a command will need, beside what is finished."""
+    parts, done = Parts(output, job.plan), {}
+    if read_fingerprint(output) is not None:
+        compare(parts.folder, _fingerprint(job, output))
+        done = {unit: finished(parts, unit) for unit in range(len(job.plan.units))}
+    print_estimate(job, output, done)
 
 
 def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
@@ -70,9 +80,9 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
         if job.options.share is None:
             parts.check_alone()
         if job.options.processes > 1:
-            _say(compute_in_processes(*given, output, job.options), parts)
+            _say_halved(compute_in_processes(*given, output, job.options))
         elif not job.options.merge:
-            _say(compute(job, parts, share), parts)
+            _say_halved(compute(job, parts, share))
         if job.options.share is not None:
             print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)
             return
@@ -85,15 +95,13 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
 
 def _check_space(job: Job, output: Path) -> None:
     """Refuses a disk without space for what this command adds: unfinished batches, the output."""
-    share = job.options.share
     folder = output.absolute().parent
     while not folder.exists():
         folder = folder.parent
-    needed, free = (
-        Parts(output, job.plan).missing_bytes(share or Share()),
-        shutil.disk_usage(folder).free,
-    )
-    if share is None:
+    free, needed = shutil.disk_usage(folder).free, 0
+    if not job.options.merge:
+        needed += Parts(output, job.plan).missing_bytes(job.options.share or Share())
+    if job.options.share is None:
         needed += int(job.plan.num_bytes.sum())
     if needed > free:
         raise OutputError(
@@ -116,10 +124,7 @@ def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
     return fingerprint
 
 
-def _say(computed: Computed, parts: Parts) -> None:
-    if computed.kept:
-        message = f"continued {parts.folder}: {computed.kept:,} batches were finished before"
-        print(printable(message), file=sys.stderr)
-    if computed.halved:
-        message = f"the memory of the device was full: {computed.halved:,} batches were halved"
+def _say_halved(number: int) -> None:
+    if number:
+        message = f"the memory of the device was full: {number:,} batches were halved"
         print(message, file=sys.stderr)

@@ -1,16 +1,19 @@
 """An interrupted `protlm embed` continues by the same command, to the same bytes."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from protlm.commands.embed import embed
-from protlm.commands.embedding import plan
+from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.parts import Parts
@@ -87,7 +90,8 @@ def test_a_killed_command_continues_to_the_same_bytes(
         assert not output.exists()
     capsys.readouterr()
     embed(fasta, tiny_run, output, OPTIONS)
-    assert f"{2 * number} batches were finished before" in capsys.readouterr().err
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first == f"continuing {output}.partial: {2 * number} batches are finished"
     assert output.read_bytes() == undisturbed
     assert not (tmp_path / "out.h5.partial").exists()
 
@@ -172,6 +176,35 @@ def test_ctrl_c_says_how_to_continue(
     assert caught.value.exit_code == ExitCode.INTERRUPTED
     # Nothing was finished, and nothing is left.
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
+
+
+def test_ctrl_c_is_one_sentence_and_a_dry_run_counts_what_is_finished(
+    fasta: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write, written = Parts.write, []
+
+    def interrupt(self: Parts, *content: Any) -> None:
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(write(self, *content))
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedJobError):
+        patch.setattr(Parts, "write", interrupt)
+        embed(fasta, tiny_run, tmp_path / "out.h5", OPTIONS)
+    assert "kept in" not in capsys.readouterr().err
+    monkeypatch.setattr(estimate, "_pass", lambda job, sequences: (1.0, 1))
+    for name in ("out.h5", "other.h5"):
+        embed(fasta, tiny_run, tmp_path / name, replace(OPTIONS, dry_run=True))
+    one, other = capsys.readouterr().out.split("records ")[1:]
+    assert re.search(r"finished +3 of \d+ batches", one)
+    assert "finished" not in other
+    with pytest.raises(UserError, match="begun with --dtype"):
+        narrow = replace(OPTIONS, dry_run=True, dtype=Dtype.float16)
+        embed(fasta, tiny_run, tmp_path / "out.h5", narrow)
 
 
 def test_two_commands_do_not_compute_the_same(

@@ -20,4 +20,4 @@ def test_a_killed_embed_continues_to_the_same_bytes(
     done = run_builder(PROGRAM, proteins, tiny_run, tmp_path, 10, timeout=240)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["killed"] == 10
-    assert "batches were finished before" in done.stderr
+    assert "batches are finished" in done.stderr

@@ -1,7 +1,7 @@
 """The computation of a share of the vectors, batch by batch."""
 
+import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +15,8 @@ from protlm.model.embedding import Embedder, Vectors
 from protlm.terminal import JobProgress, printable
 
 
-class Computed(NamedTuple):
-    """What a share did: batches that were there before, and those that had to be halved."""
-
-    kept: int
-    halved: int
-
-
-def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> Computed:
-    """Computes the batches of a share that are not finished.
+def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int:
+    """Computes the batches of a share that are not finished; returns how many were halved.
 
     Those with a protein that did not fit into the memory are computed again: it may fit now.
 
@@ -33,17 +26,17 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> Com
         OSError: no space is left.
     """
     embedder, lengths = job.embedder, job.plan.lengths
-    mine = {
-        unit: {index for index, found in parts.finished(unit).items() if NO_MEMORY not in found}
-        for unit in range(len(job.plan.units))
-        if unit in share
-    }
+    mine = {unit: finished(parts, unit) for unit in range(len(job.plan.units)) if unit in share}
+    if kept := sum(map(len, mine.values())):
+        part = "" if share.count == 1 else f" of share {share.number} of {share.count}"
+        message = f"continuing {parts.folder}: {kept:,} batches{part} are finished"
+        print(printable(message), file=sys.stderr)
     total = sum(int(lengths[job.plan.units[unit]].sum()) for unit in mine)
     done = sum(
         int(lengths[batch.records].sum())
-        for unit, finished in mine.items()
+        for unit, indices in mine.items()
         for index, batch in enumerate(job.plan.batches(unit))
-        if index in finished
+        if index in indices
     )
     with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
         for unit, records in _units(job):
@@ -55,7 +48,13 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> Com
                     parts.write(unit, batch, *_batch(job, embedder, some))
                     done += int(lengths[batch.records].sum())
                     progress.update(done)
-    return Computed(sum(map(len, mine.values())), embedder.num_halved)
+    return embedder.num_halved
+
+
+def finished(parts: Parts, unit: int) -> set[int]:
+    """Returns the indices of the batches of a unit that are not computed again."""
+    found = parts.finished(unit)
+    return {index for index, statuses in found.items() if NO_MEMORY not in statuses}
 
 
 def _units(job: Job) -> Iterator[tuple[int, dict[int, Record]]]:

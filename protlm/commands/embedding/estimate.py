@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Mapping, Set
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,8 +29,14 @@ _LISTED = 10
 _GROWS = 1.5
 
 
-def print_estimate(job: Job, output: Path) -> None:
-    """Prints records, time, memory and bytes, and the proteins that will not fit."""
+def print_estimate(job: Job, output: Path, finished: Mapping[int, Set[int]]) -> None:
+    """Prints records, time, memory and bytes, and the proteins that will not fit.
+
+    Args:
+        job: the proteins.
+        output: the output.
+        finished: for each unit the indices of its finished batches, which take no more time.
+    """
     lengths, plan = job.plan.lengths, job.plan
     distinct = np.concatenate([*plan.units, np.zeros(0, np.int64)]).astype(np.int64)
     folder = output.absolute().parent
@@ -46,20 +53,25 @@ def print_estimate(job: Job, output: Path) -> None:
         ("output", sizes),
         ("free disk space", readable_size(shutil.disk_usage(folder).free)),
     ]
+    if num_finished := sum(map(len, finished.values())):
+        num_batches = sum(len(plan.batches(unit)) for unit in range(len(plan.units)))
+        rows.append(("finished", f"{num_finished:,} of {num_batches:,} batches"))
     if len(distinct):
-        rows += _measured(job)
+        rows += _measured(job, finished)
     for name, text in rows:
         print(f"{name:20}{text}")
     job.proteins.report("to embed")
 
 
-def _measured(job: Job) -> list[tuple[str, str]]:
+def _measured(job: Job, finished: Mapping[int, Set[int]]) -> list[tuple[str, str]]:
     """Returns the time and the memory, extrapolated from batches of random proteins."""
     limit = job.model.max_residues
     seconds, peak = _of_batches(job, _capped(_LENGTHS, limit))
     tokens, largest = [], []
     for unit in range(len(job.plan.units)):
-        for batch in job.plan.batches(unit):
+        for index, batch in enumerate(job.plan.batches(unit)):
+            if index in finished.get(unit, ()):
+                continue
             longest = int(job.plan.lengths[batch.records].max())
             tokens.append(len(batch.records) * (longest + 2))
             largest.append(longest if limit is None else min(longest, limit))

@@ -158,6 +158,10 @@ def opened(
         if error.errno in OUTPUT_FAULTS:
             raise explain_os_error(error, output) from error
         raise
+    except KeyboardInterrupt:
+        # The command says itself how to continue.
+        quiet = True
+        raise
     finally:
         if lock is not None:
             lock.release()
@@ -182,7 +186,7 @@ def _begin(folder: Path, fingerprint: Mapping[str, Any]) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    _compare(folder, fingerprint)
+    compare(folder, fingerprint)
 
 
 def read_fingerprint(output: Path) -> dict[str, Any] | None:
@@ -203,7 +207,13 @@ def read_fingerprint(output: Path) -> dict[str, Any] | None:
     return found
 
 
-def _compare(folder: Path, fingerprint: Mapping[str, Any]) -> None:
+def compare(folder: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Checks that unfinished results have a fingerprint.
+
+    Raises:
+        UserError: they were begun with another input, model or option.
+        InputDataError: the file of the fingerprint is damaged.
+    """
     begun = read_fingerprint(folder.with_name(folder.name.removesuffix(".partial"))) or {}
     for name, value in fingerprint.items():
         if begun.get(name) != value:

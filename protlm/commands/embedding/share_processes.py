@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from protlm.build import load_model, pick_device
-from protlm.commands.embedding.compute import Computed, compute
+from protlm.commands.embedding.compute import compute
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import opened
@@ -28,10 +28,11 @@ def check_processes(fasta: Path, options: EmbedOptions) -> None:
         raise UserError("--processes reads the sequences several times: write them to a file first")
 
 
-def compute_in_processes(
-    fasta: Path, model_path: Path, output: Path, options: EmbedOptions
-) -> Computed:
+def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) -> int:
     """Computes all batches that are not finished in `options.processes` processes.
+
+    Returns:
+        The number of batches that were halved.
 
     Raises:
         UserError: the error of the first process that fails, which ends the others.
@@ -39,7 +40,7 @@ def compute_in_processes(
     context, count = get_context("spawn"), options.processes
     threads = max(1, torch.get_num_threads() // count)
     running: dict[Connection, BaseProcess] = {}
-    kept = halved = 0
+    halved = 0
     try:
         for number in range(1, count + 1):
             ours, theirs = context.Pipe(duplex=False)
@@ -53,15 +54,14 @@ def compute_in_processes(
         while running:
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
-                computed = _answer(ready)
-                kept, halved = kept + computed.kept, halved + computed.halved
+                halved += _answer(ready)
                 running.pop(ready).join()
     finally:
         for process in running.values():
             process.terminate()
         for process in running.values():
             process.join()
-    return Computed(kept, halved)
+    return halved
 
 
 def device_of(device: str, number: int) -> str:
@@ -71,7 +71,7 @@ def device_of(device: str, number: int) -> str:
     return f"cuda:{(number - 1) % torch.cuda.device_count()}"
 
 
-def _answer(connection: Connection) -> Computed:
+def _answer(connection: Connection) -> int:
     try:
         answer = connection.recv()
     except EOFError:
