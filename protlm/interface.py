@@ -206,6 +206,8 @@ class Model(PretrainedModel):
         >>> model.score("MKTAYIAKQR", ["K2R", "K2R:Y5W"], "wt-marginals").shape
         (2,)
         """
+        if isinstance(mutants, str):
+            raise UserError("score takes a list of mutants; write score(wild_type, [mutant])")
         predictor = Predictor(self, tokens_per_batch)
         chosen = default_estimator(predictor)
         if estimator is not None:
@@ -238,6 +240,10 @@ class Model(PretrainedModel):
         >>> [(position, len(letters)) for position, letters in found[0].items()]
         [(3, 20), (9, 20)]
         """
+        if isinstance(sequences, str):
+            raise UserError(
+                "predict_masked takes a list of sequences; write predict_masked([sequence])"
+            )
         if self.causal:
             raise UserError("this model is causal, and predict_masked needs a masked model")
         places = [_masks(sequence) for sequence in sequences]

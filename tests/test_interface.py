@@ -107,6 +107,12 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     with pytest.raises(UserError, match=r"write embed\(\[sequence\]\)"):
         model.embed("MKV")
+    with pytest.raises(UserError, match=r"write score\(wild_type, \[mutant\]\)"):
+        model.score("MKV", "K2R")
+    with pytest.raises(UserError, match=r"write predict_masked\(\[sequence\]\)"):
+        model.predict_masked("M<mask>V")
+    with pytest.raises(UserError, match=r"write model\(model.tokenize\(sequences\)\)"):
+        model(["MKV"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="pooling=median does not exist; there are: bos, cls"):
         model.embed(["MKV"], pooling="median")
     with pytest.raises(InputDataError, match="MKV has no <mask>"):

@@ -135,7 +135,13 @@ class PretrainedModel:
     def __call__(
         self, batch: TokenBatch, layers: Sequence[int] = (), *, causal: bool | None = None
     ) -> ModelOutput:
-        """Runs the model; `causal` defaults to how it was trained."""
+        """Runs the model; `causal` defaults to how it was trained.
+
+        Raises:
+            UserError: sequences in place of their tokens, or a layer that does not exist.
+        """
+        if not isinstance(batch, TokenBatch):
+            raise UserError("a model takes tokens; write model(model.tokenize(sequences))")
         numbers = [self.layer_number(layer, first=0) for layer in layers]
         out = self.network(
             batch.tokens_BL,
