@@ -14,7 +14,7 @@ from protlm.build import load_model
 from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate, readable_size
 from protlm.commands.embedding.job import Job, Named
-from protlm.commands.embedding.options import EmbedOptions, Share
+from protlm.commands.embedding.options import EmbedOptions, Format, Share
 from protlm.commands.embedding.parts import (
     Parts,
     compare,
@@ -49,7 +49,9 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
     form.check(options)
-    check_suffix(output, form.SUFFIXES, form.WHAT)
+    named = output.suffix.lower()[1:]
+    otherwise = f"--format {named}" if named in (Format.npz, Format.parquet) else None
+    check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
     check_processes(fasta, options)
     with interrupt_explained(

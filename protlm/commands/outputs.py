@@ -65,23 +65,26 @@ def check_hdf5_output(path: Path) -> None:
     check_output(path)
 
 
-def check_suffix(path: Path, suffixes: tuple[str, ...], what: str) -> None:
+def check_suffix(
+    path: Path, suffixes: tuple[str, ...], what: str, *, otherwise: str | None = None
+) -> None:
     """Refuses an output whose name promises another format.
 
     Args:
         path: the output.
         suffixes: the ends of names of its format, the usual one first.
         what: the kind of output.
+        otherwise: the option with which the output has the format of its name.
 
     Raises:
         UserError: says which name to type.
     """
     suffix = path.suffix.lower()
     if suffix not in suffixes and suffix in (*_HDF5, *_OTHER_FORMATS):
-        raise UserError(
-            f"{path}: the output is {what}, not {path.suffix}; type: "
-            f"-o {path.with_suffix(suffixes[0])}"
-        )
+        advice = f"; type: -o {path.with_suffix(suffixes[0])}"
+        if otherwise is not None:
+            advice += f", or: {otherwise}"
+        raise UserError(f"{path}: the output is {what}, not {path.suffix}{advice}")
 
 
 class ProteinFile:

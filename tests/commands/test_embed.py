@@ -216,6 +216,12 @@ def test_an_output_of_another_format_is_refused(name: str, tiny_run: Path, tmp_p
     assert not (tmp_path / name).exists()
 
 
+def test_the_format_of_the_name_is_offered(tiny_run: Path, tmp_path: Path) -> None:
+    fasta = write(tmp_path / "x.fasta", "P1")
+    with pytest.raises(UserError, match=r"type: -o .*x\.h5, or: --format npz$"):
+        embed(fasta, tiny_run, tmp_path / "x.npz", EmbedOptions())
+
+
 def test_standard_input_is_read(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
