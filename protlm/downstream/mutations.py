@@ -8,6 +8,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError
 
 _SUBSTITUTION = re.compile(r"([A-Z])([0-9]{1,9})([A-Z])")
+_ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
 
 
 class Substitution(NamedTuple):
@@ -104,13 +105,12 @@ def _parse(part: str, wild_type: str, first_residue: int) -> Substitution:
     if not 0 <= position < len(wild_type):
         raise InputDataError(
             f"{part}: position {number} does not exist, the wild type has the residues "
-            f"{first_residue} to {last_residue}; give the wild type of these variants, or "
-            "--first-residue"
+            f"{first_residue} to {last_residue}; {_ADVICE}"
         )
     if wild_type[position] != expected:
         raise InputDataError(
             f"{part}: position {number} of the wild type is {wild_type[position]}, not {expected}; "
-            "give the wild type of these variants, or --first-residue"
+            f"{_ADVICE}"
         )
     check_residues(mutant, part)
     return Substitution(expected, position, mutant)
