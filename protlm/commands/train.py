@@ -109,7 +109,7 @@ def train(config: TrainConfig) -> None:
     _check_fits(network, config)
     starts_from = None if all_checkpoints(run_dir) else config.model.init_from
     if starts_from is not None:
-        load_initial_weights(network, config.model, Path(starts_from))
+        load_initial_weights(network, config.model, config.attention, Path(starts_from))
     network.activation_checkpointing = config.trainer.activation_checkpointing
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))
