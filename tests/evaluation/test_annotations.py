@@ -195,6 +195,8 @@ def test_annotations_are_reported_for_every_head(model: PretrainedModel, folder:
     assert all(first[0] == second[0] for first, second in list(pairwise(table.rows))[::2])
 
 
-def test_an_impossible_threshold_is_refused() -> None:
-    with pytest.raises(UserError, match=r"threshold=1\.5 must be above 0"):
-        create("annotations", {"name": "annotations", "threshold": 1.5})
+@pytest.mark.parametrize("name", ["annotations", "similarity"])
+@pytest.mark.parametrize("threshold", [0.0, 1.5])
+def test_an_impossible_threshold_is_refused(name: str, threshold: float) -> None:
+    with pytest.raises(UserError, match=f"threshold={threshold} must be above 0"):
+        create(name, {"name": name, "threshold": threshold})
