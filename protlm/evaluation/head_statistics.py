@@ -92,9 +92,9 @@ class ResidueBlocks:
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yields the blocks, from the first row to the last."""
-        for rows, map_HML in self._rows:
+        for rows, block in self._rows:
             first, last = max(rows.start, 1), min(rows.stop, self._length + 1)
-            of_residues_HML = map_HML[:, first - rows.start : last - rows.start]
+            of_residues_HML = block[:, first - rows.start : last - rows.start]
             self._sinks.append(sink_mass(of_residues_HML))
             yield of_residues_HML[:, :, 1:-1]
 

@@ -130,10 +130,10 @@ def inspected_heads(
     """
     found: list[InspectedHead] = []
     with JobProgress("layers", len(layers)) as progress:
-        for done, (layer, rows_HML) in enumerate(_layers(model, protein, layers, heads), start=1):
-            map_HLL = rows_HML[:, :, 1:-1]
+        for done, (layer, rows_HLM) in enumerate(_layers(model, protein, layers, heads), start=1):
+            map_HLL = rows_HLM[:, :, 1:-1]
             statistics = head_statistics([map_HLL])
-            statistics["sink_mass"] = sink_mass(rows_HML).mean(dim=1)
+            statistics["sink_mass"] = sink_mass(rows_HLM).mean(dim=1)
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
@@ -150,7 +150,7 @@ def _layers(
     layers: Sequence[int],
     heads: Sequence[int],
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields each layer and the rows of its maps at residues, float32 HML, with special tokens."""
+    """Yields each layer and the rows of its maps at residues, float32 HLM, with special tokens."""
     length = len(protein) + 2
     block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
     batch = model.tokenize([protein.sequence])
