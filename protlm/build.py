@@ -6,9 +6,9 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -46,26 +46,30 @@ if TYPE_CHECKING:
     from protlm.training.module import LanguageModeling
 
 
-def load_initial_weights(network: ProteinLM, model: ModelConfig, path: Path) -> None:
+def load_initial_weights(
+    network: ProteinLM, model: ModelConfig, mechanism: Mapping[str, Any], path: Path
+) -> None:
     """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
 
-    The mechanism of attention may be another one if its weights have the same shapes.
+    The mechanism of attention may be another one if its weights have the same shapes. The same
+    mechanism must have the same options.
 
     Args:
         network: as returned by `build_network`.
         model: its settings.
+        mechanism: the name and the options of its attention.
         path: the trained model.
 
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
-        UserError: the model has another architecture.
+        UserError: the model has another architecture, or other options of attention.
     """
     found = read_model(path)
-    if differing := descriptions.differences(found.description.model, model):
+    if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
-        typed = " ".join(f"model.{name}={value}" for name, value, _ in differing)
+        typed = " ".join(f"{name}={value}" for name, value, _ in differing)
         raise UserError(
-            f"model.init_from={path} has another architecture (model.{name}={there}, and that of "
+            f"model.init_from={path} has another architecture ({name}={there}, and that of "
             f"this run is {here}); type: {typed}"
         )
     try:
@@ -78,6 +82,21 @@ def load_initial_weights(network: ProteinLM, model: ModelConfig, path: Path) -> 
             f"model.init_from={path} has another architecture ({reason[:200]}); train one with its "
             f"attention={found.description.attention} and {' '.join(settings)}"
         ) from None
+
+
+def _architecture_differences(
+    found: ModelDescription, model: ModelConfig, mechanism: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    """Returns settings as typed in which two models differ, with both values."""
+    differing = descriptions.differences(found.model, model)
+    settings = [(f"model.{name}", there, here) for name, there, here in differing]
+    asked = dict(mechanism)
+    if asked.pop("name") == found.attention:
+        options = attention.option_differences(found.attention, found.attention_options, asked)
+        for name, *values in options:
+            there, here = map(descriptions.as_typed, values)
+            settings.append((f"attention.{name}", there, here))
+    return settings
 
 
 def describe(config: TrainConfig) -> ModelDescription:

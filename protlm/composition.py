@@ -149,6 +149,8 @@ def key_of(override: str) -> str:
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
     """Describes a failed composition in one sentence; Hydra's message lists the choices."""
+    if missing := _missing_choice(error):
+        return missing
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
@@ -159,6 +161,16 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     if causes and "is not in struct" in text:
         return _not_there(key_of(causes[0]), getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
+
+
+def _missing_choice(error: Exception) -> str | None:
+    """Describes a missing file of a list in `defaults`, whose choices Hydra does not list."""
+    found = re.search(r"Could not load '(\w+)/([^']*)'", str(error))
+    if found is None:
+        return None
+    group, name = found.groups()
+    choices = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    return f"{group}=[{name}] does not exist; there are: {one_of(choices)}"
 
 
 def _not_there(key: str, group: Any) -> str:

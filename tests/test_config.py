@@ -41,6 +41,12 @@ def test_every_evaluation_composes(evaluation: str) -> None:
     assert set(config.evaluation) == {evaluation}
 
 
+def test_a_missing_evaluation_names_the_existing_ones() -> None:
+    with pytest.raises(UserError, match=r"^evaluation=\[head\] does not exist; there are: ") as e:
+        compose(EvaluateConfig, ["checkpoint=x", "evaluation=[head]"])
+    assert all(name in str(e.value) for name in choices("evaluation"))
+
+
 CAUSAL_EXPERIMENTS = {"trembl_performer_relu_36_causal", "trembl_reformer_36"}
 
 

@@ -14,7 +14,7 @@ from protlm.attention.base import Attention
 from protlm.errors import UserError, one_of
 from protlm.paths import conf_dir
 
-__all__ = ["Attention", "create", "mechanism", "names", "options_of_layer"]
+__all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
 
 _TYPE_NAMES: dict[type, str] = {
     bool: "true or false",
@@ -50,6 +50,29 @@ def mechanism(name: str) -> type[Attention]:
     ]
     assert len(classes) == 1, f"{module.__name__} must define exactly one Attention"
     return classes[0]
+
+
+def option_differences(
+    name: str, found: Mapping[str, Any], asked: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Returns the options in which two mechanisms of one name are different functions.
+
+    Each with its value in `found` and in `asked`, where a missing option has its default.
+
+    Raises:
+        UserError: there is no such mechanism.
+    """
+    cls = mechanism(name)
+    defaults = {key: p.default for key, p in inspect.signature(cls).parameters.items()}
+
+    def value(options: Mapping[str, Any], option: str) -> Any:
+        chosen = options.get(option, defaults.get(option))
+        # An empty list or group is that of the YAML file for null.
+        return None if chosen in ([], {}) else chosen
+
+    compared = [option for option in {**found, **asked} if option not in cls.runtime_options]
+    pairs = [(option, value(found, option), value(asked, option)) for option in compared]
+    return [(option, there, here) for option, there, here in pairs if there != here]
 
 
 def options_of_layer(

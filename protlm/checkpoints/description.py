@@ -204,7 +204,7 @@ def differences(found: ModelConfig, asked: ModelConfig) -> list[tuple[str, str, 
     """
     named = [f.name for f in fields(ModelConfig) if f.name not in _SAME_FUNCTION]
     pairs = [(name, _effective(found, name), _effective(asked, name)) for name in named]
-    return [(name, _shown(one), _shown(other)) for name, one, other in pairs if one != other]
+    return [(name, as_typed(one), as_typed(other)) for name, one, other in pairs if one != other]
 
 
 def _effective(config: ModelConfig, name: str) -> Any:
@@ -216,9 +216,9 @@ def _effective(config: ModelConfig, name: str) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
-    """Returns a value as it is typed after `model.NAME=`."""
-    return json.dumps(value).strip('"')
+def as_typed(value: Any) -> str:
+    """Returns a value as it is typed after `model.NAME=`, which Hydra reads without quotes."""
+    return json.dumps(value).replace('"', "")
 
 
 def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:

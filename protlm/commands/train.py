@@ -107,12 +107,15 @@ def train(config: TrainConfig) -> None:
         refuse_another_run(run_dir, config)
     network = build_network(config.model, config.attention, seed=config.seed)
     _check_fits(network, config)
-    if config.model.init_from is not None and not all_checkpoints(run_dir):
-        load_initial_weights(network, config.model, Path(config.model.init_from))
+    starts_from = None if all_checkpoints(run_dir) else config.model.init_from
+    if starts_from is not None:
+        load_initial_weights(network, config.model, config.attention, Path(starts_from))
     network.activation_checkpointing = config.trainer.activation_checkpointing
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))
     module = build_module(network, config)
+    if starts_from is not None:
+        module.check_start(config)
     train_split, valid_split = open_data(config.data)
     with locked(run_dir):
         if is_first_rank():

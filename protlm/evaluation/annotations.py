@@ -13,6 +13,7 @@ import numpy as np
 from protlm.data.vocabulary import STANDARD
 from protlm.errors import UserError
 from protlm.evaluation.attention_properties import (
+    LOWEST_P,
     PropertySums,
     pooled,
     property_sums,
@@ -36,7 +37,7 @@ class Annotations(Evaluation):
 
     Contacts are counted over resolved pairs 6 or more apart, properties of the residue attended to
     over all pairs whose second residue is resolved. p-values are of sign flips over proteins of
-    observed - expected, times the number of heads (Bonferroni).
+    observed - expected, corrected for the number of heads by the largest statistic of all heads.
 
     Args:
         structures: the folder of structures; `sample` is the shipped one.
@@ -109,7 +110,7 @@ class Annotations(Evaluation):
                         f"{found['weighted'][at]:.2%}",
                         f"{found['expected'][at]:.2%}",
                         f"{values['background'][name]:.2%}",
-                        f"{found['p_value'][at]:.2g}",
+                        _p_value(found["p_value"][at]),
                         "" if above is None else f"{above:.2%}",
                         f"{int(found['arcs'][at]):,}",
                     )
@@ -118,7 +119,7 @@ class Annotations(Evaluation):
         columns += ("background", "p", f"a ≥ {values['threshold']:g}", "pairs above")
         caption = (
             f"{values['num_proteins']} proteins; the head with the highest ratio of attention to "
-            "that expected by distance; p: two-sided, times the number of heads"
+            "that expected by distance; p: two-sided, corrected for the number of heads"
         )
         return ResultTable(columns, rows, caption=caption)
 
@@ -151,7 +152,7 @@ def _by_property(
 ) -> dict[str, dict[str, Any]]:
     together = pooled(sums)
     differences = np.stack([one.observed - one.expected for one in sums])
-    p_values = np.minimum(sign_flip_p_values(differences, seed=seed) * differences.shape[1], 1.0)
+    p_values = sign_flip_p_values(differences, seed=seed)
     enough = together.total_arcs >= MIN_ARCS
     found = {}
     for place, name in enumerate(names):
@@ -167,6 +168,10 @@ def _by_property(
         }
         found[name] = {key: x.reshape(shape).tolist() for key, x in values.items()}
     return found
+
+
+def _p_value(p: float) -> str:
+    return f"≤ {LOWEST_P:.2g}" if p <= LOWEST_P else f"{p:.2g}"
 
 
 def _pair_groups(protein: Protein) -> list[tuple[np.ndarray, np.ndarray]]:

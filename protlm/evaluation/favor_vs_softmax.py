@@ -44,7 +44,7 @@ class FavorVsSoftmax(Evaluation):
         max_proteins: only the first of them.
         max_residues: longer proteins are excluded.
         features: the numbers of random features.
-        draws: the number of draws of the projections, at least 2.
+        draws: the number of draws of the projections, at least 2; perplexities are of the first.
         seed: seed of masks and random weights; the first of the draws.
 
     Raises:
@@ -93,6 +93,7 @@ class FavorVsSoftmax(Evaluation):
             "errors": self._errors(model, sequences, "model"),
             "random_weights": self._errors(random, sequences, "random_weights"),
             "perplexity": self._perplexities(model, sequences),
+            "perplexity_draws": 1,
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
@@ -118,7 +119,7 @@ class FavorVsSoftmax(Evaluation):
         columns += ("bias", "deviation", "top 10", "perplexity")
         caption = (
             f"{values['num_proteins']} proteins, {values['draws']} draws, means over heads; "
-            "perplexity with the attention of the layer replaced"
+            "perplexity with the attention of the layer replaced, of one draw"
         )
         return ResultTable(columns, rows, caption=caption)
 
@@ -178,7 +179,7 @@ class FavorVsSoftmax(Evaluation):
             yield SquareNorms.of(sums).sum_H.double().cpu(), found
 
     def _perplexities(self, model: PretrainedModel, sequences: Sequence[str]) -> dict[str, Any]:
-        """Returns perplexities: own, softmax, and by estimate those with each layer replaced."""
+        """Returns perplexities: own, softmax, and of one draw of each estimate, by layer."""
         layers = range(1, model.num_layers + 1)
 
         def perplexity(compared: PretrainedModel) -> float:

@@ -35,8 +35,6 @@ def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
       uniform;
     * `bandwidth`: the smallest w with Σ p_ij ≥ 0.8 over |i - j| ≤ w, median over rows;
     * `column_entropy`: the entropy of the column means of p, in nats; small with vertical stripes;
-    * `sink_mass`: the mean over rows of 1 - Σ_j a_ij, which is the mass on `<cls>` and `<eos>`
-      where the rows of the map with these tokens sum to 1;
     * `symmetry`: ‖A - Aᵀ‖ / ‖A + Aᵀ‖ in the Frobenius norm, 0 if symmetric, 1 if triangular
       without a diagonal; NaN for more than `MAX_SYMMETRY_RESIDUES` residues;
     * `neighbor_mass`, `strand_mass`, `helix_mass`: the offset profile, summed over d = ±1, over
@@ -60,31 +58,62 @@ def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def model_head_statistics(model: PretrainedModel, sequence: str) -> dict[str, Tensor]:
-    """Returns the `head_statistics` of all layers, float64 NH (`offset_profile`: NHO).
+    """Returns the statistics of all layers, float64 NH (`offset_profile`: NHO).
+
+    They are the `head_statistics`, and `sink_mass`.
 
     Raises:
         InputDataError: a letter is not a residue.
         UserError: the sequence is longer than the model accepts.
     """
-    layers = [head_statistics(blocks) for _, blocks in residue_blocks(model, sequence)]
+    layers = [
+        {**head_statistics(blocks), "sink_mass": blocks.sink_mass()}
+        for _, blocks in residue_blocks(model, sequence)
+    ]
     return {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
 
 
-def residue_blocks(model: PretrainedModel, sequence: str) -> Iterator[tuple[int, Iterator[Tensor]]]:
-    """Yields the number of each layer, and its map in blocks of rows, HML, of residues only.
+def sink_mass(rows_HML: Tensor) -> Tensor:
+    """Returns the weight on `<cls>` and `<eos>` in each row, float64 HM.
 
-    Each iterator of blocks must be read before the next layer is requested.
+    Args:
+        rows_HML: rows of a map whose first and last columns are these tokens.
+    """
+    return rows_HML[:, :, 0].double() + rows_HML[:, :, -1].double()
+
+
+@final
+class ResidueBlocks:
+    """The map of a layer in blocks of rows, HML, of residues only; it can be read once."""
+
+    def __init__(self, rows: Iterator[tuple[slice, Tensor]], length: int) -> None:
+        self._rows, self._length = rows, length
+        self._sinks: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yields the blocks, from the first row to the last."""
+        for rows, block in self._rows:
+            first, last = max(rows.start, 1), min(rows.stop, self._length + 1)
+            of_residues_HML = block[:, first - rows.start : last - rows.start]
+            self._sinks.append(sink_mass(of_residues_HML))
+            yield of_residues_HML[:, :, 1:-1]
+
+    def sink_mass(self) -> Tensor:
+        """Returns the mean `sink_mass` of the rows that were read, float64 H on the CPU."""
+        return torch.cat(self._sinks, dim=1).mean(dim=1).cpu()
+
+
+def residue_blocks(model: PretrainedModel, sequence: str) -> Iterator[tuple[int, ResidueBlocks]]:
+    """Yields the number of each layer, and its map in blocks.
+
+    The blocks must be read before the next layer is requested.
     """
     length = len(sequence)
     block = max(1, min(256, _BLOCK_ENTRIES // ((length + 2) * model.num_heads)))
     rows_of_layers = model.attention_row_blocks(model.tokenize([sequence]), block=block)
 
-    def residues(rows: slice, map_BHML: Tensor) -> Tensor:
-        first, last = max(rows.start, 1), min(rows.stop, length + 1)
-        return map_BHML[0, :, first - rows.start : last - rows.start, 1:-1]
-
     for layer, of_layer in groupby(rows_of_layers, key=lambda found: found[0]):
-        yield layer, (residues(rows, map_BHML) for _, rows, map_BHML in of_layer)
+        yield layer, ResidueBlocks(((rows, map_BHML[0]) for _, rows, map_BHML in of_layer), length)
 
 
 @final
@@ -96,7 +125,7 @@ class _Sums:
         zeros = torch.zeros(heads, self.length, dtype=torch.float64, device=block_HML.device)
         self.rows = 0
         self.lowest_H = zeros[:, 0].clone()
-        self.weight_H, self.counted_H = zeros[:, 0].clone(), zeros[:, 0].clone()
+        self.counted_H = zeros[:, 0].clone()
         self.entropy_H, self.keys_H = zeros[:, 0].clone(), zeros[:, 0].clone()
         self.distance_H = zeros[:, 0].clone()
         self.columns_HL, self.bandwidths_HL = zeros.clone(), zeros.clone()
@@ -115,7 +144,6 @@ class _Sums:
         if not len(rows_M):
             return
         self.lowest_H = torch.minimum(self.lowest_H, a_HML.amin(dim=(1, 2)))
-        self.weight_H += a_HML.sum(dim=(1, 2))
         self._add_offsets(a_HML, rows_M)
         self._add_distributions(a_HML.clamp(min=0), rows_M)
 
@@ -157,7 +185,6 @@ class _Sums:
 
         return {
             **self._of_distributions(),
-            "sink_mass": 1.0 - self.weight_H / self.length,
             "symmetry": self._symmetry(),
             "neighbor_mass": at(1),
             "strand_mass": at(2),
@@ -179,8 +206,8 @@ class _Sums:
 
     def _symmetry(self) -> Tensor:
         if self.map_HLL is None:
-            return torch.full_like(self.weight_H, torch.nan)
-        difference_H, sum_H = torch.zeros_like(self.weight_H), torch.zeros_like(self.weight_H)
+            return torch.full_like(self.counted_H, torch.nan)
+        difference_H, sum_H = torch.zeros_like(self.counted_H), torch.zeros_like(self.counted_H)
         for start in range(0, self.length, 256):
             rows = slice(start, start + 256)
             a_HML = self.map_HLL[:, rows].double()

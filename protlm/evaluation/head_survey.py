@@ -25,7 +25,8 @@ class HeadSurvey:
     """The results of every protein, first axis of the arrays.
 
     Attributes:
-        statistics: the `head_statistics` by name, [proteins, N, H]; `offset_profile` has O more.
+        statistics: the `head_statistics` and `sink_mass` by name, [proteins, N, H];
+            `offset_profile` has O more.
         precisions: P@L of the map of each head alone, symmetrized and corrected, over pairs 6 or
             more apart, [proteins, N, H]; empty without structures.
         pooled: the pooled maps of all heads, HPP, of each protein.
@@ -59,12 +60,12 @@ def survey_heads(model: PretrainedModel, proteins: Sequence[Protein], what: str)
     precisions, pooled = [], []
     with JobProgress(what, len(proteins)) as progress:
         for done, protein in enumerate(proteins, start=1):
-            layers, maps, found = _of_protein(model, protein)
+            layers, maps, alone = _of_protein(model, protein)
             for name in layers[0]:
                 values = torch.stack([layer[name] for layer in layers]).numpy()
                 statistics.setdefault(name, []).append(values)
             pooled.append(np.concatenate(maps))
-            precisions += [np.array(found)] if found else []
+            precisions += [np.array(alone)] if alone else []
             progress.update(done)
     stacked = {name: np.stack(values) for name, values in statistics.items()}
     return HeadSurvey(stacked, np.array(precisions), pooled)
@@ -77,7 +78,8 @@ def _of_protein(
     for _, blocks in residue_blocks(model, protein.sequence):
         watched, kept = PooledMap(), []
         source = blocks if protein.structure is None else _kept(blocks, kept)
-        statistics.append(head_statistics(watched.watch(source)))
+        found = head_statistics(watched.watch(source))
+        statistics.append({**found, "sink_mass": blocks.sink_mass()})
         pooled.append(watched.means())
         if protein.structure is not None:
             map_HLL = torch.cat(kept, dim=1)

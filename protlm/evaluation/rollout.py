@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from protlm.attention import Attention
 from protlm.attention.maps import attention_rows
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
@@ -18,10 +17,10 @@ from protlm.model.selfattention import AttentionInputs
 def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
     """Returns the rollout of one position to each input token, float64 L, with special tokens.
 
-    The row of the target is propagated from the last layer to the first. For a mechanism that is
-    linear in its values, a layer takes one pass forward and one backward with one value channel,
-    at the cost of the mechanism: linear in L for linear attention. The others, whose maps have
-    another meaning, are read in blocks of rows. Queries and keys of all layers are in memory.
+    The row of the target is propagated from the last layer to the first. For a mechanism whose
+    outputs are its map times the values, a layer takes one pass forward and one backward with one
+    value channel, at the cost of the mechanism: linear in L for linear attention. The maps of the
+    others are read in blocks of rows. Queries and keys of all layers are in memory.
     Residual connections count as one half; values and feed-forward layers are ignored.
 
     Args:
@@ -62,7 +61,7 @@ class _Operator:
             "mask_BL": mask_BL.clone(),
             "causal": self._causal,
         }
-        self._is_linear = type(self._mechanism).map_meaning == Attention.map_meaning
+        self._is_linear = self._mechanism.is_map_times_values
 
     def row_sums(self) -> Tensor:
         """Returns the sums of the rows, float64 L."""

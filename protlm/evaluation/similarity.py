@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.data.vocabulary import STANDARD
+from protlm.errors import UserError
 from protlm.evaluation.attention_properties import PropertySums, pooled, property_sums
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.evaluation.proteins import Protein, ProteinChoice
@@ -73,6 +74,9 @@ class Similarity(Evaluation):
         max_residues: longer proteins are excluded.
         threshold: θ of the form with a threshold; the other form has none.
         seed: seed of random weights and of the bootstrap over proteins.
+
+    Raises:
+        UserError: a setting out of range.
     """
 
     needs_data = False
@@ -87,6 +91,8 @@ class Similarity(Evaluation):
         threshold: float = 0.3,
         seed: int = 0,
     ) -> None:
+        if not 0 < threshold <= 1:
+            raise UserError(f"threshold={threshold} must be above 0 and at most 1")
         self.proteins = ProteinChoice(
             structures=structures,
             sequences=sequences,

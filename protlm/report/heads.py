@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protlm.evaluation.contacts import MIN_SEPARATION, features
-from protlm.evaluation.head_statistics import head_statistics
+from protlm.evaluation.head_statistics import head_statistics, sink_mass
 from protlm.evaluation.precision import SEPARATIONS, precision
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.codes import Codes, binned
@@ -35,7 +35,7 @@ STATISTICS: tuple[tuple[str, str, str, str], ...] = (
     ("mean_distance", "distance", "residues", "mean distance |i - j| of the weight"),
     ("bandwidth", "bandwidth", "residues", "80 % of a row's weight lies within it (median)"),
     ("column_entropy", "column entropy", "nats", "entropy of the column means; low with stripes"),
-    ("sink_mass", "sink mass", "", "weight on <cls> and <eos>"),
+    ("sink_mass", "sink mass", "", "mean weight of a row on <cls> and <eos>"),
     ("symmetry", "asymmetry", "", "0 if the map is symmetric, 1 if it is triangular"),
     ("neighbor_mass", "±1", "", "weight on the neighbors in the chain"),
     ("strand_mass", "±2", "", "weight two residues away, as along a strand"),
@@ -130,8 +130,10 @@ def inspected_heads(
     """
     found: list[InspectedHead] = []
     with JobProgress("layers", len(layers)) as progress:
-        for done, (layer, map_HLL) in enumerate(_layers(model, protein, layers, heads), start=1):
+        for done, (layer, rows_HLM) in enumerate(_layers(model, protein, layers, heads), start=1):
+            map_HLL = rows_HLM[:, :, 1:-1]
             statistics = head_statistics([map_HLL])
+            statistics["sink_mass"] = sink_mass(rows_HLM).mean(dim=1)
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
@@ -148,14 +150,14 @@ def _layers(
     layers: Sequence[int],
     heads: Sequence[int],
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields each layer and its maps over residues, float32 HLL, not normalized again."""
+    """Yields each layer and the rows of its maps at residues, float32 HLM, with special tokens."""
     length = len(protein) + 2
     block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
     batch = model.tokenize([protein.sequence])
     rows = model.attention_row_blocks(batch, layers, heads, block=block)
     for layer, blocks in groupby(rows, key=lambda found: found[0]):
         map_HLL = torch.cat([map_BHML[0].float() for _, _, map_BHML in blocks], dim=1)
-        yield layer, map_HLL[:, 1:-1, 1:-1]
+        yield layer, map_HLL[:, 1:-1]
 
 
 def _inspect(

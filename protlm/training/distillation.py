@@ -25,6 +25,8 @@ from protlm.model.selfattention import SelfAttention
 from protlm.training.module import LanguageModeling
 
 _TEACHER = "teacher"
+# Part of the name of every weight of a mechanism.
+_MECHANISM = ".attention.mechanism."
 
 
 class Distillation(LanguageModeling, ABC):
@@ -125,6 +127,25 @@ class AttentionTransfer(Distillation):
         self.network.requires_grad_(False)
         for parameter in own:
             parameter.requires_grad_()
+
+    def check_start(self, config: TrainConfig) -> None:
+        """Compares the weights outside the mechanism with the teacher's.
+
+        Raises:
+            UserError: the model was not converted from the teacher.
+        """
+        own, taught = self.network.state_dict(), self.teacher.state_dict()
+        # Two mechanisms may differ in the norms of queries and keys that they need.
+        common = [name for name in own if _MECHANISM not in name and name in taught]
+        for name in common:
+            if not torch.equal(own[name], taught[name].to(own[name].device)):
+                raise UserError(
+                    f"model.init_from={config.model.init_from} has other weights than "
+                    f"objective.teacher={config.objective.teacher} ({name}), and "
+                    f"objective.stage={DistillationStage.attention} trains the attention alone; "
+                    f"type model.init_from=NEW with the output of: protlm checkpoint convert "
+                    f"{config.objective.teacher} --attention {config.attention['name']} -o NEW"
+                )
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
         calls: list[tuple[tuple[Any, ...], Tensor]] = []

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import DESCRIPTION
-from protlm.config import OptimizerConfig, ScheduleConfig
+from protlm.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.model.objective import TargetSums, target_sums
@@ -73,6 +73,9 @@ class LanguageModeling(pl.LightningModule):
         self._unigram_VV = torch.empty(0, 0)
         self.num_bad_losses = 0
         self.is_skipped = False
+
+    def check_start(self, config: TrainConfig) -> None:
+        """Rejects first weights that this training cannot start from; here all are accepted."""
 
     def configure_model(self) -> None:
         """Shards the network if the strategy has a device mesh."""

@@ -1,7 +1,7 @@
 """Attention to amino acids and annotations, against direct sums and constructed answers."""
 
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -89,10 +89,35 @@ def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
 def test_p_values_of_sign_flips() -> None:
     always = np.ones((10, 1))
     never = np.resize([1.0, -1.0], (10, 1))
-    small, large = sign_flip_p_values(np.concatenate([always, never], axis=1))
+    ((small, large),) = sign_flip_p_values(np.stack([always, never], axis=2))
     # All of one sign: 2 of the 1,024 assignments.
     assert 0.5 * 2 / 1024 < small < 2 * 2 / 1024
     assert large == 1
+
+
+def test_a_clear_head_among_many_is_significant() -> None:
+    """With 1,500 heads, the p-value of one head times their number could not be below 0.07."""
+    differences = np.random.default_rng(0).normal(size=(20, 1500, 1))
+    differences[:, 7] = 1.0
+    p_values = sign_flip_p_values(differences)[:, 0]
+    assert p_values[7] < 0.01
+    # The largest of the other heads is an ordinary largest one.
+    assert np.delete(p_values, 7).min() > 0.01
+
+
+def test_corrected_p_values_are_those_of_all_assignments() -> None:
+    """Seven proteins have 128 assignments of signs, enumerated here."""
+    differences = np.random.default_rng(3).normal(0.5, size=(7, 5, 2))
+    signs = np.array(list(product([-1.0, 1.0], repeat=7)))
+    t = differences.sum(axis=0) / np.sqrt((differences**2).sum(axis=0))
+    for place in range(2):
+        flipped = signs @ differences[:, :, place]
+        flipped = np.abs(flipped / np.sqrt((differences[:, :, place] ** 2).sum(axis=0)))
+        expected = (flipped.max(axis=1)[:, None] >= np.abs(t[:, place]) * (1 - 1e-9)).mean(axis=0)
+        found = sign_flip_p_values(differences)[:, place]
+        # Five standard deviations of a frequency in 20,000 draws.
+        bound = 5 * np.sqrt(expected * (1 - expected) / 20_000) + 1e-4
+        assert (np.abs(found - expected) <= bound).all()
 
 
 def test_blosum62_is_in_the_order_of_the_vocabulary() -> None:
@@ -170,6 +195,8 @@ def test_annotations_are_reported_for_every_head(model: PretrainedModel, folder:
     assert all(first[0] == second[0] for first, second in list(pairwise(table.rows))[::2])
 
 
-def test_an_impossible_threshold_is_refused() -> None:
-    with pytest.raises(UserError, match=r"threshold=1\.5 must be above 0"):
-        create("annotations", {"name": "annotations", "threshold": 1.5})
+@pytest.mark.parametrize("name", ["annotations", "similarity"])
+@pytest.mark.parametrize("threshold", [0.0, 1.5])
+def test_an_impossible_threshold_is_refused(name: str, threshold: float) -> None:
+    with pytest.raises(UserError, match=f"threshold={threshold} must be above 0"):
+        create(name, {"name": name, "threshold": threshold})

@@ -101,7 +101,9 @@ def test_the_evaluation_reports_errors_and_perplexities(softmax_run: Path, tmp_p
     scored = masked_scores(replaced, SEQUENCES)
     expected = np.exp(scored.nats.sum() / scored.targets.sum())
     assert perplexity["R = 16"]["all"] == pytest.approx(expected)
+    assert values["perplexity_draws"] == 1
     table = made.table({NO_SPLIT: values})
+    assert "of one draw" in table.caption
     assert len(table.rows) == 2 + 3 * (model.num_layers + 1) + 3
     assert all(len(row) == len(table.columns) for row in table.rows)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from protlm.attention import names
 from protlm.build import build_network, load_model
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
@@ -33,27 +34,36 @@ SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]
 def build() -> Callable[..., PretrainedModel]:
     """Builds a small model of any mechanism in float64, with trained-like random weights."""
 
-    def made(attention: str, *, objective: str = "masked") -> PretrainedModel:
+    def made(attention: str, *, objective: str = "masked", **options: Any) -> PretrainedModel:
         config = ModelConfig(
             num_layers=3, num_heads=2, model_dim=16, feedforward_dim=16, max_length=256
         )
 
         def rebuild(seed: int) -> ProteinLM:
-            return build_network(config, {"name": attention}, seed=seed).double()
+            return build_network(config, {"name": attention, **options}, seed=seed).double()
 
         description = ModelDescription(
-            VOCABULARY.hash, Objective(objective), config, attention, {}, seed=1, max_length=256
+            VOCABULARY.hash,
+            Objective(objective),
+            config,
+            attention,
+            options,
+            seed=1,
+            max_length=256,
         )
         return PretrainedModel(rebuild(1), description, rebuild=rebuild)
 
     return made
 
 
-@pytest.mark.parametrize("attention", ["performer_relu", "softmax", "aft_simple", "linformer"])
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [*((name, {}) for name in names()), ("performer_softmax", {"normalizer": "rmsnorm"})],
+)
 def test_rollout_is_the_product_of_the_maps(
-    build: Callable[..., PretrainedModel], attention: str
+    build: Callable[..., PretrainedModel], attention: str, options: dict[str, Any]
 ) -> None:
-    model = build(attention)
+    model = build(attention, **options)
     maps = model.attention_maps(model.tokenize(SEQUENCES[:1]))
     length = len(SEQUENCES[0]) + 2
     product = torch.eye(length, dtype=torch.float64)

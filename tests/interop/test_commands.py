@@ -96,7 +96,7 @@ def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:
     model = protlm.load(write_esm())
     described = model.description
     network = build_network(described.model, described.attention_config, seed=1)
-    load_initial_weights(network, described.model, write_esm("again"))
+    load_initial_weights(network, described.model, described.attention_config, write_esm("again"))
     assert weights_hash(network.state_dict()) == model.hash
 
 
@@ -119,7 +119,7 @@ def test_a_setting_without_weights_is_compared(
     model = replace(described.model, **{setting: value})
     network = build_network(model, described.attention_config, seed=1)
     with pytest.raises(UserError, match=rf"init_from=.*\({message}\); type: model.{setting}="):
-        load_initial_weights(network, model, path)
+        load_initial_weights(network, model, described.attention_config, path)
 
 
 def test_settings_of_training_and_memory_may_differ(write_esm: Write) -> None:
@@ -127,7 +127,7 @@ def test_settings_of_training_and_memory_may_differ(write_esm: Write) -> None:
     changes = {"dropout": 0.1, "feedforward_chunk": 8, "max_length": 64, "norm_epsilon": None}
     model = replace(described.model, **changes)
     network = build_network(model, {"name": "softmax"}, seed=1)
-    load_initial_weights(network, model, write_esm("again"))
+    load_initial_weights(network, model, described.attention_config, write_esm("again"))
 
 
 @pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])

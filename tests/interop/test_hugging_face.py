@@ -1,5 +1,6 @@
 """Exported models: transformers computes the same without protlm, and what it saves is read."""
 
+import ast
 import subprocess
 import sys
 from collections.abc import Callable
@@ -214,6 +215,23 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
         "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
     }
     check(models, tmp_path)
+
+
+@pytest.mark.parametrize("mechanism", attention.names())
+def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
+    """Without transformers, the code can be compiled and not run."""
+    options = options_of(mechanism)
+    del options["name"]
+    config = ModelConfig(num_layers=1, num_heads=2, model_dim=16, feedforward_dim=16)
+    description = ModelDescription(
+        VOCABULARY.hash, Objective.masked, config, mechanism, options, seed=0, max_length=64
+    )
+    text = hugging_face._code(description)
+    compile(text, "modeling_protlm.py", "exec")
+    defined = {node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+    assert attention.mechanism(mechanism).__name__ in defined
+    assert f"    {mechanism!r}: " in text
+    assert "from protlm" not in text and "import protlm" not in text
 
 
 @pytest.mark.peers

@@ -210,6 +210,19 @@ def test_another_teacher_is_refused(
         train_tiny(run, *given, f"objective.teacher={other}", "trainer.max_steps=4")
 
 
+def test_a_model_that_was_not_converted_from_the_teacher_is_refused(
+    train_tiny: Train, pair: tuple[str, ...], tmp_path: Path
+) -> None:
+    other = train_tiny(tmp_path / "other", "attention=softmax", "seed=5", "trainer.max_steps=2")
+    message = (
+        r"has other weights than objective.teacher=.*other \(embedding.weight\), and .*convert"
+    )
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match=message):
+        train_tiny(run, *STAGE_1, pair[0], pair[2], f"objective.teacher={other}")
+    assert not run.exists()
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

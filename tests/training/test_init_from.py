@@ -8,6 +8,7 @@ import torch
 
 import protlm
 from protlm.build import build_network, describe, load_initial_weights
+from protlm.checkpoints.format import Checkpoint, export
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.errors import InputDataError, UserError
@@ -21,7 +22,7 @@ def test_the_weights_are_those_of_the_model(tiny_run: Path) -> None:
     model = protlm.load(tiny_run)
     described = model.description
     network = build_network(described.model, described.attention_config, seed=7)
-    load_initial_weights(network, described.model, tiny_run)
+    load_initial_weights(network, described.model, described.attention_config, tiny_run)
     expected = model.network.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in network.state_dict().items())
 
@@ -35,14 +36,42 @@ def test_another_architecture_is_refused(tiny_run: Path) -> None:
     model = config("model.model_dim=32").model
     network = build_network(model, {"name": "softmax"}, seed=0)
     with pytest.raises(UserError, match=r"another architecture .*model_dim="):
-        load_initial_weights(network, model, tiny_run)
+        load_initial_weights(network, model, {"name": "softmax"}, tiny_run)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (
+            ["attention.redraw_every=null", "attention.num_features=8"],
+            r"\(attention.redraw_every=null, .* is 1000\); type: attention.redraw_every=null$",
+        ),
+        (["attention.num_features=8", "attention.kernel=torch"], None),
+    ],
+)
+def test_options_of_the_same_attention_are_compared(
+    typed: list[str],
+    message: str | None,
+    tmp_path: Path,
+) -> None:
+    performer = config("attention=performer_softmax", *typed)
+    built = build_network(performer.model, performer.attention, seed=0)
+    export(Checkpoint(tmp_path, describe(performer), built.state_dict()), tmp_path / "model")
+    asked = config("attention=performer_softmax", "attention.num_features=8")
+    network = build_network(asked.model, asked.attention, seed=1)
+    given = (network, asked.model, asked.attention, tmp_path / "model")
+    if message is None:
+        load_initial_weights(*given)
+    else:
+        with pytest.raises(UserError, match=message):
+            load_initial_weights(*given)
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     model = config().model
     network = build_network(model, {"name": "softmax"}, seed=0)
     with pytest.raises(InputDataError, match="nothing"):
-        load_initial_weights(network, model, tmp_path / "nothing")
+        load_initial_weights(network, model, {"name": "softmax"}, tmp_path / "nothing")
 
 
 def test_a_run_starts_from_the_weights_and_resumes_without_them(

@@ -74,6 +74,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._feature_map = feature_map
         self._projection_rows = projection
         self._normalizer = normalizer
+        # Other normalizers depend on the values.
+        self.is_map_times_values = isinstance(normalizer, Denominator)
         self._seed = seed
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
         first_map = feature_map(rows_RK)

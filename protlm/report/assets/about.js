@@ -42,7 +42,7 @@
       `to cells of ${all.find((head) => head.bin > 1).bin} residues.`;
     get("footer-maps").textContent =
       `Rows attend to columns. ${meanings.join("; ")}. The special tokens <cls> and <eos> are left out of the ` +
-      `maps, and rows are not normalized again; the statistic "sink mass" is what they hold.${reduced} ` +
+      `maps, and rows are not normalized again; the statistic "sink mass" is the mean weight of a row on them.${reduced} ` +
       "The table of strongest pairs has weights as computed; other weights are shown with their precision.";
   }
 
