@@ -12,7 +12,7 @@ import numpy as np
 
 from protlm.downstream.features import embeddings, protein_baselines, residue_baselines
 from protlm.downstream.label_metrics import METRICS, LabelScores, bounds, label_scores
-from protlm.downstream.linear import PENALTIES, LinearModel, constant, fit
+from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
 from protlm.model.pretrained import PretrainedModel
@@ -159,7 +159,7 @@ def _probe(
 
 def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, float, list[float]]:
     """Returns the best layer at the middle penalty, its best penalty, and the layers' scores."""
-    penalties = PENALTIES[targets.task]
+    penalties = penalties_of(features[0], targets.task)
     middle = penalties[len(penalties) // 2]
 
     def score(layer: int, penalty: float) -> float:
