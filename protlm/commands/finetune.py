@@ -250,5 +250,6 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     outputs = fitted.outputs(states)
     values, groups = targets.values[rows], targets.groups[rows]
     seed = work.options.training.seed
-    scores = label_scores(outputs, values, groups, targets.task, seed=seed)
+    units = work.split.units(groups)
+    scores = label_scores(outputs, values, groups, targets.task, units=units, seed=seed)
     return Predictor(fitted, model.num_layers, None, {}, scores, outputs)

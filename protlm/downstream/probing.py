@@ -99,6 +99,7 @@ class _Rows:
         train = split.train
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
+        self.units = split.units(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)
             self.rest = of(train)
@@ -153,7 +154,8 @@ def _probe(
         layer = layers[best] if layers else None
         fitted = _fitted(features[best], targets, rows.fit, penalty)
     outputs = fitted.outputs(features[best][rows.test])
-    scores = label_scores(outputs, values[rows.test], targets.groups[rows.test], task, seed=seed)
+    tested, groups = values[rows.test], targets.groups[rows.test]
+    scores = label_scores(outputs, tested, groups, task, units=rows.units, seed=seed)
     return Predictor(fitted, layer, penalty, by_layer, scores, outputs)
 
 

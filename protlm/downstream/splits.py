@@ -22,12 +22,18 @@ class Split:
             groups held out from `train`.
         test: the rows of the metrics.
         groups: equal for proteins that must be held out together, int64 [examples].
+        has_clusters: whether the groups are clusters, not only equal sequences.
     """
 
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
     groups: np.ndarray
+    has_clusters: bool = False
+
+    def units(self, proteins: np.ndarray) -> np.ndarray | None:
+        """Returns what the bootstrap draws together, for rows of proteins; None without clusters."""
+        return self.groups[proteins] if self.has_clusters else None
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def split_of(
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:
             raise InputDataError(f"no protein is in the split {name}; correct the column split")
-    return Split(train, valid, test, groups)
+    return Split(train, valid, test, groups, names is not None)
 
 
 def leakage(
