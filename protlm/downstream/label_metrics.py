@@ -1,8 +1,8 @@
 """Metrics of predicted labels, with 95 % intervals by bootstrap over clusters.
 
-Residues of a protein are drawn together, as are proteins of a cluster if clusters are known. AUROC and AUPRC are averaged over the classes that have
-both positive and negative proteins. Matthews' correlation of several classes is that of Gorodkin
-2004 (doi:10.1016/j.compbiolchem.2004.09.006).
+Residues of a protein are drawn together, as are proteins of a cluster if clusters are known. AUROC
+and AUPRC are averaged over the classes that have both positive and negative proteins. Matthews'
+correlation of several classes is that of Gorodkin 2004 (doi:10.1016/j.compbiolchem.2004.09.006).
 """
 
 from collections.abc import Callable

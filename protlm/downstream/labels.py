@@ -144,10 +144,18 @@ def _sequences(path: Path) -> dict[str, str]:
     found = {}
     for record in read_records(path, Tally()):
         found[record.identifier] = record.sequence
-        parts = record.identifier.split("|")
-        if len(parts) > 1:
-            found.setdefault(parts[1], record.sequence)
+        found.setdefault(accession(record.identifier), record.sequence)
     return found
+
+
+def accession(identifier: str) -> str:
+    """Returns the accession in an identifier of UniProt, or the identifier.
+
+    >>> accession("sp|P12345|NAME_HUMAN"), accession("P12345")
+    ('P12345', 'P12345')
+    """
+    parts = identifier.split("|")
+    return parts[1] if len(parts) > 1 else identifier
 
 
 def _table_rows(path: Path, column: str | None) -> Iterator[tuple[int, Example]]:

@@ -8,7 +8,7 @@ import pytest
 
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.relatives import highest_shares
-from protlm.downstream.splits import held_out, leakage, split_of
+from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, targets_of
 from protlm.errors import InputDataError, UserError
 
@@ -129,6 +129,23 @@ def test_whole_clusters_are_drawn() -> None:
     is_out = held_out(split.groups[split.train], 0.2, seed=0)
     assert 0 < is_out.sum() < len(split.train)
     assert not set(split.train[is_out] // 4) & set(split.train[~is_out] // 4)
+
+
+def test_tables_are_searched_by_accession() -> None:
+    examples = [Example("P1", "MKTA", "1"), Example("sp|P2|X", "MKTC", "1")]
+    for table in ({"sp|P1|A": "c", "P2": "c"}, {"tr|P1|A": "c", "sp|P2|X": "c"}):
+        assert cluster_names(examples, table) == ["c", "c"]
+        assert missing(examples, table) == 0
+    assert missing(examples, {"P1": "c"}) == 1
+    with pytest.raises(InputDataError, match=r"none of the 2 proteins.*identifiers like P1"):
+        split_of(examples, {"Q1": "c"}, seed=0)
+
+
+def test_of_equal_sequences_one_with_a_cluster_decides() -> None:
+    """Also if the copy without a cluster comes first."""
+    examples = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
+    assert cluster_names(examples, {"B": "c", "C": "c"}) == ["c", "c", "c"]
+    assert cluster_names(examples, {"C": "c"}) == ["only A", "only A", "c"]
 
 
 def test_without_splits_and_clusters_nothing_is_split() -> None:
