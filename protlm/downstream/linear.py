@@ -22,6 +22,8 @@ SPARSE_PENALTIES = {
 }
 _MAX_ITERATIONS = 300
 _TOLERANCE = 1e-3
+# TF-IDF is small, as is then the gradient at which the iterations end.
+_SPARSE_TOLERANCE = 1e-6
 # The logit of a class that no example has: its probability is 0.
 _NEVER = -1e4
 
@@ -102,7 +104,8 @@ def _ridge(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray,
 def _logistic(scaled: Any, values: np.ndarray, penalty: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=_TOLERANCE).fit(
+    tolerance = _TOLERANCE if isinstance(scaled, np.ndarray) else _SPARSE_TOLERANCE
+    return LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=tolerance).fit(
         scaled, values
     )
 

@@ -125,6 +125,11 @@ def test_sparse_features_are_not_scaled(numbers) -> None:
     sparse = csr_matrix(x)
     found = fit(sparse, y, Task.number, num_classes=0, penalty=1.0)
     assert found.outputs(sparse)[:, 0] == pytest.approx(centered @ w + y.mean(), abs=1e-3)
+    # Small features, as those of TF-IDF: the gradient is zero relative to the weights.
+    y = x[:, 0] > 0
+    found = fit(sparse / 100, y[:, None], Task.several_classes, num_classes=1, penalty=10.0)
+    errors = probabilities(found.outputs(sparse / 100), Task.several_classes)[:, 0] - y
+    assert 10 * x.T @ errors / 100 == pytest.approx(-found.weights[:, 0], rel=1e-2, abs=1e-3)
     assert max(penalties_of(sparse, Task.one_class)) == 100
     assert penalties_of(x, Task.one_class) == PENALTIES[Task.one_class]
 
