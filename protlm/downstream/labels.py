@@ -28,7 +28,10 @@ _SPLITS = {
 _EMPTY = ("", "NA", "NaN", "nan")
 _NAMES = ("identifier", "accession", "id")
 _LABELS = ("label", "target")
-_ATTRIBUTE = re.compile(r"(?:^|\s)(SET|TARGET|VALIDATION|CLUSTER)=(\S*)")
+# A target may have spaces: it ends at the next KEY= or with the header.
+_ATTRIBUTE = re.compile(
+    r"(?:^|\s)(SET|TARGET|VALIDATION|CLUSTER)=((?<=TARGET=).*?(?=\s+\w+=|\s*$)|\S*)"
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,10 @@ def _sequences(path: Path) -> dict[str, str]:
     """Returns the sequences of a file by identifier, and by the accession in it."""
     found = {}
     for record in read_records(path, Tally()):
+        if found.get(record.identifier, record.sequence) != record.sequence:
+            raise InputDataError(
+                f"{path} has different sequences of {record.identifier}; remove all but one"
+            )
         found[record.identifier] = record.sequence
         found.setdefault(accession(record.identifier), record.sequence)
     return found

@@ -51,6 +51,28 @@ def test_fasta_of_proteins(read) -> None:
     ]
 
 
+def test_targets_may_have_spaces(read) -> None:
+    text = (
+        ">A TARGET=cell membrane SET=train OS=Homo sapiens\nMKTA\n"
+        ">B SET=test extra TARGET=cell wall \nMKTC\n>C TARGET= SET=test\nMKTD\n"
+    )
+    found = read(text, "x.fasta")
+    assert [(one.label, one.split) for one in found.examples] == [
+        ("cell membrane", "train"),
+        ("cell wall", "test"),
+    ]
+    assert found.left_out == {"without a label": 1}
+
+
+def test_sequences_that_contradict_each_other_are_refused(read, tmp_path: Path) -> None:
+    (tmp_path / "x.fasta").write_text(">A\nMKTA\n>A\nMKTC\n")
+    with pytest.raises(InputDataError, match="has different sequences of A; remove all but one"):
+        read("id\tlabel\nA\t1\n", sequences=tmp_path / "x.fasta")
+    (tmp_path / "x.fasta").write_text(">A\nMKTA\n>A\nMKTA\n")
+    found = read("id\tlabel\nA\t1\n", sequences=tmp_path / "x.fasta")
+    assert found.examples[0].sequence == "MKTA"
+
+
 def test_fasta_of_residues(read, tmp_path: Path) -> None:
     (tmp_path / "x.fasta").write_text(">A\nMKTA\n>B\nMKT\n")
     text = ">A SET=train VALIDATION=False\nHHE?\n>B SET=test VALIDATION=False\nHEE\n"
