@@ -160,7 +160,12 @@ def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> N
     finetune_labels(labels, tiny_run, run, FinetuneOptions(settings), LabelOptions())
     with (run / "metrics.csv").open() as file:
         losses = [float(r["valid_loss"]) for r in csv.DictReader(file) if r["valid_loss"]]
-    assert len(losses) < 30 and losses[-1] >= min(losses)
+    assert len(losses) < 30 and losses[-1] > min(losses)
+    # Those of the epoch with the lowest loss, which a shorter run ends with.
+    shorter = replace(settings, epochs=int(np.argmin(losses)) + 1)
+    finetune_labels(labels, tiny_run, tmp_path / "x", FinetuneOptions(shorter), LabelOptions())
+    until_best = weights(tmp_path / "x" / "model")
+    assert all(torch.equal(w, until_best[n]) for n, w in weights(run / "model").items())
 
 
 @pytest.mark.parametrize(
