@@ -97,6 +97,30 @@ def targets_of(labels: Sequence[str], task: Task, *, min_count: int = 1) -> Targ
     return Targets(task, classes, np.array(found), groups, places)
 
 
+def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
+    """Returns a sentence on classes that the test proteins lack, or None.
+
+    Args:
+        targets: the labels.
+        proteins: the rows of the test proteins.
+    """
+    if not targets.classes:
+        return None
+    values = targets.values[np.isin(targets.groups, proteins)]
+    is_several = targets.task is Task.several_classes
+    counts = (
+        values.sum(axis=0) if is_several else np.bincount(values, minlength=len(targets.classes))
+    )
+    lacking = [name for name, count in zip(targets.classes, counts, strict=True) if not count]
+    if not lacking:
+        return None
+    few = "" if len(targets.classes) - len(lacking) > 1 else ", so the metrics mean nothing"
+    return (
+        f"the test proteins lack {len(lacking)} of {len(targets.classes)} classes "
+        f"({', '.join(lacking)[:80]}){few or ', which the metrics do not cover'}"
+    )
+
+
 def _several(labels: Sequence[str], min_count: int) -> Targets:
     separator = _separator(labels) or _SEPARATORS[0]
     sets = [{part.strip() for part in label.split(separator)} - {""} for label in labels]

@@ -9,7 +9,7 @@ import pytest
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.relatives import highest_shares
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
-from protlm.downstream.tasks import Task, guess_task, targets_of
+from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
 from protlm.errors import InputDataError, UserError
 
 
@@ -131,6 +131,20 @@ def test_targets() -> None:
         targets_of(["a", "a"], Task.one_class)
     with pytest.raises(UserError, match="smaller --min-count"):
         targets_of(["a,b", "c"], Task.several_classes, min_count=3)
+
+
+def test_classes_that_are_not_tested_are_named() -> None:
+    rows = np.arange(4)
+    one = targets_of(["a", "b", "c", "a"], Task.one_class)
+    assert missing_in_test(one, rows) is None
+    found = missing_in_test(one, rows[:2])
+    assert found is not None and "lack 1 of 3 classes (c), which the metrics do not" in found
+    assert "lack 2 of 3 classes (b, c), so the metrics mean nothing" in (
+        missing_in_test(one, rows[3:]) or ""
+    )
+    several = targets_of(["a;b", "b", "a", "b"], Task.several_classes)
+    assert "lack 1 of 2 classes (a)" in (missing_in_test(several, rows[[1, 3]]) or "")
+    assert missing_in_test(targets_of(["1", "2.5"], Task.number), rows[:1]) is None
 
 
 def random_sequences(number: int, length: int = 60) -> list[str]:
