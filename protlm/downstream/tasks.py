@@ -108,16 +108,15 @@ def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
         return None
     values = targets.values[np.isin(targets.groups, proteins)]
     is_several = targets.task is Task.several_classes
-    counts = (
-        values.sum(axis=0) if is_several else np.bincount(values, minlength=len(targets.classes))
-    )
-    lacking = [name for name, count in zip(targets.classes, counts, strict=True) if not count]
+    present = np.flatnonzero(values.any(axis=0)) if is_several else np.unique(values)
+    lacking = [name for n, name in enumerate(targets.classes) if n not in present]
     if not lacking:
         return None
-    few = "" if len(targets.classes) - len(lacking) > 1 else ", so the metrics mean nothing"
+    is_one = len(present) < 2 and not is_several
+    effect = "so the metrics mean nothing" if is_one else "which the metrics do not cover"
     return (
         f"the test proteins lack {len(lacking)} of {len(targets.classes)} classes "
-        f"({', '.join(lacking)[:80]}){few or ', which the metrics do not cover'}"
+        f"({', '.join(lacking)[:80]}), {effect}"
     )
 
 
