@@ -104,7 +104,8 @@ def finetune(
         seed=seed,
         device=str(pick_device(device)),
     )
-    options = FinetuneOptions(training, lora, tuple(lora_targets.split(",")))
+    lora_layers = tuple(one.strip() for one in lora_targets.split(","))
+    options = FinetuneOptions(training, lora, lora_layers)
     finetune_labels(labels, model_or_default(model), output, options, reading, device=device)
 
 

@@ -1,6 +1,5 @@
 """`protlm finetune LABELS -m MODEL -o RUN`: a model that is trained further on labels."""
 
-import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +11,13 @@ from torch import nn
 from protlm.build import load_model
 from protlm.checkpoints.checksums import write_sums
 from protlm.checkpoints.format import Checkpoint, export
+from protlm.commands.finetune_run import (
+    MERGED,
+    FinetuneLock,
+    check_same_run,
+    fingerprint,
+    refuse_complete,
+)
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
 from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.data.vocabulary import VOCABULARY
@@ -23,13 +29,14 @@ from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task, targets_of
-from protlm.errors import ExitCode, OutputError, UserError
+from protlm.errors import ExitCode, UserError
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import complete_file, complete_folder, sha256_of
+from protlm.paths import complete_folder, sha256_of
 from protlm.training.finetuning import FinetuneSettings, Finetuning, finetune
 from protlm.training.labeled_batches import LabeledTokens
+from protlm.training.run_lock import locked
 
-ADAPTER, HEAD, MERGED, SETTINGS = "adapter", "probe", "model", "finetune.json"
+ADAPTER, HEAD = "adapter", "probe"
 FROZEN = "frozen"
 _VALID_FRACTION = 0.15
 _LOSSES = {
@@ -84,6 +91,8 @@ def finetune_labels(
     """
     _check(options, output)
     model = load_model(model_path, device=device)
+    if options.rank is not None:
+        lora.check_targets(model.network, options.targets)
     proteins = read_examples(labels, model, reading)
     given = [one.label for one in proteins.examples]
     task = task_of(given, proteins, reading)
@@ -94,26 +103,13 @@ def finetune_labels(
     seed = options.training.seed
     split = _with_valid(split_of(proteins.examples, clusters, seed=seed), seed)
     leaked = leakage(proteins.examples, split, clusters)
-    _check_same_run(output, options, model_hash=model.hash, labels=sha256_of(labels))
-    sequences = [one.sequence for one in proteins.examples]
-    settings = ProbeOptions((model.num_layers,), options.tokens_per_batch, seed)
-    compared = probe(model, sequences, targets, split, settings)
-    work = _Work(model, sequences, targets, split, options)
-    head = _head(work, compared[MODEL])
-    if code := _train(work, head, output):
-        print(f"stopped; the same command continues {output}", file=sys.stderr)
-        sys.exit(code)
-    tuned = _tuned(work, head)
-    found = {MODEL: tuned, FROZEN: compared.pop(MODEL), **compared}
-    result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
-    fitted = Probe(task, targets.classes, model.num_layers, model.hash, tuned.fitted)
-    with complete_folder(output / HEAD, overwrite=True) as folder:
-        write_result(folder, result, settings)
-        write_predictions(folder, result)
-        write_probe(folder, fitted)
-    # Last, because a run with a merged model is complete.
-    weights = dict(model.network.state_dict())
-    export(Checkpoint(output, model.description, weights), output / MERGED)
+    work = _Work(model, [one.sequence for one in proteins.examples], targets, split, options)
+    settings = {"model": model.hash, "labels": sha256_of(labels), **_settings(work)}
+    with locked(output, FinetuneLock):
+        check_same_run(output, settings)
+        found = _found(work, output)
+        result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
+        _write(work, result, output)
     print_result(result)
     print(output)
     return result
@@ -129,6 +125,45 @@ class _Work:
     split: Split
     options: FinetuneOptions
 
+    @property
+    def probing(self) -> ProbeOptions:
+        """The settings of the probe of the frozen model."""
+        options = self.options
+        layers = (self.model.num_layers,)
+        return ProbeOptions(layers, options.tokens_per_batch, options.training.seed)
+
+
+def _settings(work: _Work) -> dict[str, Any]:
+    """Returns all that must be equal in a run that is continued."""
+    options = asdict(work.options)
+    trained_on = fingerprint(work.sequences, work.targets, work.split)
+    return options.pop("training") | options | trained_on
+
+
+def _found(work: _Work, output: Path) -> dict[str, Predictor]:
+    """Trains; returns the fine-tuned model, the frozen one and the baselines."""
+    compared = probe(work.model, work.sequences, work.targets, work.split, work.probing)
+    head = _head(work, compared[MODEL])
+    if code := _train(work, head, output):
+        print(f"stopped; the same command continues {output}", file=sys.stderr)
+        sys.exit(code)
+    tuned = _tuned(work, head)
+    return {MODEL: tuned, FROZEN: compared.pop(MODEL), **compared}
+
+
+def _write(work: _Work, result: Result, output: Path) -> None:
+    """Writes the head with its results, then the merged model, which completes the run."""
+    model, targets = work.model, work.targets
+    head = result.predictors[MODEL].fitted
+    with complete_folder(output / HEAD, overwrite=True) as folder:
+        write_result(folder, result, work.probing)
+        write_predictions(folder, result)
+        write_probe(
+            folder, Probe(targets.task, targets.classes, model.num_layers, model.hash, head)
+        )
+    weights = dict(model.network.state_dict())
+    export(Checkpoint(output, model.description, weights), output / MERGED)
+
 
 def _check(options: FinetuneOptions, output: Path) -> None:
     training = options.training
@@ -143,32 +178,7 @@ def _check(options: FinetuneOptions, output: Path) -> None:
             raise UserError(f"{flag} {value} must be at least 1")
     if not training.learning_rate > 0:
         raise UserError(f"--learning-rate {training.learning_rate} must be above 0")
-    if (output / MERGED).exists():
-        raise OutputError(f"{output} is complete: remove it or choose another name")
-
-
-def _check_same_run(
-    output: Path, options: FinetuneOptions, *, model_hash: str, labels: str
-) -> None:
-    """Writes the settings of a new run, or compares them with those of the run to continue.
-
-    Raises:
-        UserError: the run in the folder has other settings.
-        OutputError: the folder cannot be written.
-    """
-    content = json.loads(json.dumps({"model": model_hash, "labels": labels, **asdict(options)}))
-    path = output / SETTINGS
-    if not path.exists():
-        with complete_file(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n")
-        return
-    before: dict[str, Any] = json.loads(path.read_text())
-    for key, value in content.items():
-        if before.get(key) != value:
-            raise UserError(
-                f"{output} is a run with another {key}: {before.get(key)}; choose another folder, "
-                "or type the settings of that run"
-            )
+    refuse_complete(output)
 
 
 def _with_valid(split: Split, seed: int) -> Split:
@@ -250,5 +260,6 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     outputs = fitted.outputs(states)
     values, groups = targets.values[rows], targets.groups[rows]
     seed = work.options.training.seed
-    scores = label_scores(outputs, values, groups, targets.task, seed=seed)
+    units = work.split.units(groups)
+    scores = label_scores(outputs, values, groups, targets.task, units=units, seed=seed)
     return Predictor(fitted, model.num_layers, None, {}, scores, outputs)

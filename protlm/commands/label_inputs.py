@@ -1,12 +1,14 @@
 """Labels for the commands that learn them: read, checked against the model, and clustered."""
 
 import csv
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
+from protlm.downstream.splits import missing
 from protlm.downstream.tables import read_text
 from protlm.downstream.tasks import Task, guess_task
 from protlm.errors import InputDataError, UserError
@@ -81,14 +83,25 @@ def task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOpti
 
 
 def clusters_of(proteins: LabeledProteins, reading: LabelOptions) -> dict[str, str] | None:
-    """Returns the cluster of each identifier; None to use those of the labels, if any."""
+    """Returns the cluster of each identifier; None to use those of the labels, if any.
+
+    Raises:
+        InputDataError: the cluster table is damaged, or has none of the proteins.
+    """
     if reading.cluster is not None:
         numbers = reading.cluster([one.sequence for one in proteins.examples])
         pairs = zip(proteins.examples, numbers, strict=True)
         return {one.identifier: str(number) for one, number in pairs}
     if reading.cluster_table is None:
         return None
-    return read_clusters(reading.cluster_table)
+    clusters = read_clusters(reading.cluster_table)
+    if number := missing(proteins.examples, clusters):
+        print(
+            f"warning: {reading.cluster_table} lacks {number:,} of {len(proteins.examples):,} "
+            "proteins; each is a cluster by itself, so its homologs may be on the other side",
+            file=sys.stderr,
+        )
+    return clusters
 
 
 def read_clusters(path: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from protlm.downstream.labels import LabeledProteins
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, best_baseline, difference
 from protlm.downstream.splits import Leakage, Split
-from protlm.downstream.tasks import Targets, Task
+from protlm.downstream.tasks import Targets, Task, missing_in_test
 from protlm.terminal import console
 
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
@@ -68,6 +68,8 @@ def print_result(result: Result) -> None:
         lines.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
     if leaks := result.leakage.describe(len(result.split.test)):
         lines.append(f"warning: {leaks}")
+    if lacking := missing_in_test(result.targets, result.split.test):
+        lines.append(f"warning: {lacking}")
     for line in lines:
         out.print(line, highlight=False, markup=False)
 

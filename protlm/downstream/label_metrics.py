@@ -1,8 +1,8 @@
-"""Metrics of predicted labels, with 95 % intervals by bootstrap over proteins.
+"""Metrics of predicted labels, with 95 % intervals by bootstrap over clusters.
 
-Residues of a protein are drawn together. AUROC and AUPRC are averaged over the classes that have
-both positive and negative proteins. Matthews' correlation of several classes is that of Gorodkin
-2004 (doi:10.1016/j.compbiolchem.2004.09.006).
+Residues of a protein are drawn together, as are proteins of a cluster if clusters are known. AUROC
+and AUPRC are averaged over the classes that have both positive and negative proteins. Matthews'
+correlation of several classes is that of Gorodkin 2004 (doi:10.1016/j.compbiolchem.2004.09.006).
 """
 
 from collections.abc import Callable
@@ -54,6 +54,7 @@ def label_scores(
     groups: np.ndarray,
     task: Task,
     *,
+    units: np.ndarray | None = None,
     seed: int = 0,
     resamples: int = _RESAMPLES,
 ) -> LabelScores:
@@ -64,14 +65,16 @@ def label_scores(
         values: as in `Targets`.
         groups: the protein of each row.
         task: the kind of the labels.
+        units: the cluster of each row, drawn together; None draws proteins.
         seed: seed of the resampling.
         resamples: the number of resamples.
     """
-    _, group_of = np.unique(groups, return_inverse=True)
-    number = int(group_of.max()) + 1
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    _, unit_of = np.unique((groups if units is None else units)[first], return_inverse=True)
+    number = int(unit_of.max()) + 1
     draws = np.random.default_rng(seed).integers(number, size=(resamples, number))
-    counts = [np.bincount(drawn, minlength=number) for drawn in draws]
-    weights = np.array([np.ones(number), *counts])
+    counts = [np.bincount(drawn, minlength=number)[unit_of] for drawn in draws]
+    weights = np.array([np.ones(len(first)), *counts])
     metrics = _metrics_of(outputs, values, group_of, task)
     found = metrics(weights)
     names = METRICS[task]

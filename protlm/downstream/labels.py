@@ -28,7 +28,10 @@ _SPLITS = {
 _EMPTY = ("", "NA", "NaN", "nan")
 _NAMES = ("identifier", "accession", "id")
 _LABELS = ("label", "target")
-_ATTRIBUTE = re.compile(r"(?:^|\s)(SET|TARGET|VALIDATION|CLUSTER)=(\S*)")
+# A target may have spaces: it ends at the next KEY= or with the header.
+_ATTRIBUTE = re.compile(
+    r"(?:^|\s)(SET|TARGET|VALIDATION|CLUSTER)=((?<=TARGET=).*?(?=\s+\w+=|\s*$)|\S*)"
+)
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,23 @@ def _sequences(path: Path) -> dict[str, str]:
     """Returns the sequences of a file by identifier, and by the accession in it."""
     found = {}
     for record in read_records(path, Tally()):
+        if found.get(record.identifier, record.sequence) != record.sequence:
+            raise InputDataError(
+                f"{path} has different sequences of {record.identifier}; remove all but one"
+            )
         found[record.identifier] = record.sequence
-        parts = record.identifier.split("|")
-        if len(parts) > 1:
-            found.setdefault(parts[1], record.sequence)
+        found.setdefault(accession(record.identifier), record.sequence)
     return found
+
+
+def accession(identifier: str) -> str:
+    """Returns the accession in an identifier of UniProt, or the identifier.
+
+    >>> accession("sp|P12345|NAME_HUMAN"), accession("P12345")
+    ('P12345', 'P12345')
+    """
+    parts = identifier.split("|")
+    return parts[1] if len(parts) > 1 else identifier
 
 
 def _table_rows(path: Path, column: str | None) -> Iterator[tuple[int, Example]]:

@@ -14,8 +14,16 @@ PENALTIES = {
     Task.several_classes: (0.001, 0.01, 0.1, 1.0),
     Task.residue_classes: (0.001, 0.01, 0.1, 1.0),
 }
+# Of sparse features, which are not scaled.
+SPARSE_PENALTIES = {
+    Task.number: (0.01, 0.1, 1.0, 10.0),
+    Task.one_class: (0.1, 1.0, 10.0, 100.0),
+    Task.several_classes: (0.1, 1.0, 10.0, 100.0),
+}
 _MAX_ITERATIONS = 300
 _TOLERANCE = 1e-3
+# TF-IDF is small, as is then the gradient at which the iterations end.
+_SPARSE_TOLERANCE = 1e-6
 # The logit of a class that no example has: its probability is 0.
 _NEVER = -1e4
 
@@ -49,23 +57,29 @@ def probabilities(logits: np.ndarray, task: Task) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
+def penalties_of(features: Any, task: Task) -> tuple[float, ...]:
+    """Returns the candidates for the penalty, in increasing order."""
+    return (PENALTIES if isinstance(features, np.ndarray) else SPARSE_PENALTIES)[task]
+
+
 def fit(
     features: Any, values: np.ndarray, task: Task, *, num_classes: int, penalty: float
 ) -> LinearModel:
-    """Fits a linear model to standardized features.
+    """Fits a linear model to features; dense ones are standardized.
 
     Args:
-        features: dense or sparse, [examples, width]; sparse ones are scaled but not centered.
+        features: dense or sparse, [examples, width]. Sparse ones are not scaled: a feature of few
+            proteins has a small deviation, and would get a large weight.
         values: as in `Targets`.
         task: the kind of the labels.
         num_classes: the number of outputs, except of numbers.
-        penalty: one of `PENALTIES`.
+        penalty: one of `penalties_of`.
     """
     from sklearn.preprocessing import StandardScaler
 
     is_dense = isinstance(features, np.ndarray)
-    scaler: Any = StandardScaler(with_mean=is_dense)
-    scaled = scaler.fit_transform(features.astype(np.float64) if is_dense else features)
+    scaler: Any = StandardScaler()
+    scaled = scaler.fit_transform(features.astype(np.float64)) if is_dense else features
     if task is Task.number:
         weights, bias = _ridge(scaled, values, penalty)
     elif task is Task.several_classes:
@@ -74,8 +88,10 @@ def fit(
         bias = np.array([one[1] for one in columns])
     else:
         weights, bias = _multinomial(scaled, values, num_classes, penalty)
+    if not is_dense:
+        return LinearModel(weights, bias)
     weights = weights / scaler.scale_[:, None]
-    return LinearModel(weights, bias - scaler.mean_ @ weights if is_dense else bias)
+    return LinearModel(weights, bias - scaler.mean_ @ weights)
 
 
 def _ridge(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +104,8 @@ def _ridge(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray,
 def _logistic(scaled: Any, values: np.ndarray, penalty: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=_TOLERANCE).fit(
+    tolerance = _TOLERANCE if isinstance(scaled, np.ndarray) else _SPARSE_TOLERANCE
+    return LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=tolerance).fit(
         scaled, values
     )
 

@@ -52,14 +52,8 @@ def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed:
     Raises:
         UserError: no layer has such a name.
     """
+    check_targets(network, targets)
     layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
-    names = {name.rpartition(".")[2] for name in layers if name.startswith("blocks.")}
-    for target in targets:
-        if target not in names:
-            raise UserError(
-                f"--lora-targets: no layer is named {target!r}; there are: "
-                f"{', '.join(sorted(names))}"
-            )
     network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -67,6 +61,22 @@ def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed:
             if name.startswith("blocks.") and name.rpartition(".")[2] in targets:
                 adapter = LowRank(layer, rank)
                 parametrize.register_parametrization(layer, "weight", adapter, unsafe=True)
+
+
+def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
+    """Makes sure that there are layers of these names.
+
+    Raises:
+        UserError: no layer has such a name.
+    """
+    linear = [name for name, one in network.named_modules() if isinstance(one, nn.Linear)]
+    names = {name.rpartition(".")[2] for name in linear if name.startswith("blocks.")}
+    for target in targets:
+        if target not in names:
+            raise UserError(
+                f"--lora-targets: no layer is named {target!r}; there are: "
+                f"{', '.join(sorted(names))}"
+            )
 
 
 def save_adapters(network: nn.Module, folder: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from protlm.downstream.features import embeddings, protein_baselines, residue_baselines
 from protlm.downstream.label_metrics import METRICS, LabelScores, bounds, label_scores
-from protlm.downstream.linear import PENALTIES, LinearModel, constant, fit
+from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
 from protlm.model.pretrained import PretrainedModel
@@ -99,6 +99,7 @@ class _Rows:
         train = split.train
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
+        self.units = split.units(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)
             self.rest = of(train)
@@ -153,13 +154,14 @@ def _probe(
         layer = layers[best] if layers else None
         fitted = _fitted(features[best], targets, rows.fit, penalty)
     outputs = fitted.outputs(features[best][rows.test])
-    scores = label_scores(outputs, values[rows.test], targets.groups[rows.test], task, seed=seed)
+    tested, groups = values[rows.test], targets.groups[rows.test]
+    scores = label_scores(outputs, tested, groups, task, units=rows.units, seed=seed)
     return Predictor(fitted, layer, penalty, by_layer, scores, outputs)
 
 
 def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, float, list[float]]:
     """Returns the best layer at the middle penalty, its best penalty, and the layers' scores."""
-    penalties = PENALTIES[targets.task]
+    penalties = penalties_of(features[0], targets.task)
     middle = penalties[len(penalties) // 2]
 
     def score(layer: int, penalty: float) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protlm.downstream.labels import TEST, TRAIN, VALID, Example
+from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
 from protlm.downstream.relatives import MIN_SHARED, highest_shares
 from protlm.errors import InputDataError
 
@@ -22,12 +22,18 @@ class Split:
             groups held out from `train`.
         test: the rows of the metrics.
         groups: equal for proteins that must be held out together, int64 [examples].
+        has_clusters: whether the groups are clusters, not only equal sequences.
     """
 
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
     groups: np.ndarray
+    has_clusters: bool = False
+
+    def units(self, proteins: np.ndarray) -> np.ndarray | None:
+        """Returns the cluster of each protein, which the bootstrap draws whole; None if unknown."""
+        return self.groups[proteins] if self.has_clusters else None
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ def split_of(
         seed: seed of the draw.
 
     Raises:
-        InputDataError: there are neither splits nor clusters, or a split is empty.
+        InputDataError: there are neither splits nor clusters, no protein has a cluster, or a
+            split is empty.
     """
     names = cluster_names(examples, clusters)
     groups = _numbers(names or [one.sequence for one in examples])
@@ -91,7 +98,7 @@ def split_of(
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:
             raise InputDataError(f"no protein is in the split {name}; correct the column split")
-    return Split(train, valid, test, groups)
+    return Split(train, valid, test, groups, names is not None)
 
 
 def leakage(
@@ -117,21 +124,49 @@ def cluster_names(
     """Returns the cluster of each example; None if no cluster is known.
 
     An example without a cluster is one by itself. Equal sequences have the same cluster.
+
+    Raises:
+        InputDataError: none of the examples is in `clusters`.
     """
-    if clusters is None and not any(one.cluster for one in examples):
-        return None
-    found, of_sequence = [], {}
-    for one in examples:
-        name = one.cluster if clusters is None else _named(one.identifier, clusters)
-        found.append(of_sequence.setdefault(one.sequence, name or f"only {one.identifier}"))
-    return found
+    if clusters is None:
+        names = [one.cluster for one in examples]
+        if not any(names):
+            return None
+    else:
+        names = _looked_up(examples, clusters)
+    of_sequence: dict[str, str] = {}
+    for one, name in zip(examples, names, strict=True):
+        if name:
+            of_sequence.setdefault(one.sequence, name)
+    return [of_sequence.setdefault(one.sequence, f"only {one.identifier}") for one in examples]
 
 
-def _named(identifier: str, clusters: Mapping[str, str]) -> str:
-    """Returns the cluster of an identifier, which MMseqs2 may have shortened: sp|P12345|NAME."""
-    parts = identifier.split("|")
-    short = parts[1] if len(parts) > 1 else identifier
-    return clusters.get(identifier, clusters.get(short, ""))
+def missing(examples: Sequence[Example], clusters: Mapping[str, str]) -> int:
+    """Returns the number of examples that a cluster table does not have.
+
+    Raises:
+        InputDataError: it has none of them.
+    """
+    return _looked_up(examples, clusters).count("")
+
+
+def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list[str]:
+    """Returns the cluster of each example, or an empty string.
+
+    On both sides, sp|P12345|NAME is also found as P12345, to which MMseqs2 shortens it.
+    """
+    by_accession = {accession(member): name for member, name in clusters.items()}
+    names = [
+        clusters.get(one.identifier) or by_accession.get(accession(one.identifier), "")
+        for one in examples
+    ]
+    if not any(names):
+        raise InputDataError(
+            f"the cluster table has none of the {len(examples):,} proteins; give the table made "
+            f"from these sequences: its second column must have identifiers like "
+            f"{examples[0].identifier}, which is that of the first protein"
+        )
+    return names
 
 
 def _drawn(groups: np.ndarray, seed: int) -> np.ndarray:

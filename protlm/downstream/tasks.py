@@ -97,6 +97,29 @@ def targets_of(labels: Sequence[str], task: Task, *, min_count: int = 1) -> Targ
     return Targets(task, classes, np.array(found), groups, places)
 
 
+def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
+    """Returns a sentence on classes that the test proteins lack, or None.
+
+    Args:
+        targets: the labels.
+        proteins: the rows of the test proteins.
+    """
+    if not targets.classes:
+        return None
+    values = targets.values[np.isin(targets.groups, proteins)]
+    is_several = targets.task is Task.several_classes
+    present = np.flatnonzero(values.any(axis=0)) if is_several else np.unique(values)
+    lacking = [name for n, name in enumerate(targets.classes) if n not in present]
+    if not lacking:
+        return None
+    is_one = len(present) < 2 and not is_several
+    effect = "so the metrics mean nothing" if is_one else "which the metrics do not cover"
+    return (
+        f"the test proteins lack {len(lacking)} of {len(targets.classes)} classes "
+        f"({', '.join(lacking)[:80]}), {effect}"
+    )
+
+
 def _several(labels: Sequence[str], min_count: int) -> Targets:
     separator = _separator(labels) or _SEPARATORS[0]
     sets = [{part.strip() for part in label.split(separator)} - {""} for label in labels]

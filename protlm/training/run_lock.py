@@ -20,7 +20,7 @@ class RunLock(FolderLock):
 
 
 @contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path, kind: type[FolderLock] = RunLock) -> Iterator[None]:
     """Creates the run directory and holds its lock; does nothing on ranks other than the first.
 
     Raises:
@@ -31,7 +31,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         return
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(run_dir)
+        lock = kind(run_dir)
     except OSError as error:
         raise explain_os_error(error, run_dir) from error
     try:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import protlm
 from protlm.commands.finetune import FinetuneOptions, finetune_labels
+from protlm.commands.finetune_run import FinetuneLock
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.errors import OutputError, UserError
@@ -62,6 +63,31 @@ def check_predictions(run: Path, folder: Path) -> None:
         )
 
 
+def check_other_data(labels: Path, model: Path, folder: Path, options: FinetuneOptions) -> None:
+    """Other labels, sequences or clusters of the same file do not continue the run `cut`."""
+    run = folder / "cut"
+    with pytest.raises(UserError, match="another content of the labels"):
+        finetune_labels(labels, model, run, options, LabelOptions(column="split"))
+    changed = folder / "changed.fasta"
+    changed.write_text((folder / "proteins.fasta").read_text().replace("WWWW", "WWWA"))
+    with pytest.raises(UserError, match="another content of the sequences"):
+        finetune_labels(labels, model, run, options, LabelOptions(sequences=changed))
+    clusters = folder / "clusters.tsv"
+    clusters.write_text("".join(f"P{n // 2}\tP{n}\n" for n in range(60)))
+    with pytest.raises(UserError, match="another split"):
+        finetune_labels(labels, model, run, options, LabelOptions(cluster_table=clusters))
+
+
+def test_two_processes_do_not_share_a_folder(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = FinetuneLock(tmp_path / "run")
+    with pytest.raises(OutputError, match=r"is being trained by process.*another --output"):
+        finetune_labels(
+            labels, tiny_run, tmp_path / "run", FinetuneOptions(SETTINGS), LabelOptions()
+        )
+    lock.release()
+
+
 def test_all_weights_are_trained_and_resumed(
     labels: Path,
     tiny_run: Path,
@@ -95,8 +121,9 @@ def test_all_weights_are_trained_and_resumed(
     assert "the same command continues" in capsys.readouterr().err
     assert len(list((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))) == 2
     other = replace(options, training=replace(SETTINGS, learning_rate=1e-2))
-    with pytest.raises(UserError, match="is a run with another training"):
+    with pytest.raises(UserError, match=r"another --learning-rate: 0\.003, not 0\.01;"):
         finetune_labels(labels, tiny_run, tmp_path / "cut", other, LabelOptions())
+    check_other_data(labels, tiny_run, tmp_path, options)
     finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
     again = weights(tmp_path / "cut" / "model")
     assert all(torch.equal(after[name], again[name]) for name in after)
@@ -123,6 +150,7 @@ def test_adapters_are_trained_saved_and_merged(
     with pytest.raises(UserError, match="no layer is named 'nothing'; there are: "):
         other = replace(options, targets=("nothing",))
         finetune_labels(labels, tiny_run, tmp_path / "x", other, LabelOptions())
+    assert not (tmp_path / "x").exists()
 
 
 def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
@@ -132,7 +160,12 @@ def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> N
     finetune_labels(labels, tiny_run, run, FinetuneOptions(settings), LabelOptions())
     with (run / "metrics.csv").open() as file:
         losses = [float(r["valid_loss"]) for r in csv.DictReader(file) if r["valid_loss"]]
-    assert len(losses) < 30 and losses[-1] >= min(losses)
+    assert len(losses) < 30 and losses[-1] > min(losses)
+    # Those of the epoch with the lowest loss, which a shorter run ends with.
+    shorter = replace(settings, epochs=int(np.argmin(losses)) + 1)
+    finetune_labels(labels, tiny_run, tmp_path / "x", FinetuneOptions(shorter), LabelOptions())
+    until_best = weights(tmp_path / "x" / "model")
+    assert all(torch.equal(w, until_best[n]) for n, w in weights(run / "model").items())
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,9 @@ def test_residues_have_a_row_each(
     assert np.mean(right) > 0.95
 
 
-def test_clusters_are_made_or_read(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
+def test_clusters_are_made_or_read(
+    labels: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = read(labels)
     text = "".join(f"{r['identifier']}\t{r['sequence']}\t{n / 7}\n" for n, r in enumerate(rows))
     table = tmp_path / "numbers.tsv"
@@ -112,8 +114,13 @@ def test_clusters_are_made_or_read(labels: Path, tiny_run: Path, tmp_path: Path)
     clusters = tmp_path / "clusters.tsv"
     clusters.write_text("".join(f"P1\tP{n}\n" for n in range(1, 4)))
     both = LabelOptions(cluster_table=clusters)
+    capsys.readouterr()
     result = probe_labels(table, tiny_run, tmp_path / "q", OPTIONS, both)
     assert len(set(result.split.groups[:3])) == 1 and len(set(result.split.groups)) == 4
+    assert "clusters.tsv lacks 3 of 6 proteins" in capsys.readouterr().err
+    clusters.write_text("X1\tX2\n")
+    with pytest.raises(InputDataError, match="has none of the 6 proteins"):
+        probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
     clusters.write_text("P1 P2\n")
     with pytest.raises(InputDataError, match="line 1: 'P1 P2' is not a representative"):
         probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)

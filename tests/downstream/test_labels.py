@@ -8,8 +8,8 @@ import pytest
 
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.relatives import highest_shares
-from protlm.downstream.splits import held_out, leakage, split_of
-from protlm.downstream.tasks import Task, guess_task, targets_of
+from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
+from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
 from protlm.errors import InputDataError, UserError
 
 
@@ -49,6 +49,28 @@ def test_fasta_of_proteins(read) -> None:
         Example("B", "MKTC", "golgi", "valid"),
         Example("C", "MKTD", "golgi", "test"),
     ]
+
+
+def test_targets_may_have_spaces(read) -> None:
+    text = (
+        ">A TARGET=cell membrane SET=train OS=Homo sapiens\nMKTA\n"
+        ">B SET=test extra TARGET=cell wall \nMKTC\n>C TARGET= SET=test\nMKTD\n"
+    )
+    found = read(text, "x.fasta")
+    assert [(one.label, one.split) for one in found.examples] == [
+        ("cell membrane", "train"),
+        ("cell wall", "test"),
+    ]
+    assert found.left_out == {"without a label": 1}
+
+
+def test_sequences_that_contradict_each_other_are_refused(read, tmp_path: Path) -> None:
+    (tmp_path / "x.fasta").write_text(">A\nMKTA\n>A\nMKTC\n")
+    with pytest.raises(InputDataError, match="has different sequences of A; remove all but one"):
+        read("id\tlabel\nA\t1\n", sequences=tmp_path / "x.fasta")
+    (tmp_path / "x.fasta").write_text(">A\nMKTA\n>A\nMKTA\n")
+    found = read("id\tlabel\nA\t1\n", sequences=tmp_path / "x.fasta")
+    assert found.examples[0].sequence == "MKTA"
 
 
 def test_fasta_of_residues(read, tmp_path: Path) -> None:
@@ -111,6 +133,20 @@ def test_targets() -> None:
         targets_of(["a,b", "c"], Task.several_classes, min_count=3)
 
 
+def test_classes_that_are_not_tested_are_named() -> None:
+    rows = np.arange(4)
+    one = targets_of(["a", "b", "c", "a"], Task.one_class)
+    assert missing_in_test(one, rows) is None
+    found = missing_in_test(one, rows[:2])
+    assert found is not None and "lack 1 of 3 classes (c), which the metrics do not" in found
+    assert "lack 2 of 3 classes (b, c), so the metrics mean nothing" in (
+        missing_in_test(one, rows[3:]) or ""
+    )
+    several = targets_of(["a;b", "b", "a", "b"], Task.several_classes)
+    assert "lack 1 of 2 classes (a)" in (missing_in_test(several, rows[[1, 3]]) or "")
+    assert missing_in_test(targets_of(["1", "2.5"], Task.number), rows[:1]) is None
+
+
 def random_sequences(number: int, length: int = 60) -> list[str]:
     letters = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
     drawn = np.random.default_rng(0).integers(20, size=(number, length))
@@ -129,6 +165,23 @@ def test_whole_clusters_are_drawn() -> None:
     is_out = held_out(split.groups[split.train], 0.2, seed=0)
     assert 0 < is_out.sum() < len(split.train)
     assert not set(split.train[is_out] // 4) & set(split.train[~is_out] // 4)
+
+
+def test_tables_are_searched_by_accession() -> None:
+    examples = [Example("P1", "MKTA", "1"), Example("sp|P2|X", "MKTC", "1")]
+    for table in ({"sp|P1|A": "c", "P2": "c"}, {"tr|P1|A": "c", "sp|P2|X": "c"}):
+        assert cluster_names(examples, table) == ["c", "c"]
+        assert missing(examples, table) == 0
+    assert missing(examples, {"P1": "c"}) == 1
+    with pytest.raises(InputDataError, match=r"none of the 2 proteins.*identifiers like P1"):
+        split_of(examples, {"Q1": "c"}, seed=0)
+
+
+def test_of_equal_sequences_one_with_a_cluster_decides() -> None:
+    """Also if the copy without a cluster comes first."""
+    examples = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
+    assert cluster_names(examples, {"B": "c", "C": "c"}) == ["c", "c", "c"]
+    assert cluster_names(examples, {"C": "c"}) == ["only A", "only A", "c"]
 
 
 def test_without_splits_and_clusters_nothing_is_split() -> None:

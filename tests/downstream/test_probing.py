@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 import protlm
 from protlm.downstream.features import embeddings, residue_baselines
 from protlm.downstream.label_metrics import METRICS, label_scores
-from protlm.downstream.linear import PENALTIES, constant, fit, probabilities
+from protlm.downstream.linear import PENALTIES, constant, fit, penalties_of, probabilities
 from protlm.downstream.probe_files import Probe, read_probe, write_probe
 from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, best_baseline, probe
 from protlm.downstream.splits import Split
@@ -102,6 +103,35 @@ def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task) -> None:
         rows = np.concatenate([np.flatnonzero(groups == one) for one in drawn])
         again = label_scores(outputs[rows], values[rows], np.arange(30), task, resamples=0)
         assert row.tolist() == pytest.approx(list(again.values.values()))
+
+
+def test_clusters_are_drawn_whole(numbers) -> None:
+    """A cluster of copies counts as one draw: the interval is that of one protein of each."""
+    values, outputs = numbers.integers(2, size=20), numbers.normal(size=(20, 2))
+    alone = label_scores(outputs, values, np.arange(20), Task.one_class)
+    units = np.repeat(np.arange(20), 5)
+    copies = outputs.repeat(5, axis=0), values.repeat(5), np.arange(100)
+    whole = label_scores(*copies, Task.one_class, units=units)
+    assert whole.interval("accuracy") == pytest.approx(alone.interval("accuracy"))
+    low, high = label_scores(*copies, Task.one_class).interval("accuracy")
+    assert high - low < 0.7 * np.subtract(*alone.interval("accuracy")[::-1])
+
+
+def test_sparse_features_are_not_scaled(numbers) -> None:
+    """The formula of ridge regression, without deviations; and another grid."""
+    x, y = numbers.normal(size=(30, 4)) * [1, 9, 0.1, 1], numbers.normal(size=30)
+    centered = x - x.mean(0)
+    w = np.linalg.solve(centered.T @ centered + np.eye(4), centered.T @ (y - y.mean()))
+    sparse = csr_matrix(x)
+    found = fit(sparse, y, Task.number, num_classes=0, penalty=1.0)
+    assert found.outputs(sparse)[:, 0] == pytest.approx(centered @ w + y.mean(), abs=1e-3)
+    # Small features, as those of TF-IDF: the gradient is zero relative to the weights.
+    y = x[:, 0] > 0
+    found = fit(sparse / 100, y[:, None], Task.several_classes, num_classes=1, penalty=10.0)
+    errors = probabilities(found.outputs(sparse / 100), Task.several_classes)[:, 0] - y
+    assert 10 * x.T @ errors / 100 == pytest.approx(-found.weights[:, 0], rel=1e-2, abs=1e-3)
+    assert max(penalties_of(sparse, Task.one_class)) == 100
+    assert penalties_of(x, Task.one_class) == PENALTIES[Task.one_class]
 
 
 def planted(numbers, count: int = 60) -> tuple[list[str], np.ndarray]:
