@@ -4,6 +4,7 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 `protlm.evaluation`.
 """
 
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -304,7 +305,8 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
     """
     path = interop.local_path(path)
     inner = path / "model"
-    if (inner / checkpoints.CONFIG).is_file():
+    # Unlike Path.is_file, it is false for names that no file can have.
+    if os.path.isfile(inner / checkpoints.CONFIG):  # noqa: PTH113
         raise UserError(
             f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"
         )

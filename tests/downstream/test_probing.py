@@ -266,5 +266,5 @@ def test_damaged_probes_are_refused(saved: Path, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
     with pytest.raises(InputDataError, match=r"probe\.safetensors is damaged"):
         read_probe(saved)
-    with pytest.raises(InputDataError, match="give a folder that protlm probe has written"):
+    with pytest.raises(InputDataError, match="a folder that protlm probe has written"):
         read_probe(tmp_path)
