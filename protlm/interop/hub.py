@@ -73,7 +73,7 @@ def download(name: str) -> Path:
         ) from None
     except RepositoryNotFoundError:
         raise InputDataError(
-            f"{name} does not exist here, and is no model of the Hugging Face Hub; if it is "
+            f"{name} does not exist here, and is not a model of the Hugging Face Hub; if it is "
             "private, type: hf auth login"
         ) from None
     except Exception as error:

@@ -36,7 +36,7 @@ def exported(tiny_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "exported"
 
 
-def refuse(path: Path) -> str:
+def assert_refused(path: Path) -> str:
     """Loads a model that must be refused; returns the sentence."""
     with pytest.raises(InputDataError) as caught:
         protlm.load(path)
@@ -66,7 +66,7 @@ SHAPES: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_another_shape(change: Callable[[dict[str, Any]], object], newest: Path) -> None:
     torch.save(change(checkpoints.load_training(newest)), newest)
     write_sum(newest, contents=newest)
-    refuse(newest)
+    assert_refused(newest)
 
 
 @pytest.mark.parametrize("key", ["loops", "optimizer_states", "state_dict"])
@@ -128,7 +128,7 @@ def test_another_description(
     config.write_text(json.dumps(description))
     write_sums(exported)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sentence = refuse(exported)
+    sentence = assert_refused(exported)
     assert "${oc.env:TOKEN}" in sentence or value != "${oc.env:TOKEN}"
     # In KiB: the tiny model itself takes some hundred.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
@@ -139,7 +139,7 @@ def test_weights_that_are_not_numbers(value: float, newest: Path, tmp_path: Path
     contents = checkpoints.load_training(newest)
     contents["state_dict"]["network.head.bias"][3] = value
     checkpoints.save_training(contents, newest)
-    assert "NaN or infinite (head.bias)" in refuse(newest)
+    assert "NaN or infinite (head.bias)" in assert_refused(newest)
     fasta = tmp_path / "x.fasta"
     fasta.write_text(">P1\nMKT\n")
     with pytest.raises(InputDataError, match="diverged"):

@@ -127,7 +127,10 @@ def test_settings_of_training_and_memory_may_differ(write_esm: Write) -> None:
     changes = {"dropout": 0.1, "feedforward_chunk": 8, "max_length": 64, "norm_epsilon": None}
     model = replace(described.model, **changes)
     network = build_network(model, {"name": "softmax"}, seed=1)
-    load_initial_weights(network, model, described.attention_config, write_esm("again"))
+    again = write_esm("again")
+    load_initial_weights(network, model, described.attention_config, again)
+    expected = protlm.load(again).network.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in network.state_dict().items())
 
 
 @pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])

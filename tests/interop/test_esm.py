@@ -251,7 +251,8 @@ def test_other_settings_are_refused(
 def test_usual_settings_that_are_written_out_are_read(write_esm: Write) -> None:
     rope = {"rope_type": "default", "rope_theta": 10_000}
     changes = {"cls_token_id": 0, "eos_token_id": 2, "rope_scaling": None, "rope_parameters": rope}
-    interop.read(write_esm(tie_word_embeddings=False, **changes))
+    found = interop.read(write_esm("written", tie_word_embeddings=False, **changes))
+    assert found.description.model == interop.read(write_esm("usual")).description.model
 
 
 def test_an_output_layer_that_is_missing_is_refused(write_esm: Write) -> None:

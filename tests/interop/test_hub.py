@@ -112,7 +112,7 @@ def test_the_cache_is_used_without_the_network(
         (
             "RepositoryNotFoundError",
             False,
-            "does not exist here, and is no model of the Hugging Face",
+            "does not exist here, and is not a model of the Hugging Face",
         ),
         (files(("README.md", 1)), False, "has no config.json with weights"),
         (files(("config.json", 1), ("vocab.txt", 1)), False, "has no config.json with weights"),

@@ -133,7 +133,7 @@ def assert_read_again(folder: Path, model: Checkpoint) -> None:
         assert_same(found.weights, model.weights)
 
 
-def check(models: dict[str, Checkpoint], tmp_path: Path) -> None:
+def assert_transformers_agrees(models: dict[str, Checkpoint], tmp_path: Path) -> None:
     """Exports models, uses all in one process, and reads them again."""
     folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
     use_exported(*folders.values())
@@ -169,7 +169,7 @@ def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: P
         "esm2": interop.read(esm_folder(write_esm, "esm2_source")),
         "esm1v": interop.read(esm_folder(write_esm, "esm1v_source", **absolute)),
     }
-    check(models, tmp_path)
+    assert_transformers_agrees(models, tmp_path)
     code = {name: len(list((tmp_path / name).glob("*.py"))) for name in models}
     assert code == {"performer": 1, "linformer": 1, "esm2": 0, "esm1v": 0}
 
@@ -177,7 +177,7 @@ def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: P
 @pytest.mark.peers
 @pytest.mark.slow
 def test_transformers_loads_every_mechanism(tmp_path: Path) -> None:
-    check({name: model_with(name) for name in attention.names()}, tmp_path)
+    assert_transformers_agrees({name: model_with(name) for name in attention.names()}, tmp_path)
 
 
 EXTRAS: dict[str, Any] = {
@@ -214,7 +214,7 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
         "earlier": with_bounded_norms(model_with("performer_relu", qk_norm=True)),
         "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
     }
-    check(models, tmp_path)
+    assert_transformers_agrees(models, tmp_path)
 
 
 @pytest.mark.parametrize("mechanism", attention.names())

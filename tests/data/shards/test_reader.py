@@ -144,7 +144,8 @@ def test_two_thousand_shards_do_not_exhaust_descriptors(make_data_set, write_man
     write_manifest(directory, json.dumps(fields))
     program = Path(__file__).parent / "programs" / "read_many_shards.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, program, directory], env=environment, check=True)
+    done = subprocess.run([sys.executable, program, directory], env=environment, check=False)
+    assert done.returncode == 0
 
 
 # --- offsets that lead astray, in a shard whose hash is right
