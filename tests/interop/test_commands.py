@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import protlm
 from protlm import interop
