@@ -99,8 +99,12 @@ def prepare(
     ],
     out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
     split_table: SplitTable = None,
-    valid_fraction: Annotated[float, typer.Option(help="Fraction of the split valid.")] = 0.01,
-    test_fraction: Annotated[float, typer.Option(help="Fraction of the split test.")] = 0.01,
+    valid_fraction: Annotated[
+        float, typer.Option(help="Fraction of the records for the split valid.")
+    ] = 0.01,
+    test_fraction: Annotated[
+        float, typer.Option(help="Fraction of the records for the split test.")
+    ] = 0.01,
     family_table: FamilyTable = None,
     ood_families: OodFamilies = None,
     cluster_table: ClusterTable = None,
@@ -190,7 +194,10 @@ def embed(
         int, typer.Option(help="Tokens per batch, including padding.")
     ] = 4096,
     format: Annotated[
-        str, typer.Option(help="hdf5, ragged (a million proteins), parquet, npz, or pt (a folder).")
+        str,
+        typer.Option(
+            help="hdf5, ragged (one array, for very many), parquet, npz, or pt (a folder)."
+        ),
     ] = "hdf5",
     dtype: EmbeddingDtype = "float32",
     compute_dtype: EmbeddingDtype = "float32",

@@ -38,7 +38,7 @@ FamilyTable = Annotated[
 OodFamilies = Annotated[
     list[str] | None,
     typer.Option(
-        help="PF00069 ...: families held out as test_ood_family; default: the paper's 20."
+        help="Pfam accessions held out as test_ood_family (PF00069 ...); default: the paper's 20."
     ),
 ]
 ClusterTable = Annotated[
@@ -48,7 +48,9 @@ ClusterTable = Annotated[
         "stays in one split; --split-table overrides this."
     ),
 ]
-Cluster = Annotated[bool, typer.Option("--cluster", help="Make the table with MMseqs2 linclust.")]
+Cluster = Annotated[
+    bool, typer.Option("--cluster", help="Cluster the sequences with MMseqs2 linclust.")
+]
 ClusterIdentity = Annotated[
     float | None, typer.Option(help="Minimum sequence identity of --cluster; default: 0.5.")
 ]

@@ -1,6 +1,6 @@
 """Evaluations behind one interface: one file and one YAML each.
 
-`names()` lists them and `create()` builds one; nothing else imports a module of this package.
+`names()` lists them and `create()` builds one.
 """
 
 import importlib
