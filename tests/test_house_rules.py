@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
+import pytest
 import yaml
 
 import protlm.attention
@@ -187,6 +188,7 @@ def test_the_command_line_starts_light(tmp_path: Path) -> None:
     assert sorted({name.split(".")[0] for name in loaded} & set(HEAVY)) == []
 
 
+@pytest.mark.slow
 def test_importing_does_nothing(tmp_path: Path) -> None:
     modules = [
         module.name

@@ -11,6 +11,7 @@ from protlm.errors import OutputError, UserError
 from protlm.evaluation.structures import contact_map, read_structure
 from protlm.paths import sample_dir
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 PROTEIN = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
@@ -143,7 +144,7 @@ def test_contacts_of_a_protein_without_structure(tmp_path: Path) -> None:
     assert len(points(figure.axes[0], "top L predictions")) == 40
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+@pytest.mark.parametrize("suffix", slow_but(["png", "pdf", "svg"], "png"))
 def test_a_figure_saved_twice_is_the_same_file(suffix: str, tmp_path: Path) -> None:
     probabilities_LL = np.random.default_rng(0).random((30, 30))
     drawn = {

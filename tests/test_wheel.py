@@ -61,6 +61,7 @@ def test_the_wheel_has_the_real_package_in_place_of_the_link(wheel: Path) -> Non
     assert packaged == (ROOT / "data_prep" / "__init__.py").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_source_distribution_keeps_both_folders(tmp_path: Path) -> None:
     """The tests run from it, and a wheel can be built of it."""
     run("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT, folder=tmp_path)

@@ -162,6 +162,7 @@ def test_too_few_heads_have_no_correlation() -> None:
     assert np.isnan(correlation_with_blosum(planted(1.0)[:2], None)["pearson"])
 
 
+@pytest.mark.slow
 def test_similarity_is_reported_with_intervals(model: PretrainedModel, folder: str) -> None:
     made = create("similarity", {"name": "similarity", "structures": folder})
     values = json.loads(json.dumps(made.run(model, None), allow_nan=False))

@@ -127,6 +127,7 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
         made.run(model, None)
 
 
+@pytest.mark.slow
 def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
     made = create("mine", {"name": "secondary_structure"})
     values = made.run(model, None)

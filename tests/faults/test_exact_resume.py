@@ -232,6 +232,7 @@ def test_other_ways_to_train(
     assert_same(run, whole, state_of, log_of)
 
 
+@pytest.mark.slow
 def test_sampling_by_cluster(
     train_tiny: Train,
     killed_after: Callable,

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow_but
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -16,7 +18,7 @@ def cluster_table(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["plain", "clusters"])
+@pytest.mark.parametrize("kind", slow_but(["plain", "clusters"], "clusters"))
 def test_a_killed_build_resumes_to_the_same_bytes(
     run_builder, proteins, tmp_path, kills, kind, cluster_table
 ):

@@ -29,6 +29,7 @@ def test_killed_at_30_random_moments(tmp_path: Path) -> None:
     assert run_program("kill_saving_at_random.py", tmp_path / "run") == "30"
 
 
+@pytest.mark.slow
 def test_killed_before_and_after_each_call(tmp_path: Path) -> None:
     calls, is_both = run_program("kill_saving_at_each_call.py", tmp_path / "run").split()
     assert int(calls) > 20

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protlm.checkpoints.format import all_checkpoints
 from protlm.paths import sample_dir
+from tests.marks import slow_but
 
 PROGRAM = Path(__file__).parent / "programs" / "write_to_closed_pipe.py"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
@@ -47,14 +47,7 @@ def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
     return run
 
 
-def slow_but(*fast: str) -> list[Any]:
-    """Returns all redirections; those that are not named are marked slow."""
-    return [loss if loss in fast else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES]
-
-
-@pytest.mark.parametrize(
-    "loss", slow_but("a reader of two lines", "both closed", "no reader of both")
-)
+@pytest.mark.parametrize("loss", slow_but(LOSSES, "no reader of both"))
 def test_embed_completes(loss: str, shell: Shell, tiny_run: Path, tmp_path: Path) -> None:
     done = shell(f"embed {TINY_FASTA} -m {tiny_run} -o out.h5", LOSSES[loss])
     assert done.returncode == 0, done.stderr

@@ -26,6 +26,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.slow
 def test_requeued_five_times(
     train_tiny: Callable[..., Path],
     tmp_path: Path,

@@ -19,12 +19,13 @@ from protlm.data.records import Tally, read_records
 from protlm.errors import OutputError
 from protlm.model.pooling import Pooling
 from protlm.paths import complete_file, complete_folder, sample_dir
+from tests.marks import slow_but
 
 PROGRAMS = Path(__file__).parent / "programs"
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 
 
-@pytest.mark.parametrize("limit", [0, 100, 20_000, 300_000])
+@pytest.mark.parametrize("limit", slow_but([0, 100, 20_000, 300_000], 20_000))
 @pytest.mark.parametrize("command", ["embed", "attention"])
 def test_a_quota_ends_a_command_with_one_sentence(
     command: str, limit: int, tiny_run: Path, one_process: dict[str, str], tmp_path: Path

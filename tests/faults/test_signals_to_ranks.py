@@ -25,7 +25,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.parametrize("turns", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [3, 60])
 def test_both_ranks_stop_after_the_same_step_and_resume(
     turns: int, run_ranks: Callable, tmp_path: Path, state_of: Read, log_of: Read
 ) -> None:

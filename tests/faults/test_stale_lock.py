@@ -22,6 +22,7 @@ from protlm.data_prep.split import HashSplit
 from protlm.data_prep.work_folder import Plan, work_folder
 from protlm.errors import OutputError
 from protlm.lock import LOCK
+from tests.marks import slow_but
 
 PROGRAMS = Path(__file__).parent / "programs"
 RULE = HashSplit(0, 0)
@@ -183,7 +184,7 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
 
 
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fstat", "Path.write_text"])
-@pytest.mark.parametrize("mode", ["a", "w"], ids=["before", "truncated"])
+@pytest.mark.parametrize("mode", slow_but(["a", "w"], "w"))
 def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
     run_builder, proteins, tmp_path, moment, mode
 ):

@@ -33,6 +33,7 @@ from protlm.interop import hugging_face
 from protlm.interop.esm_export import is_esm
 from protlm.model.transformer import ProteinLM
 from tests.interop.conftest import WIDTH, esm_tensors
+from tests.marks import slow_but
 
 PROGRAM = Path(__file__).parent / "programs" / "use_exported.py"
 SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
@@ -217,7 +218,7 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
     assert_transformers_agrees(models, tmp_path)
 
 
-@pytest.mark.parametrize("mechanism", attention.names())
+@pytest.mark.parametrize("mechanism", slow_but(attention.names(), "performer_relu", "reformer"))
 def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
     """Without transformers, the code can be compiled and not run."""
     options = options_of(mechanism)

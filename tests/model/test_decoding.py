@@ -23,6 +23,7 @@ from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
 from protlm.model.transformer import DecodingState, ProteinLM
 from protlm.paths import conf_dir
+from tests.marks import slow_but
 from tests.rounding import condition_of, error_bound
 
 RECURRENT = [name for name in names() if issubclass(mechanism(name), Recurrent)]
@@ -93,8 +94,11 @@ def bias(model: ProteinLM, tokens: list[int], value: float) -> ProteinLM:
     return model
 
 
-def models() -> list[tuple[str, Positions, NormOrder, bool]]:
-    """Every way to build a model with one mechanism; each way once with every other one."""
+def models() -> list[Any]:
+    """Every way to build a model with one mechanism; each way once with every other one.
+
+    The fast tests have one of them for each mechanism.
+    """
     orders = list(NormOrder)
     found = list(product(["performer_relu"], Positions, orders, [False, True]))
     for attention in RECURRENT:
@@ -104,7 +108,8 @@ def models() -> list[tuple[str, Positions, NormOrder, bool]]:
                 for number, positions in enumerate(Positions)
             )
             found += [(attention, *way) for way in ways]
-    return found
+    fast = {attention: way for attention, *way in found}
+    return slow_but(found, *((attention, *way) for attention, way in fast.items()))
 
 
 @pytest.mark.parametrize(("attention", "positions", "order", "qk_norm"), models())
@@ -160,7 +165,7 @@ def test_steps_have_the_options_of_imported_models() -> None:
     torch.testing.assert_close(stepped(model, tokens_BL)[1], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("attention", RECURRENT)
+@pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_relu"))
 def test_the_work_of_a_step_does_not_grow(attention: str) -> None:
     model = network(attention, positions=Positions.rotary)
     tokens_BL = example(150)
@@ -291,7 +296,7 @@ def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
     assert chi_square < freedom + 4.5 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("attention", RECURRENT)
+@pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_softmax"))
 def test_the_batch_size_changes_nothing(attention: str) -> None:
     model = bias(network(attention), [VOCABULARY.eos], -2.0)
     whole = sampled(model, 8, prefix="MK", batch_size=8)

@@ -26,6 +26,7 @@ from protlm.model.block import Block
 from protlm.model.selfattention import Context
 from protlm.model.transformer import ProteinLM
 from protlm.paths import conf_dir
+from tests.marks import slow_but
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECURRENT = ["softmax", "performer_relu", "performer_softmax"]
@@ -146,7 +147,7 @@ def sublayer_inputs(model: ProteinLM, seen: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", slow_but(ATTENTIONS, "performer_relu", "reformer"))
 @pytest.mark.parametrize(
     "dtype, mixed, tolerance",
     [(torch.float32, False, 1e-8), (torch.float32, True, 1e-8), (torch.float64, False, 1e-12)],

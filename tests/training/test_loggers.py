@@ -117,6 +117,7 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(named["resume"] == "allow" for named in told)
 
 
+@pytest.mark.slow
 def test_wandb_runs_offline(protlm_command: Callable, tiny_data: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "WANDB_SILENT": "true"}
     done = protlm_command(

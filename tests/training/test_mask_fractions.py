@@ -69,6 +69,7 @@ def whole(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *FALLING)
 
 
+@pytest.mark.slow
 def test_killed_in_the_decay_a_run_continues_exactly(
     whole: Path, train_tiny: Train, killed_after: Callable, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_loader_workers_draw_the_same_fractions(
     assert_same(train_tiny(tmp_path / "run", *settings), whole)
 
 
+@pytest.mark.slow
 def test_plans_have_the_step_that_they_are_trained_in(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def at_once(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     )
 
 
+@pytest.mark.slow
 def test_micro_batches_make_the_same_steps(
     at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
