@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.pretended_cuda import DEVICE, PretendedCuda
 from protlm.attention.linearized import chunks, selection
 from protlm.build import build_network
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.model.objective import target_sums
-from tests.pretended_cuda import DEVICE, PretendedCuda
 
 
 def trace(mechanism: torch.nn.Module, inputs: Any, *, causal: bool) -> None:
@@ -55,7 +55,7 @@ def test_a_synchronization_is_found() -> None:
             return gradients[0] * torch.tensor([1.0, 2, 3], device=gradients[0].device)
 
     with PretendedCuda():
-        for wait in (lambda: bool(x.any()), lambda: x[x > 0], lambda: x.nonzero()):
+        for wait in (lambda: bool(x.any()), lambda: x[x > 0], x.nonzero):
             with pytest.raises((RuntimeError, NotImplementedError)):
                 wait()
         with pytest.raises(RuntimeError, match="device"):

@@ -302,9 +302,7 @@ def test_batches_for_a_gpu_are_page_locked(
         assert data.val_dataloader().pin_memory == is_pinned
 
 
-def test_pinning_a_batch_pins_its_tensors(
-    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[torch.Tensor] = []
 
     def pin(x: torch.Tensor) -> torch.Tensor:

@@ -90,9 +90,7 @@ class CausalAttention(torch.autograd.Function):
                 for tile in reversed(group):
                     saved = states.pop() if tile is not group[0] else None
                     prefix.last, reference = _split(saved, v_BHLC.shape[-1] + 1)
-                    chunks = Chunks.of(
-                        operands, kernel, tile, reference, has_rises=has_rises.pop()
-                    )
+                    chunks = Chunks.of(operands, kernel, tile, reference, has_rises=has_rises.pop())
                     dsums = kernel.normalizer.gradient(
                         tile.of(dout_BHLC),
                         tile.of(out_BHLC).to(operands.dtype),

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.linearized import operands
 from protlm.attention.ops import products
 from tests.attention.test_contract import gradients, relative_error
-from tests.pretended_cuda import PretendedCuda
 
 LENGTH = 257
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_network
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
@@ -18,7 +19,6 @@ from protlm.training.callbacks import monitor
 from protlm.training.data_wait import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling
-from tests.pretended_cuda import PretendedCuda
 
 CPU = torch.device("cpu")
 
