@@ -103,14 +103,25 @@ def _bytes(x: Tensor) -> int:
     return min(x.numel() * x.itemsize, x.untyped_storage().nbytes())
 
 
-def traced(name: str, length: int, *, causal: bool, **options: Any) -> Traced | None:
-    """Traces both passes in bfloat16; returns None for a mode that the mechanism lacks."""
+def traced(
+    name: str, length: int, *, causal: bool, num_features: int | None = None
+) -> Traced | None:
+    """Traces both passes in bfloat16; returns None for a mode that the mechanism lacks.
+
+    Args:
+        name: the mechanism, with the settings that it ships with.
+        length: positions of a sequence, of 8,192 positions in all.
+        causal: the mode.
+        num_features: random features, if not as many as shipped.
+    """
     settings = OmegaConf.to_container(OmegaConf.load(conf_dir() / "attention" / f"{name}.yaml"))
     assert isinstance(settings, dict)
+    if num_features is not None:
+        settings["num_features"] = num_features
     model_dim, batch = NUM_HEADS * WIDTH, POSITIONS // length
     mechanism = create(
         name,
-        {str(key): value for key, value in settings.items() if key != "name"} | options,
+        {str(key): value for key, value in settings.items() if key != "name"},
         num_heads=NUM_HEADS,
         head_dim=WIDTH,
         model_dim=model_dim,

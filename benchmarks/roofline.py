@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -97,9 +97,11 @@ def fused(rows: int, *, is_exponential: bool) -> Cost:
 
 
 @cache
-def unfused(name: str, length: int, *, causal: bool = False, **options: Any) -> Cost | None:
+def unfused(
+    name: str, length: int, *, causal: bool = False, num_features: int | None = None
+) -> Cost | None:
     """Returns the cost of a mechanism in PyTorch, or None for a mode that it lacks."""
-    found = traced(name, length, causal=causal, **options)
+    found = traced(name, length, causal=causal, num_features=num_features)
     if found is None:
         return None
     in_float32 = found.operations[torch.float32]
