@@ -85,7 +85,7 @@ def run(step: Step, *, seconds: float) -> Outcome:
 
 
 def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
-    """Returns the steps: machine, resume, training of every model, and attention in each mode.
+    """Returns the steps: machine, kernels, resume, training of each model, attention in each mode.
 
     Args:
         arguments: the command line.
@@ -96,6 +96,7 @@ def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
     lengths = ("--lengths", *map(str, QUICK_LENGTHS if arguments.quick else LENGTHS))
     steps = [
         Step("machine", ("benchmarks.gpu_step", "machine", *options), 40),
+        Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 70),
         Step("resume", ("benchmarks.gpu_resume", *options), 90),
     ]
     for compiled in (False,) if arguments.quick else (False, True):

@@ -12,6 +12,7 @@ _INTRODUCTION = (
     "`performer_relu` and its peer `softmax`, PyTorch's exact attention, are otherwise equal "
     "models and take turns."
 )
+_KERNELS = ("kernel", "values", "channels", "features", "outputs and gradients")
 _TRAINING = (
     *("model", "attention", "parameters", "L", "tokens of a step", "tokens/s"),
     *("times as fast as softmax", "TFLOP/s", "MFU", "of the measured products", "peak, GB"),
@@ -31,6 +32,8 @@ def page_text(found: Mapping[str, Found]) -> str:
         f"# Results on {machine.get('processor', 'an unknown device')}",
         *("", _INTRODUCTION, "", _machine_line(machine, failure)),
     ]
+    if "kernels" in found:
+        lines += ["", "## Fused kernels", "", *_kernel_lines(*found["kernels"])]
     if "resume" in found:
         lines += ["", "## Resume", "", _resume_line(*found["resume"])]
     for label, (results, failure) in found.items():
@@ -53,6 +56,18 @@ def _machine_line(machine: Mapping[str, Any], failure: str) -> str:
         f"{machine['flops'] / 1e12:,.3g} TFLOP/s in products of {machine['products']}, "
         f"copies in memory at {machine['bandwidth'] / 1e9:,.0f} GB/s."
     )
+
+
+def _kernel_lines(results: Sequence[Mapping[str, Any]], failure: str) -> list[str]:
+    rows = [
+        (
+            *(each["kernel"], each["values"], each["channels"], each["features"]),
+            each["failure"] or "agrees",
+        )
+        for each in results
+    ]
+    notes = [f"The step {failure}."] if failure else []
+    return ["Compared with PyTorch in float64.", "", *_table(_KERNELS, rows), *notes]
 
 
 def _resume_line(results: Sequence[Mapping[str, Any]], failure: str) -> str:

@@ -1,6 +1,6 @@
 """These are the steps of `benchmarks/gpu.py`, each run as a process; a step prints lines of JSON.
 
-python -m benchmarks.gpu_step machine | training --device cuda [...]
+python -m benchmarks.gpu_step machine | kernels | training --device cuda [...]
 """
 
 import argparse
@@ -15,6 +15,10 @@ from torch import Tensor
 from benchmarks import harness
 from benchmarks.attention_passes import timed
 from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
+from protlm.attention.linearized.features import FeatureMap
+from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.positive import PositiveFeatures
+from protlm.attention.linearized.selection import Case, failure
 from protlm.build import build_network
 from protlm.composition import compose
 from protlm.config import TrainConfig
@@ -40,6 +44,11 @@ MODELS = {
 # Linear attention and its peer, exact attention, in otherwise equal models.
 ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
+# Values, channels of a head and features of the fused kernels that are checked.
+KERNELS = (
+    *((torch.bfloat16, *sizes) for sizes in ((64, 128), (64, 256), (24, 64), (128, 128))),
+    (torch.float32, 64, 128),
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,29 @@ def describe(device: torch.device, effort: Effort) -> None:
             "bandwidth": 2 * source.nbytes / best["copy"],
         }
     )
+
+
+def kernels(device: torch.device) -> None:
+    """Reports whether each fused kernel agrees with PyTorch in float64, and why if not."""
+    for name in ("softmax", "ReLU"):
+        for dtype, width, features in KERNELS:
+            rows_RK = torch.randn(features, width, device=device)
+            x_BHLK = torch.empty(1, 1, 1, width, dtype=dtype, device=device)
+            case = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK)
+
+            def feature_map(
+                precise: torch.dtype, name: str = name, rows_RK: Tensor = rows_RK
+            ) -> FeatureMap:
+                rows_RK = rows_RK.to(precise)
+                if name == "softmax":
+                    return PositiveFeatures(rows_RK)
+                return GeneralizedFeatures(rows_RK, kernel="relu", epsilon=1e-3)
+
+            # A CPU only tests the script.
+            reason = failure(feature_map, case) if device.type == "cuda" else "needs a GPU"
+            values = str(dtype).removeprefix("torch.")
+            found = {"kernel": name, "values": values, "channels": width, "features": features}
+            _report(found | {"failure": reason})
 
 
 def training(
@@ -200,7 +232,7 @@ def _report(values: dict[str, Any]) -> None:
 def main() -> None:
     """Runs one of the steps."""
     parser = argparse.ArgumentParser(description="A part of benchmarks/gpu.sh.")
-    parser.add_argument("step", choices=("machine", "training"))
+    parser.add_argument("step", choices=("machine", "kernels", "training"))
     parser.add_argument("--device", default="cuda", type=torch.device)
     parser.add_argument("--model", default="paper_36", choices=MODELS)
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024])
@@ -210,6 +242,8 @@ def main() -> None:
     effort = QUICK if arguments.quick else THOROUGH
     if arguments.step == "machine":
         describe(arguments.device, effort)
+    elif arguments.step == "kernels":
+        kernels(arguments.device)
     else:
         training(arguments.model, arguments.lengths, arguments.device, effort, arguments.compile)
 

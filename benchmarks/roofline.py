@@ -2,18 +2,24 @@
 
 python -m benchmarks.roofline
 
-Forward and backward, per position and head, bidirectional, bfloat16, heads of 64. A kernel takes
-the longest of four times: for memory, for the cache (blocks of rows are read again for every block
-of positions), for tensor cores, and for exponentials. None of this is measured.
+Forward and backward, per position and head, bfloat16, heads of 64. A kernel takes the longest of
+four times: for memory, for the cache (blocks of rows are read again for every block of positions),
+for products, and for exponentials. Without fused kernels, the bytes and operations are those that
+PyTorch is asked for; launches cost nothing. None of this is measured.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import NamedTuple
 
-WIDTH = 64
+import torch
+
+from benchmarks.mechanism_costs import WIDTH, traced
+from protlm.attention import names
+
 ROWS = 128, 256
 # Features of a block in the forward and in the backward pass (`fused.launch`).
 BLOCKS = 64, 32
@@ -90,18 +96,17 @@ def fused(rows: int, *, is_exponential: bool) -> Cost:
     return Cost(memory, cache, bfloat16=8 * pair, tf32=5 * pair, exponentials=exponentials)
 
 
-def unfused(rows: int, *, is_exponential: bool) -> Cost:
-    """Returns the cost of the PyTorch path: products in float32, features in memory.
-
-    24 R K operations with the features recomputed in the backward pass; about 24 passes over
-    float32 features, by products and pointwise operations, and vectors as above.
-    """
-    passes = 24 if is_exponential else 18
-    return Cost(
-        memory=passes * 4 * rows + 20 * 4 * WIDTH,
-        float32=24 * rows * WIDTH,
-        exponentials=4 * rows if is_exponential else 0,
-    )
+@cache
+def unfused(
+    name: str, length: int, *, causal: bool = False, num_features: int | None = None
+) -> Cost | None:
+    """Returns the cost of a mechanism in PyTorch, or None for a mode that it lacks."""
+    found = traced(name, length, causal=causal, num_features=num_features)
+    if found is None:
+        return None
+    in_float32 = found.operations[torch.float32]
+    in_bfloat16 = sum(found.operations.values()) - in_float32
+    return Cost(memory=found.num_bytes, bfloat16=in_bfloat16, float32=in_float32)
 
 
 def flash(length: float, card: Card) -> float:
@@ -128,20 +133,46 @@ TITLES = (
     *("card", "mechanism", "fused, ns", "fused is faster from L"),
     *("PyTorch, ns", "PyTorch is faster from L", "exact at 1,024 / 8,192, ns"),
 )
+LENGTHS, CARD = (1024, 8192), "H200"
+TITLES_OF_MECHANISMS = (
+    *("mechanism", "mode"),
+    *(f"{what}, L={length:,}" for length in LENGTHS for what in ("bytes", "operations", "ns")),
+)
 
 
 def predictions() -> list[tuple[str, ...]]:
-    """Returns the rows of the table."""
+    """Returns the rows of the table of fused kernels."""
     rows = []
     for name, card in CARDS.items():
         exact = f"{flash(1024, card):.1f} / {flash(8192, card):.1f}"
         for mechanism, number, is_exponential in MECHANISMS:
+            in_torch = unfused(
+                "performer_softmax" if is_exponential else "performer_relu",
+                8192,
+                # Without a projection there are as many features as channels.
+                num_features=number if number != WIDTH else None,
+            )
+            assert in_torch is not None
             cells = []
-            for cost in (fused, unfused):
-                time = cost(number, is_exponential=is_exponential).nanoseconds(card)
+            for cost in (fused(number, is_exponential=is_exponential), in_torch):
+                time = cost.nanoseconds(card)
                 cells += [f"{time:.2f}", f"{round(passing_length(time, card), -1):,.0f}"]
             rows.append((name, mechanism, *cells, exact))
     return rows
+
+
+def mechanism_rows(mechanisms: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of the table of all mechanisms in PyTorch."""
+    for name in mechanisms:
+        for causal in (False, True):
+            cells: list[str] = []
+            for length in LENGTHS:
+                if cost := unfused(name, length, causal=causal):
+                    operations = cost.bfloat16 + cost.float32
+                    time = cost.nanoseconds(CARDS[CARD])
+                    cells += [f"{cost.memory:,.0f}", f"{operations:,.0f}", f"{time:.1f}"]
+            if cells:
+                yield (f"`{name}`", "causal" if causal else "bidirectional", *cells)
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -150,5 +181,11 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def main() -> None:
+    """Prints both tables."""
+    print(table(TITLES, predictions()))
+    sys.stdout.write(table(TITLES_OF_MECHANISMS, list(mechanism_rows(names()))))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(table(TITLES, predictions()))
+    main()

@@ -1,6 +1,6 @@
 """Conversion of planned batches to tensors of tokens and targets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -36,6 +36,11 @@ class Batch:
     samples_B: Tensor
     after: tuple[int, int, int]
     slice: int = 0
+
+    def pin_memory(self) -> "Batch":
+        """Returns the batch in page-locked memory, from which copies to a GPU do not wait."""
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **{name: x.pin_memory() for name, x in tensors.items()})
 
 
 @final

@@ -209,4 +209,7 @@ class SequenceData(pl.LightningDataModule):
             multiprocessing_context="forkserver" if num_workers else None,
             worker_init_fn=_end_with_run,
             persistent_workers=num_workers > 0,
+            # Lightning copies without waiting, which needs page-locked memory.
+            pin_memory=self.trainer is not None
+            and self.trainer.strategy.root_device.type == "cuda",
         )

@@ -72,7 +72,7 @@ class ModelFlops:
         if length not in self._counted:
             tokens_1L = torch.zeros(1, length, dtype=torch.int64, device=device)
             mask_1L = torch.ones(1, length, dtype=torch.bool, device=device)
-            counter = FlopCounterMode(display=False, custom_mapping=_on_cpu())
+            counter = FlopCounterMode(display=False, custom_mapping=_more_counters())
             # Compiled kernels would not be counted.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
                 self._network(tokens_1L, mask_1L, causal=self._causal)
@@ -80,11 +80,17 @@ class ModelFlops:
         return self._counted[length]
 
 
-def _on_cpu() -> dict[Any, Any]:
-    """Returns counters that torch lacks: products by oneDNN, and dot products on a CPU."""
+def _more_counters() -> dict[Any, Any]:
+    """Returns counters that torch lacks: products by oneDNN, dot products on a CPU, and `bmm`.
+
+    torch's own counter of `bmm` fails where the dtype of the result is given.
+    """
 
     def linear(x: Any, weight: Any, *_: Any, out_shape: Any) -> int:
         return 2 * math.prod(x) * weight[0]
+
+    def products(x: Any, y: Any, *_: Any, out_shape: Any) -> int:
+        return 2 * math.prod(x) * y[-1]
 
     def dot_products(
         query: Any,
@@ -98,7 +104,8 @@ def _on_cpu() -> dict[Any, Any]:
         return sdpa_flop_count(query, key, value)
 
     known: dict[Any, Any] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: dot_products
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: dot_products,
+        torch.ops.aten.bmm: products,
     }
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         known[torch.ops.mkldnn._linear_pointwise] = linear

@@ -64,15 +64,19 @@ def test_a_step_that_hangs_is_ended_with_its_children(here: Path) -> None:
 
 
 def test_failures_are_on_the_page() -> None:
+    agreed = {"kernel": "ReLU", "values": "float32", "channels": 64, "features": 8, "failure": ""}
     text = page_text(
         {
             "machine": ([], "ended with 1"),
+            "kernels": ([agreed, agreed | {"channels": 24, "failure": "no digits"}], ""),
             "resume": ([], "did not finish within 90 s"),
             "training paper_36, compiled": ([{"length": 1024, "failure": "out of memory"}], ""),
             "attention, causal": ([], "ended with 1: no kernel"),
         }
     )
     assert "# Results on an unknown device" in text
+    assert "| ReLU | float32 | 64 | 8 | agrees |" in text
+    assert "| ReLU | float32 | 24 | 8 | no digits |" in text
     assert "The step did not finish within 90 s." in text
     assert "L=1,024: out of memory" in text
     assert "The step ended with 1: no kernel." in text
@@ -96,6 +100,7 @@ def test_on_a_cpu_the_script_runs_through(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert text in done.stdout
+    assert "| softmax | bfloat16 | 64 | 128 | needs a GPU |" in text
     assert "weights are equal bit for bit, and losses are equal." in text
     assert re.search(r"\| tiny \| performer_relu \| 0\.1 M \| 128 \| 512 \| [\d,]+ \|", text)
     assert "| performer_relu | 128 |" in text

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,3 +284,37 @@ def test_there_are_no_more_workers_than_processors(
         monkeypatch.setattr("os.cpu_count", lambda found=processors: found)
         data = build_data(*open_data(config.data), config)
         assert data.train_dataloader().num_workers == workers
+
+
+def test_batches_for_a_gpu_are_page_locked(
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(TrainConfig, [f"data.dir={tiny_data}"])
+    data = build_data(*open_data(config.data), config)
+    assert not data.train_dataloader().pin_memory
+    for device, is_pinned in (("cpu", False), ("cuda:0", True)):
+        trainer = SimpleNamespace(
+            strategy=SimpleNamespace(root_device=torch.device(device)),
+            **{"global_step": 0, "global_rank": 0, "world_size": 1},
+        )
+        monkeypatch.setattr(data, "trainer", trainer)
+        assert data.train_dataloader().pin_memory == is_pinned
+        assert data.val_dataloader().pin_memory == is_pinned
+
+
+def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+
+    def pin(x: torch.Tensor) -> torch.Tensor:
+        pinned.append(x.clone())
+        return pinned[-1]
+
+    config = compose(TrainConfig, [f"data.dir={tiny_data}"])
+    batch = next(iter(build_data(*open_data(config.data), config).train_dataloader()))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    copy = batch.pin_memory()
+    assert [id(x) for x in vars(copy).values() if isinstance(x, torch.Tensor)] == [
+        id(x) for x in pinned
+    ]
+    assert len(pinned) == 4 and torch.equal(copy.tokens_BL, batch.tokens_BL)
+    assert (copy.after, copy.slice) == (batch.after, batch.slice)

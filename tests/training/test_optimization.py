@@ -16,6 +16,7 @@ from protlm.composition import compose
 from protlm.config import Optimizer, OptimizerConfig, TrainConfig
 from protlm.data.masking import IGNORE
 from protlm.errors import UserError
+from protlm.model import objective
 from protlm.model.objective import target_sums
 from protlm.training.module import LanguageModeling
 from protlm.training.optimization import (
@@ -169,4 +170,23 @@ def test_loss_is_a_total_over_targets() -> None:
     assert sums.count == 2
     assert sums.nats.item() == pytest.approx(by_hand, rel=1e-6)
     nothing = target_sums(logits_BLV, torch.full((2, 5), IGNORE))
+    assert (nothing.nats, nothing.count) == (0, 0)
+
+
+def test_the_loss_of_a_gpu_is_that_of_a_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_BLV = torch.randn(2, 5, 33, generator=generator, dtype=torch.float64)
+    # Padding has no influence, NaN included.
+    logits_BLV[1, 3:] = math.nan
+    logits_BLV.requires_grad_()
+    targets_BL = torch.full((2, 5), IGNORE)
+    targets_BL[0, 1], targets_BL[0, 2], targets_BL[1, 0] = 7, int(logits_BLV[0, 2].argmax()), 9
+    found = []
+    for function in (objective._sums_everywhere, objective._sums_at_targets):
+        sums = function(logits_BLV, targets_BL)
+        (gradient,) = torch.autograd.grad(sums.nats, logits_BLV)
+        found.append([sums.stacked(), gradient])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    nothing = objective._sums_everywhere(logits_BLV, torch.full((2, 5), IGNORE))
     assert (nothing.nats, nothing.count) == (0, 0)

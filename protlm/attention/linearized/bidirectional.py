@@ -32,6 +32,7 @@ class BidirectionalAttention(torch.autograd.Function):
     ) -> Tensor:
         """Sums [v | 1]ᵀφ(k) over each sequence, and multiplies the sum by the query features."""
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        dtype = operands.product_dtype
         out_BHLC = empty_output(v_BHLC)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
         states: list[Tensor] = []
@@ -45,7 +46,7 @@ class BidirectionalAttention(torch.autograd.Function):
                     state = features.add_keys(state, tile)
                 for tile in group:
                     phi = features.queries(tile).phi_BHLR
-                    normalized = kernel.normalizer(product(phi, state))
+                    normalized = kernel.normalizer(product(phi, state, dtype=dtype))
                     tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
                     operands.clear_padding(tile.of(out_BHLC), tile)
                 states.append(state)
@@ -65,6 +66,7 @@ class BidirectionalAttention(torch.autograd.Function):
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
         kernel, operands = ctx.kernel, Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        dtype = operands.product_dtype
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
         with no_autocast(out_BHLC):
             num_groups = len(ctx.groups)
@@ -81,13 +83,13 @@ class BidirectionalAttention(torch.autograd.Function):
                     )
                     operands.clear_padding(dsums, tile)
                     phi, pullback = features.queries(tile)
-                    dstate += product(dsums.mT.contiguous(), phi.mT)
-                    tile.of(dq_BHLK)[:] = pullback(product(dsums, state.mT))
+                    dstate += product(dsums.mT.contiguous(), phi.mT, dtype=dtype)
+                    tile.of(dq_BHLK)[:] = pullback(product(dsums, state.mT, dtype=dtype))
                 dvalues, dones = dstate[..., :-1, :], dstate[..., -1, :]
                 for tile in group:
                     phi, pullback = features.keys(tile)
-                    tile.of(dv_BHLC)[:] = product(phi, dvalues)
-                    dphi = product(operands.values(tile), dvalues.mT, dones)
+                    tile.of(dv_BHLC)[:] = product(phi, dvalues, dtype=dtype)
+                    dphi = product(operands.values(tile), dvalues.mT, dones, dtype=dtype)
                     tile.of(dk_BHLK)[:] = pullback(dphi)
                     for gradient in (dk_BHLK, dv_BHLC):
                         operands.clear_padding(tile.of(gradient), tile)

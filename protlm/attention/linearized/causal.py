@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.linearized.chunks import Chunks, batched_product, chunked, positions
+from protlm.attention.linearized.chunks import Chunks, chunked, positions
 from protlm.attention.linearized.operands import Kernel, Operands, empty_output
 from protlm.attention.linearized.states import States
 from protlm.attention.ops.numerics import no_autocast
@@ -41,7 +41,7 @@ class CausalAttention(torch.autograd.Function):
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         out_BHLC = empty_output(v_BHLC)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
-        states = []
+        states, has_rises = [], []
         groups = list(
             tiles(q_BHLK, num_features=kernel.num_features, memory_divisor=_MEMORY_DIVISOR)
         )
@@ -54,15 +54,19 @@ class CausalAttention(torch.autograd.Function):
                         states.append(_joined(prefix.last, reference))
                     chunks = Chunks.of(operands, kernel, tile, reference)
                     before = prefix.add_products(
-                        chunks.values.mT, chunks.state_keys(), chunks.factors()
+                        chunks.values.mT,
+                        chunks.state_keys(),
+                        chunks.factors(),
+                        dtype=chunks.dtype,
                     )
+                    has_rises.append(chunks.rises is not None)
                     reference = chunks.reference
-                    sums = batched_product(chunks.phi_q, before.mT)
-                    sums = batched_product(chunks.weights(), chunks.values, onto=sums)
+                    sums = chunks.product(chunks.phi_q, before.mT)
+                    sums = chunks.product(chunks.weights(), chunks.values, onto=sums)
                     normalized = kernel.normalizer(positions(sums, tile))
                     tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
                     operands.clear_padding(tile.of(out_BHLC), tile)
-        ctx.kernel, ctx.groups = kernel, groups
+        ctx.kernel, ctx.groups, ctx.has_rises = kernel, groups, has_rises
         ctx.save_for_backward(
             q_BHLK, k_BHLK, v_BHLC, mask_BL, kernel.projection_RK, out_BHLC, saved_BHL1, *states
         )
@@ -79,13 +83,14 @@ class CausalAttention(torch.autograd.Function):
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *states = ctx.saved_tensors
         kernel, operands = ctx.kernel, Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
+        has_rises = list(ctx.has_rises)
         with no_autocast(out_BHLC):
             for group in reversed(ctx.groups):
                 prefix, suffix = States(), States(reverse=True)
                 for tile in reversed(group):
                     saved = states.pop() if tile is not group[0] else None
                     prefix.last, reference = _split(saved, v_BHLC.shape[-1] + 1)
-                    chunks = Chunks.of(operands, kernel, tile, reference)
+                    chunks = Chunks.of(operands, kernel, tile, reference, has_rises=has_rises.pop())
                     dsums = kernel.normalizer.gradient(
                         tile.of(dout_BHLC),
                         tile.of(out_BHLC).to(operands.dtype),
@@ -119,11 +124,11 @@ def _chunk_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the arguments of the pullbacks of queries and keys, and the gradient of [v | 1]."""
     state_keys, factors = chunks.state_keys(), chunks.factors()
-    before = prefix.add_products(chunks.values.mT, state_keys, factors)
-    dafter = suffix.add_products(dsums.mT, chunks.phi_q, factors)
-    dweights = batched_product(dsums, chunks.values.mT).tril_()
+    before = prefix.add_products(chunks.values.mT, state_keys, factors, dtype=chunks.dtype)
+    dafter = suffix.add_products(dsums.mT, chunks.phi_q, factors, dtype=chunks.dtype)
+    dweights = chunks.product(dsums, chunks.values.mT).tril_()
     dqueries, dkeys = chunks.feature_gradients(
-        dweights, batched_product(dsums, before), batched_product(chunks.values, dafter)
+        dweights, chunks.product(dsums, before), chunks.product(chunks.values, dafter)
     )
-    onto = batched_product(state_keys, dafter.mT)
-    return dqueries, dkeys, batched_product(chunks.weights().mT, dsums, onto=onto)
+    onto = chunks.product(state_keys, dafter.mT)
+    return dqueries, dkeys, chunks.product(chunks.weights().mT, dsums, onto=onto)

@@ -29,6 +29,7 @@ from protlm.attention.linearized.features import (
     logit_floor,
 )
 from protlm.attention.linearized.operands import Kernel, Operands
+from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.tiles import CHUNK, Tile
 
 
@@ -63,6 +64,7 @@ class Chunks(NamedTuple):
         key_pullback: of φ(k), or of ln φ(k), likewise.
         reference: the reference after the tile, (B, H, 1, R); None for features without one.
         rises: None where no reference rises.
+        dtype: what operands of products are rounded to, if anything.
     """
 
     phi_q: Tensor
@@ -72,19 +74,41 @@ class Chunks(NamedTuple):
     key_pullback: Pullback
     reference: Tensor | None = None
     rises: Rises | None = None
+    dtype: torch.dtype | None = None
 
     @classmethod
     def of(
-        cls, operands: Operands, kernel: Kernel, tile: Tile, reference: Tensor | None
+        cls,
+        operands: Operands,
+        kernel: Kernel,
+        tile: Tile,
+        reference: Tensor | None,
+        *,
+        has_rises: bool | None = None,
     ) -> "Chunks":
-        """Computes the features, relative to the reference before the tile, if any."""
+        """Computes the features, relative to the reference before the tile, if any.
+
+        Args:
+            operands: queries, keys and values.
+            kernel: the feature map.
+            tile: the chunks.
+            reference: the reference before the tile.
+            has_rises: whether `rises` was not None in the forward pass, for a backward pass.
+        """
         values = chunked(operands.values_and_ones(tile))
         feature_map = kernel.feature_map
         if isinstance(feature_map, ExponentialFeatureMap):
-            return cls._exponential(operands, feature_map, tile, reference, values)
+            return cls._exponential(operands, feature_map, tile, reference, values, has_rises)
         phi_q, query_pullback = feature_map.queries(operands.queries(tile))
         phi_k, key_pullback = feature_map.keys(operands.keys(tile))
-        return cls(chunked(phi_q), chunked(phi_k), values, query_pullback, key_pullback)
+        return cls(
+            chunked(phi_q),
+            chunked(phi_k),
+            values,
+            query_pullback,
+            key_pullback,
+            dtype=operands.product_dtype,
+        )
 
     @classmethod
     def _exponential(
@@ -94,14 +118,14 @@ class Chunks(NamedTuple):
         tile: Tile,
         reference: Tensor | None,
         values: Tensor,
+        has_rises: bool | None,
     ) -> "Chunks":
         logits, key_pullback = feature_map.key_logits(operands.keys(tile))
         reference = _first_reference(operands, tile, logits, reference)
         floor = logit_floor(logits.dtype)
         operands.clear_padding(logits.sub_(reference), tile, value=floor)
         queries = operands.queries(tile)
-        # The comparison is false for NaN, so that rows before a NaN are still computed directly.
-        if is_compiling() or not bool(logits.amax() <= largest_rise(logits.dtype)):
+        if may_rise(logits) if has_rises is None else has_rises:
             query_logits, query_pullback = feature_map.query_logits(queries, reference)
             query_logits, key_logits = chunked(query_logits), chunked(logits, value=floor)
             phi_q, phi_k, rises, rise = _with_rises(query_logits, key_logits)
@@ -110,7 +134,8 @@ class Chunks(NamedTuple):
             phi_q, query_pullback = feature_map.queries(queries, reference)
             phi_k, key_pullback = exponential(logits, key_pullback)
             phi_q, phi_k, rises = chunked(phi_q), chunked(phi_k), None
-        return cls(phi_q, phi_k, values, query_pullback, key_pullback, reference, rises)
+        pullbacks, dtype = (query_pullback, key_pullback), operands.product_dtype
+        return cls(phi_q, phi_k, values, *pullbacks, reference, rises, dtype)
 
     def state_keys(self) -> Tensor:
         """Returns the features of the keys, relative to the reference after their chunk."""
@@ -120,9 +145,13 @@ class Chunks(NamedTuple):
         """Returns the factors of the state at the end of each chunk; None for 1."""
         return None if self.rises is None else self.rises.factors
 
+    def product(self, x: Tensor, y: Tensor, *, onto: Tensor | None = None) -> Tensor:
+        """Computes x y for each chunk; adds it to `onto`, in place, if given."""
+        return matrix_product(x, y, onto=onto, dtype=self.dtype)
+
     def weights(self) -> Tensor:
         """Computes the unnormalized weights within each chunk."""
-        weights = batched_product(self.phi_q, self.phi_k.mT).tril_()
+        weights = self.product(self.phi_q, self.phi_k.mT).tril_()
         if self.rises is None:
             return weights
         return torch.where(self.rises.is_direct, self.rises.weights, weights)
@@ -138,20 +167,26 @@ class Chunks(NamedTuple):
             dphi_k: gradient of `state_keys` through the states.
         """
         if self.rises is None:
-            dphi_q = batched_product(dweights, self.phi_k, onto=dphi_q)
-            return dphi_q, batched_product(dweights.mT, self.phi_q, onto=dphi_k)
+            dphi_q = self.product(dweights, self.phi_k, onto=dphi_q)
+            return dphi_q, self.product(dweights.mT, self.phi_q, onto=dphi_k)
         rises = self.rises
         fast = dweights.masked_fill(rises.is_direct, 0)
         apart = dphi_k * rises.phi_k_after
-        apart += batched_product(fast.mT, self.phi_q) * self.phi_k
+        apart += self.product(fast.mT, self.phi_q) * self.phi_k
         # Where nothing rises, both features are equal, and the sum is rounded as without rises.
-        together = batched_product(fast.mT, self.phi_q, onto=dphi_k) * self.phi_k
+        together = self.product(fast.mT, self.phi_q, onto=dphi_k) * self.phi_k
         dlog_k = torch.where(rises.factors == 1, together, apart)
-        dlog_q = batched_product(fast, self.phi_k, onto=dphi_q) * self.phi_q
+        dlog_q = self.product(fast, self.phi_k, onto=dphi_q) * self.phi_q
         dquery, dkey = direct.gradients(
             rises.query_logits, rises.key_logits, rises.is_direct, dweights
         )
         return dlog_q.add_(dquery), dlog_k.add_(dkey)
+
+
+def may_rise(logits: Tensor) -> bool:
+    """Returns whether a logit may be too large for its reference; a GPU is waited for."""
+    # The comparison is false for NaN, so that rows before a NaN are still computed directly.
+    return is_compiling() or not bool(logits.amax() <= largest_rise(logits.dtype))
 
 
 def _first_reference(
@@ -200,15 +235,6 @@ def _with_rises(query_logits: Tensor, key_logits: Tensor) -> tuple[Tensor, Tenso
 def largest_rise(dtype: torch.dtype) -> float:
     """Returns the largest logit relative to its reference: half the exponent range of the dtype."""
     return math.log2(torch.finfo(dtype).max) / 2
-
-
-def batched_product(x: Tensor, y: Tensor, *, onto: Tensor | None = None) -> Tensor:
-    """Computes x y for each chunk; adds it to `onto`, in place, if given."""
-    leading = x.shape[:3]
-    x, y = x.flatten(0, 2), y.flatten(0, 2)
-    if onto is None:
-        return torch.bmm(x, y).unflatten(0, leading)
-    return onto.flatten(0, 2).baddbmm_(x, y).unflatten(0, leading)
 
 
 def chunked(x_BHLR: Tensor, *, value: float = 0) -> Tensor:

@@ -49,7 +49,9 @@ class TileFeatures:
             phi = logits.sub_(highest).exp2_()
         else:
             phi = feature_map.keys(operands.keys(tile)).phi_BHLR
-        increment = product(operands.transposed_values_and_ones(tile), phi.mT)
+        increment = product(
+            operands.transposed_values_and_ones(tile), phi.mT, dtype=operands.product_dtype
+        )
         return increment if state is None else state.add_(increment)
 
     def queries(self, tile: Tile) -> Features:

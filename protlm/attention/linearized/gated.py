@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention.linearized.chunks import batched_product, chunked
+from protlm.attention.linearized.chunks import chunked
 from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.linearized.normalization import inverse_of_weight
 from protlm.attention.linearized.operands import Kernel
 from protlm.attention.ops.masking import zero_padding
 from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.tiles import CHUNK, tiles
 
 # Gates closer to 0 or 1 than 3e-7 are not distinguished.
@@ -133,14 +134,14 @@ def _tile_sums(
     # Masked before the exponential, which would be infinite for the future.
     is_future = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
     decays = (log_decay - log_decay.mT).masked_fill_(is_future, -torch.inf).exp_()
-    increments = batched_product(phi_k.mT, written * kept)
+    increments = matrix_product(phi_k.mT, written * kept)
     states = []
     for increment, factor in zip(increments.unbind(2), left[..., -1:, :].unbind(2), strict=True):
         states.append(state)
         state = torch.addcmul(increment, state, factor)
-    weights = batched_product(phi_q, phi_k.mT) * decays
+    weights = matrix_product(phi_q, phi_k.mT) * decays
     # A single product as the last operation: recomputation ends before it.
-    sums = batched_product(
+    sums = matrix_product(
         torch.cat([left * phi_q, weights], dim=-1),
         torch.cat([torch.stack(states, dim=2), written], dim=-2),
     )

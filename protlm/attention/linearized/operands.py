@@ -8,6 +8,7 @@ from torch import Tensor
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Normalizer
 from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.tiles import Tile
 
 
@@ -40,6 +41,8 @@ class Operands:
         is_whole = may_look and bool(mask_BL.all())
         self._padding_BL = None if is_whole else ~mask_BL
         self.dtype = accum_dtype(q_BHLK)
+        # Of products of features, states and values; projections are never rounded.
+        self.product_dtype = operand_dtype(v_BHLC)
 
     @property
     def may_have_padding(self) -> bool:

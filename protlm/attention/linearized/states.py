@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from protlm.attention.ops.products import matrix_product
+
 
 class States:
     """Running sums of products over the chunks before each one; in reverse, over those after it.
@@ -22,7 +24,14 @@ class States:
         self._reverse = reverse
         self._buffer: Tensor | None = None
 
-    def add_products(self, x: Tensor, y: Tensor, factors: Tensor | None = None) -> Tensor:
+    def add_products(
+        self,
+        x: Tensor,
+        y: Tensor,
+        factors: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Adds a tile of S chunks, from left to right; in reverse, from right to left.
 
         Args:
@@ -30,15 +39,17 @@ class States:
             y: (B, H, S, 64, R).
             factors: (B, H, S, 1, R): multiply the sum at the end of a chunk, before its product is
                 added; in reverse, at its beginning. None for 1.
+            dtype: what operands are rounded to, as in `products.product`.
 
         Returns:
             (B, H, S, C + 1, R): the sum at the beginning of each chunk, valid until the next tile.
         """
         is_plain = x.device.type == "cpu" and not is_compiling()
         # Tiles of several sequences are short, and do not fit the layout of the buffer.
-        if is_plain and x.shape[:2] == (1, 1):
+        if is_plain and dtype is None and x.shape[:2] == (1, 1):
             return self._one_after_the_other(x[0, 0], y[0, 0], factors)
-        return self._cumulative(x @ y, factors)
+        products = x @ y if dtype is None else matrix_product(x, y, dtype=dtype)
+        return self._cumulative(products, factors)
 
     def _one_after_the_other(self, x: Tensor, y: Tensor, factors: Tensor | None) -> Tensor:
         """Adds the sums to the products in place, in a buffer that tiles share; for a CPU."""

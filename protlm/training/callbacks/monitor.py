@@ -205,7 +205,7 @@ class Monitor(Callback):
             num_samples,
             (useful_BL & ~is_special_BL).sum(),
             useful_BL.sum(),
-            torch.tensor(mask_BL.numel(), device=mask_BL.device),
+            num_samples.new_full((), mask_BL.numel()),
             num_samples.double() * self._row_flops,
             torch.zeros_like(num_samples),
         ]

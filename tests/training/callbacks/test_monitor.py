@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_network
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.data.dataset import SequenceDataset
+from protlm.data.dataset import Batch, SequenceDataset
 from protlm.model.transformer import ProteinLM
 from protlm.training import data_wait
 from protlm.training.callbacks import monitor
@@ -145,3 +146,11 @@ def test_rates_exclude_the_time_of_validation(
         samples = rows[step]["samples"] - rows[step - 2]["samples"]
         assert samples / rows[step]["samples_per_second"] == pytest.approx(2 * 4), step
         assert rows[step]["data_wait_fraction"] == pytest.approx(0.75), step
+
+
+def test_counting_a_batch_does_not_wait_for_a_gpu() -> None:
+    tokens_BL = torch.zeros(2, 9, dtype=torch.int64, device="meta")
+    batch = Batch(tokens_BL, tokens_BL, tokens_BL == 0, tokens_BL[:, 0], (0, 0, 0))
+    counter = monitor.Monitor(every=1, max_steps=1, data_wait=DataWait())
+    with PretendedCuda():
+        assert counter._sizes(batch).shape == (6,)
