@@ -55,7 +55,12 @@ def steps(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path
         yield "after stage 1", before
     settings = [f"trainer.max_steps={given.steps[1]}", "objective.stage=logits"]
     settings += [f"optimizer.learning_rate={given.rate}", *start(before)]
-    yield "after stage 2", run(given, folder / "logits", mechanism, settings)
+    if given.lora is None:
+        yield "after stage 2", run(given, folder / "logits", mechanism, settings)
+    else:
+        settings += [f"objective.lora_rank={given.lora}"]
+        name = f"after stage 2, adapters of rank {given.lora}"
+        yield name, run(given, folder / f"lora_{given.lora}", mechanism, settings)
 
 
 def curve(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path]]:
@@ -96,7 +101,7 @@ def run(
 ) -> Path:
     """Trains a run, or finishes it; returns its folder."""
     fixed = ["experiment=linearize", f"attention={mechanism}", *original(given)]
-    fixed += [f"data.dir={given.data}", f"run_dir={folder}"]
+    fixed += [f"data.dir={given.sampled or given.data}", f"run_dir={folder}"]
     fixed += [f"objective.teacher={given.model}"] if teacher else []
     fixed += ["data.max_length=128", f"data.tokens_per_batch={given.tokens}"]
     fixed += ["schedule.warmup_steps=10", "trainer.log_every=10", "trainer.valid_every=1000000"]
@@ -157,6 +162,8 @@ def main() -> None:
     parser.add_argument("--curve", type=int, nargs="+", help="steps without the original")
     parser.add_argument("--rate", type=float, default=1e-4, help="of stage 2, or of --curve")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step")
+    parser.add_argument("--lora", type=int, help="rank of the adapters of stage 2")
+    parser.add_argument("--sampled", type=Path, help="a data set to train on instead")
     parser.add_argument("--out", type=Path, default=Path("runs/linearize"))
     given = parser.parse_args()
     before, targets = correct(given, given.model, given.out / "original")
