@@ -145,9 +145,7 @@ def main() -> None:
         preset, pace = "tiny", QUICK
     embedders = {name: embedder_of(name, preset) for name in given.models}
     forecast = Forecast(given.most_seconds)
-    held = [
-        compare(embedders, preset, length, forecast, pace) for length in sorted(given.lengths)
-    ]
+    held = [compare(embedders, preset, length, forecast, pace) for length in sorted(given.lengths)]
     place = machine(torch.device("cpu"))
     show(
         place,

@@ -17,7 +17,6 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output
 from protlm.terminal import JobProgress
 
-
 _NUMBER = 10
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""ESM-2, ESM-1b and ESM-1v: layouts are read alike, outputs are those of Hugging Face transformers."""
+"""ESM-2, ESM-1b, ESM-1v: layouts are read alike, outputs are those of transformers."""
 
 import argparse
 import re

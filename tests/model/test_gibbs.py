@@ -60,11 +60,24 @@ class Recording(nn.Module):
         return ModelOutput(logits_BLV, {})
 
 
-def sampled(network: nn.Module, starts: list[str], sweeps: Sweeps, **changes: Any) -> list[str]:
-    options = {"seed": 0, "batch_size": 64} | changes
-    sampling = options.pop("sampling", Sampling())
-    model = cast("ProteinLM", network)
-    found = dict(resample(model, starts, sampling, sweeps=sweeps, **options))
+def sampled(
+    network: nn.Module,
+    starts: list[str],
+    sweeps: Sweeps,
+    *,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> list[str]:
+    rows = resample(
+        cast("ProteinLM", network),
+        starts,
+        sampling or Sampling(),
+        sweeps=sweeps,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    found = dict(rows)
     assert sorted(found) == list(range(len(starts)))
     return [found[index] for index in range(len(starts))]
 
