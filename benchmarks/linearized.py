@@ -102,6 +102,7 @@ def compare(
     embedders: dict[str, Embedder], preset: str, length: int, forecast: Forecast, pace: Pace
 ) -> Comparison:
     """Returns the seconds and the peak memory of all models at a length."""
+    print(f"L={length:,} ...", file=sys.stderr, flush=True)
     sequence = protein(length)
 
     def run(name: str) -> float:
