@@ -6,7 +6,7 @@ PEERS := build/peers
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins
+.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ bench-data: $(INSTALLED) ## Measure preparing, reading and feeding (OPTIONS="--f
 
 bench-embedding: $(INSTALLED) ## Measure embedding beside EsmModel of transformers (OPTIONS=--quick)
 	$(PYTHON) -m benchmarks.embedding $(OPTIONS)
+
+bench-linearized: $(INSTALLED) ## Measure an ESM-2 8M beside the linear models that it is converted to (OPTIONS=--quick)
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.linearized $(OPTIONS)
 
 bench-mechanisms: $(INSTALLED) ## Measure what every mechanism costs against the length (OPTIONS=--quick)
 	$(PYTHON) -m benchmarks.mechanisms $(OPTIONS)

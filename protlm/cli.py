@@ -252,7 +252,22 @@ def generate(
         typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; - prints."),
     ],
     prefix: Annotated[str, typer.Option(help="Residues at the start of every sequence.")] = "",
-    number: Annotated[int, typer.Option(help="Number of sequences.")] = 10,
+    number: Annotated[
+        int | None,
+        typer.Option(help="Number of sequences; default: 10, or one for each of --start."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Sequences that a masked model starts from."),
+    ] = None,
+    sweeps: Annotated[
+        int | None,
+        typer.Option(help="With --start: how often each residue is drawn; default: 10."),
+    ] = None,
+    mask_fraction: Annotated[
+        float | None,
+        typer.Option(help="With --start: fraction of residues masked at a time; default: 0.1."),
+    ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(help="Maximum residues, including the prefix; default: as in training."),
@@ -272,11 +287,14 @@ def generate(
     batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 32,
     device: Device = "auto",
 ) -> None:
-    """Sample proteins from a causal model and write them as FASTA."""
+    """Sample proteins from a causal or a masked model and write them as FASTA."""
     from protlm.commands.generate import GenerateOptions
     from protlm.commands.generate import generate as run
     from protlm.model.decoding import Sampling
+    from protlm.model.gibbs import Sweeps
 
+    given = {"number": sweeps, "mask_fraction": mask_fraction}
+    typed = {key: value for key, value in given.items() if value is not None}
     options = GenerateOptions(
         prefix=prefix,
         number=number,
@@ -285,6 +303,8 @@ def generate(
         seed=seed,
         batch_size=batch_size,
         device=device,
+        start=start,
+        sweeps=Sweeps(**typed) if typed else None,
     )
     run(model, output, options)
 

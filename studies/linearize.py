@@ -1,10 +1,13 @@
 """This study makes a softmax model linear in two stages, and measures what each of them recovers.
 
     python -m studies.linearize MODEL DATA CLUSTERS [--steps 300 300] [--out runs/linearize]
+    python -m studies.linearize MODEL DATA CLUSTERS --curve 25 50 100 200 400
 
 The attention of a trained model is replaced, its outputs are learned on their own, and then all
-weights are trained to imitate the original (docs/linearize.md). Masked accuracy is measured after
-each step, on sequences of clusters that training never saw. Finished runs are not repeated.
+weights are trained to imitate the original (docs/linearize.md). With `--curve`, the model with the
+new attention is trained on masked residues only, without the original, as in Figure 5 of arXiv
+2009.14794. Masked accuracy is measured after each step, on sequences of clusters that training
+never saw. Finished runs are not repeated.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import numpy as np
 
 from protlm.build import load_model, read_model
 from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints.format import CHECKPOINTS, checkpoint_name
 from protlm.commands.train import train
 from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
@@ -26,6 +30,7 @@ from protlm.evaluation.base import EvaluationData
 
 # Softmax is the control: the original, trained as the others are in stage 2.
 MECHANISMS = ("softmax", "performer_softmax", "hedgehog")
+RELU = "performer_relu"
 # Draws of the masks of a protein, and of the bootstrap.
 MASKS, RESAMPLES = 4, 2000
 TOKENS_PER_BATCH = 4096
@@ -50,7 +55,27 @@ def steps(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path
         yield "after stage 1", before
     settings = [f"trainer.max_steps={given.steps[1]}", "objective.stage=logits"]
     settings += [f"optimizer.learning_rate={given.rate}", *start(before)]
-    yield "after stage 2", run(given, folder / "logits", mechanism, settings)
+    if given.lora is None:
+        yield "after stage 2", run(given, folder / "logits", mechanism, settings)
+    else:
+        settings += [f"objective.lora_rank={given.lora}"]
+        name = f"after stage 2, adapters of rank {given.lora}"
+        yield name, run(given, folder / f"lora_{given.lora}", mechanism, settings)
+
+
+def curve(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path]]:
+    """Yields the model after the swap, and after numbers of steps on masked residues."""
+    folder, before = given.out / mechanism, given.model
+    folder.mkdir(parents=True, exist_ok=True)
+    if mechanism != "softmax":
+        before = swapped(given, folder / "swapped", mechanism)
+        yield "after the swap", before
+    settings = ["objective=masked", "schedule=constant", *start(before)]
+    settings += [f"optimizer.learning_rate={given.rate}", "trainer.keep_checkpoints=1000"]
+    for number in sorted(given.curve):
+        path = folder / "masked"
+        run(given, path, mechanism, [*settings, f"trainer.max_steps={number}"], teacher=False)
+        yield f"after {number} steps", path / CHECKPOINTS / checkpoint_name(number)
 
 
 def swapped(given: argparse.Namespace, folder: Path, mechanism: str) -> Path:
@@ -66,10 +91,18 @@ def start(path: Path) -> list[str]:
     return [f"model.init_from={path}"]
 
 
-def run(given: argparse.Namespace, folder: Path, mechanism: str, settings: list[str]) -> Path:
+def run(
+    given: argparse.Namespace,
+    folder: Path,
+    mechanism: str,
+    settings: list[str],
+    *,
+    teacher: bool = True,
+) -> Path:
     """Trains a run, or finishes it; returns its folder."""
     fixed = ["experiment=linearize", f"attention={mechanism}", *original(given)]
-    fixed += [f"objective.teacher={given.model}", f"data.dir={given.data}", f"run_dir={folder}"]
+    fixed += [f"data.dir={given.sampled or given.data}", f"run_dir={folder}"]
+    fixed += [f"objective.teacher={given.model}"] if teacher else []
     fixed += ["data.max_length=128", f"data.tokens_per_batch={given.tokens}"]
     fixed += ["schedule.warmup_steps=10", "trainer.log_every=10", "trainer.valid_every=1000000"]
     train(compose(TrainConfig, [*fixed, *settings]))
@@ -124,17 +157,20 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a model with attention=softmax")
     parser.add_argument("data", type=Path, help="a data set with the splits train, valid, test")
     parser.add_argument("clusters", type=Path, help="a table with the columns accession, cluster")
-    parser.add_argument("--mechanisms", nargs="+", default=MECHANISMS, choices=MECHANISMS)
+    parser.add_argument("--mechanisms", nargs="+", default=MECHANISMS, choices=[*MECHANISMS, RELU])
     parser.add_argument("--steps", type=int, nargs=2, default=[300, 300], help="of each stage")
-    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate of stage 2")
+    parser.add_argument("--curve", type=int, nargs="+", help="steps without the original")
+    parser.add_argument("--rate", type=float, default=1e-4, help="of stage 2, or of --curve")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step")
+    parser.add_argument("--lora", type=int, help="rank of the adapters of stage 2")
+    parser.add_argument("--sampled", type=Path, help="a data set to train on instead")
     parser.add_argument("--out", type=Path, default=Path("runs/linearize"))
     given = parser.parse_args()
     before, targets = correct(given, given.model, given.out / "original")
     print("| mechanism | model | masked accuracy | of the original's |\n|---|---|---|---|")
     print(f"| softmax | original | {figures(before, before, targets)} |", flush=True)
     for mechanism in given.mechanisms:
-        for step, model in steps(given, mechanism):
+        for step, model in (curve if given.curve else steps)(given, mechanism):
             name = f"{mechanism} {step}".replace(" ", "_")
             found, _ = correct(given, model, given.out / name)
             print(f"| {mechanism} | {step} | {figures(found, before, targets)} |", flush=True)

@@ -26,9 +26,10 @@ from protlm.paths import check_output, complete_file
 
 def info(path: Path) -> None:
     """Describes the newest checkpoint of a run, a checkpoint or an exported model."""
-    model = load_model(path)
+    found = read_model(path)
+    model = model_of(found)
     rows = {
-        "file": str(read_model(path).path),
+        "file": str(found.path),
         "objective": model.description.objective.value,
         "parameters": f"{num_parameters(model.network):,}",
         "longest input": "unbounded" if model.max_length is None else str(model.max_length),

@@ -21,7 +21,6 @@ from protlm.commands.finetune_run import (
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
 from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream import lora
 from protlm.downstream.features import embeddings
 from protlm.downstream.label_metrics import label_scores
 from protlm.downstream.linear import LinearModel, fit
@@ -32,6 +31,7 @@ from protlm.downstream.tasks import Targets, Task, targets_of
 from protlm.errors import ExitCode, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
+from protlm.training import lora
 from protlm.training.finetuning import FinetuneSettings, Finetuning, finetune
 from protlm.training.labeled_batches import LabeledTokens
 from protlm.training.run_lock import locked

@@ -1,33 +1,47 @@
-"""`protlm generate -m MODEL -o OUT.fasta`: samples proteins from a causal model."""
+"""`protlm generate -m MODEL -o OUT.fasta`: samples proteins from a causal or a masked model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
+from typing import TypeVar
 
 from protlm.build import load_model
 from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.model.decoding import GeneratedSequence, Sampling
+from protlm.model.gibbs import Sweeps, resample
+from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output
 from protlm.terminal import JobProgress
+
+_NUMBER = 10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """The settings of `protlm generate`; lengths count residues, including the prefix."""
+    """The settings of `protlm generate`; lengths count residues, including the prefix.
+
+    `start` is a sequence file, from whose sequences a masked model samples by `sweeps`. `number` is
+    then one for each of them by default.
+    """
 
     prefix: str = ""
-    number: int = 10
+    number: int | None = None
     max_length: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     batch_size: int = 32
     device: str = "auto"
+    start: Path | None = None
+    sweeps: Sweeps | None = None
 
 
 def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
-    """Writes sampled proteins as FASTA; headers contain their end and their probability.
+    """Writes sampled proteins as FASTA; headers contain how they were sampled.
 
     Args:
         model_path: a run, a checkpoint or an exported model.
@@ -36,15 +50,28 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
 
     Raises:
         UserError: a model that cannot generate, or an impossible setting.
-        InputDataError: the model is damaged.
+        InputDataError: the model or the sequence file is damaged.
         OutputError: the output exists or cannot be written.
     """
     is_printed = output == STANDARD_OUTPUT
     if not is_printed:
         check_output(output)
+    if options.start is None and options.sweeps is not None:
+        raise UserError("--sweeps and --mask-fraction need sequences; type --start SEQUENCES.fasta")
     model = load_model(model_path, device=options.device)
+    sampled = _continued if options.start is None else _resampled
+    records = sampled(model, options)
+    with fasta_file(output) as file:
+        file.writelines(records)
+    if not is_printed:
+        print(output)
+
+
+def _continued(model: PretrainedModel, options: GenerateOptions) -> list[str]:
+    """Returns sequences of a causal model, as FASTA."""
+    number = _NUMBER if options.number is None else options.number
     generated = model.generate(
-        options.number,
+        number,
         prefix=_residues(options.prefix),
         max_residues=options.max_length,
         sampling=options.sampling,
@@ -52,11 +79,51 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
         batch_size=options.batch_size,
     )
     # Sequences are yielded as they end, which depends on the batches; the file is sorted.
-    sequences = sorted(_watched(generated, options.number), key=lambda sequence: sequence.number)
-    with fasta_file(output) as file:
-        file.writelines(map(fasta_record, sequences))
-    if not is_printed:
-        print(output)
+    sequences = sorted(_watched(generated, number), key=lambda sequence: sequence.number)
+    return [fasta_record(sequence) for sequence in sequences]
+
+
+def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
+    """Returns sequences of a masked model, as FASTA."""
+    assert options.start is not None
+    _check_resamples(model, options)
+    proteins = Proteins(options.start, model.max_residues, Duplicates.suffix)
+    proteins.report("starts")
+    if not len(proteins):
+        raise InputDataError(f"--start {options.start} has no sequence that this model takes")
+    number = len(proteins) if options.number is None else options.number
+    starts = list(islice(cycle(proteins), number))
+    found = resample(
+        model.network,
+        [record.sequence for record in starts],
+        options.sampling,
+        sweeps=options.sweeps or Sweeps(),
+        seed=options.seed,
+        batch_size=options.batch_size,
+    )
+    new = dict(_watched(found, number))
+    return [
+        resampled_record(index + 1, record.identifier, record.sequence, new[index])
+        for index, record in enumerate(starts)
+    ]
+
+
+def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
+    if model.causal:
+        raise UserError(
+            "--start is for models that predict masked residues, and this one is causal; type "
+            "--prefix RESIDUES to continue a sequence"
+        )
+    for flag, value in (("--prefix", options.prefix), ("--max-length", options.max_length)):
+        if value:
+            raise UserError(f"{flag} is for causal models; leave it out with --start")
+    for flag, value, least in (
+        ("--number", options.number, 1),
+        ("--batch-size", options.batch_size, 1),
+        ("--seed", options.seed, 0),
+    ):
+        if value is not None and value < least:
+            raise UserError(f"{flag} {value} must be at least {least}")
 
 
 def _residues(prefix: str) -> str:
@@ -90,7 +157,20 @@ def fasta_record(sequence: GeneratedSequence) -> str:
     return fasta_text(header, sequence.sequence)
 
 
-def _watched(generated: Iterator[GeneratedSequence], number: int) -> Iterator[GeneratedSequence]:
+def resampled_record(number: int, start: str, before: str, after: str) -> str:
+    """Formats a sequence of a masked model; the header has its start and what differs from it.
+
+    >>> print(resampled_record(1, "P1", "MKTAY", "MKSAF"))
+    >generated_1 length=5 start=P1 changed=2
+    MKSAF
+    <BLANKLINE>
+    """
+    changed = sum(one != other for one, other in zip(before, after, strict=True))
+    header = f"generated_{number} length={len(after)} start={start} changed={changed}"
+    return fasta_text(header, after)
+
+
+def _watched(generated: Iterator[T], number: int) -> Iterator[T]:
     with JobProgress("generating", number) as progress:
         for done, sequence in enumerate(generated, start=1):
             progress.update(done)

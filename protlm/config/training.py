@@ -48,9 +48,20 @@ class ObjectiveConfig(Checked):
         1.0,
         allowed=at_least(0),
     )
+    lora_rank: int | None = setting(
+        "with `stage=logits`, trains low-rank adapters of the projections of attention only, of "
+        "this rank; `null`: all weights",
+        None,
+        allowed=at_least(1),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lora_rank is not None and self.stage is not DistillationStage.logits:
+            raise UserError(
+                f"objective.lora_rank={self.lora_rank} is a setting of the second stage of "
+                "distillation; type objective=distillation objective.stage=logits"
+            )
         if self.teacher is not None and self.stage is None:
             raise UserError(
                 f"objective.teacher={self.teacher} is used with a stage only; type "

@@ -7,6 +7,7 @@
 import importlib
 import inspect
 import pkgutil
+import sys
 from pathlib import Path
 
 from protlm.checkpoints.description import ModelDescription
@@ -50,6 +51,8 @@ def _defined_in(name: str) -> list[type[Family]]:
 def read(path: Path) -> ForeignModel:
     """Reads a model of another program: a folder or a file for which `is_foreign` is true.
 
+    A license that restricts its users is printed on standard error.
+
     Raises:
         InputDataError: the model is damaged, or its family or architecture is not supported.
     """
@@ -61,6 +64,8 @@ def read(path: Path) -> ForeignModel:
         )
     (family,) = _defined_in(source.family)
     translated = family().translate(source)
+    if translated.license is not None:
+        print(f"license: {translated.license}", file=sys.stderr)
     description = translated.description or ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=Objective.masked,

@@ -35,13 +35,15 @@ class ContactHead:
 class Translated:
     """A foreign model in protlm's terms: its settings, and its weights by protlm's names.
 
-    `description` is None for a masked model with softmax attention.
+    `description` is None for a masked model with softmax attention. `license` tells users of a
+    license that restricts them.
     """
 
     model: ModelConfig
     weights: dict[str, Tensor]
     contacts: ContactHead | None = None
     description: ModelDescription | None = None
+    license: str | None = None
 
 
 @dataclass(frozen=True)

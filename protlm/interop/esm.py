@@ -1,7 +1,7 @@
-"""ESM-2, and ESM-1b and ESM-1v in the format of Hugging Face (doi:10.1126/science.ade2574).
+"""ESM-2 (doi:10.1126/science.ade2574), ESM-1b (doi:10.1073/pnas.2016239118) and ESM-1v.
 
-From a folder of `EsmForMaskedLM`, or from the `.pt` file of fair-esm. The vocabulary is protlm's.
-Files of fair-esm have no contact head: its regression is in another file, which is not read.
+From a folder of `EsmForMaskedLM`, or from the `.pt` file of fair-esm, whose contact head is in
+another file beside it. The vocabulary is protlm's.
 """
 
 import re
@@ -41,11 +41,14 @@ _HF_LAYER = {
     "feedforward.up": "intermediate.dense",
     "feedforward.down": "output.dense",
 }
+# fair-esm's table of positions.
+_POSITIONS = "embed_positions.weight"
 # Hugging Face's names of embeddings and heads.
 _HF_EMBEDDING = "esm.embeddings.word_embeddings.weight"
 HF_POSITIONS = "esm.embeddings.position_embeddings.weight"
 _HF_UNUSED = r"esm\.(embeddings\.position_ids|pooler\..*|contact_head\..*)"
 HF_CONTACTS = "esm.contact_head.regression"
+_CONTACTS = re.compile(r"(.*\.)?contact_head\.regression\.(weight|bias)")
 HF_LAYERS = "esm.encoder.layer."
 _FREQUENCY = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
 # The rotary positions of ESM-2 in the settings of newer versions.
@@ -79,7 +82,7 @@ class Esm(Family):
             "head.bias": (len(VOCABULARY),),
         }
         check_shapes(source.path, weights, shapes)
-        return Translated(config, weights, _contact_head(source))
+        return Translated(config, weights, _contact_head(source, config))
 
 
 def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -119,15 +122,16 @@ def hugging_face_names(config: ModelConfig, tensors: Iterable[str]) -> dict[str,
     return names | modules("", HEAD) | layers(HF_LAYERS, _HF_LAYER, tensors)
 
 
-def _contact_head(source: Source) -> ContactHead | None:
-    weight_1H = source.tensors.get(f"{HF_CONTACTS}.weight")
-    bias = source.tensors.get(f"{HF_CONTACTS}.bias")
-    if weight_1H is None or bias is None:
+def _contact_head(source: Source, config: ModelConfig) -> ContactHead | None:
+    pairs = [(_CONTACTS.fullmatch(name), value) for name, value in source.tensors.items()]
+    parts = {found[2]: value for found, value in pairs if found}
+    if not parts:
         return None
-    num_heads = source.number("num_hidden_layers") * source.number("num_attention_heads")
-    if weight_1H.numel() != num_heads or bias.numel() != 1:
+    num_heads = config.num_layers * config.num_heads
+    sizes = {part: value.numel() for part, value in parts.items()}
+    if sizes != {"weight": num_heads, "bias": 1}:
         raise InputDataError(f"{source.path} has a contact head of other than {num_heads} heads")
-    return ContactHead(weight_1H.flatten().tolist(), bias.item())
+    return ContactHead(parts["weight"].flatten().tolist(), parts["bias"].item())
 
 
 def _hugging_face_config(source: Source) -> ModelConfig:
@@ -168,27 +172,45 @@ def _from_fair_esm(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = {prefix.sub("", name, count=1): value for name, value in source.tensors.items()}
     tensors = without(tensors, r"contact_head\..*")
     tensors, frequency = _without_frequencies(source, tensors)
-    if frequency is None:
-        raise InputDataError(f"{source.path} lacks the frequencies of ESM-2's rotary positions")
     without_copy(source.path, tensors, "lm_head.weight", "embed_tokens.weight")
+    is_rotary, has_norm = _POSITIONS not in tensors, "emb_layer_norm_before.weight" in tensors
+    if is_rotary is (frequency is None):
+        raise InputDataError(
+            f"{source.path} must have either the frequencies of ESM-2's rotary positions or the "
+            "table of positions of ESM-1b"
+        )
     names = {"embedding.weight": "embed_tokens.weight", "head.bias": "lm_head.bias"}
     names |= modules("", {**HEAD, "final_norm": "emb_layer_norm_after"})
-    names |= layers("layers.", LAYER, tensors)
-    weights = renamed(source.path, tensors, names) | {"rotary.frequency": frequency}
-    width = weights.get("blocks.0.feedforward.up.bias", torch.empty(1)).numel()
+    names |= modules("", {"embedding_norm": "emb_layer_norm_before"}) if has_norm else {}
+    names |= {} if is_rotary else {"positions.table": _POSITIONS}
+    weights = renamed(source.path, tensors, names | layers("layers.", LAYER, tensors))
+    if frequency is None:
+        _as_fair_esm_loads_esm_1b(source, weights)
+    else:
+        weights["rotary.frequency"] = frequency
     config = ModelConfig(
         **SHARED,
         num_layers=source.number("encoder_layers"),
         num_heads=source.number("encoder_attention_heads"),
         model_dim=source.number("encoder_embed_dim"),
-        feedforward_dim=width,
-        max_length=1024,
-        positions=Positions.rotary,
+        feedforward_dim=weights.get("blocks.0.feedforward.up.bias", torch.empty(1)).numel(),
+        max_length=1024 if is_rotary else len(weights["positions.table"]),
+        positions=Positions.rotary if is_rotary else Positions.learned,
         norm_epsilon=_EPSILON,
-        token_dropout=source.choice("token_dropout", True, (True, False)),
-        stored_frequencies=True,
+        embedding_norm=has_norm,
+        token_dropout=source.choice("token_dropout", is_rotary, (True, False)),
+        stored_frequencies=is_rotary,
     )
     return config, weights
+
+
+def _as_fair_esm_loads_esm_1b(source: Source, weights: dict[str, Tensor]) -> None:
+    """Removes the positions that no token has, and makes the embedding of `<mask>` zero."""
+    shapes = {"embedding.weight": (len(VOCABULARY), None), "positions.table": (None, None)}
+    check_shapes(source.path, weights, shapes)
+    weights["positions.table"] = weights["positions.table"][OFFSET:]
+    weights["embedding.weight"] = weights["embedding.weight"].clone()
+    weights["embedding.weight"][VOCABULARY.mask] = 0
 
 
 def _without_frequencies(

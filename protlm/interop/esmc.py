@@ -81,6 +81,11 @@ _HEAD = 64
 # The number of layers whose residual is not scaled.
 _UNSCALED = 36
 _EPSILON = 1e-5
+# By the width of the model: its name, and the license of its first release.
+_LICENSES = {
+    960: ("300M", "Cambrian Open License"),
+    1152: ("600M", "Cambrian Non-Commercial License"),
+}
 
 
 @final
@@ -105,7 +110,17 @@ class Esmc(Family):
             weights[name] = weights[name][:vocab_size].clone()
         weights["final_norm.bias"] = torch.zeros_like(weights["final_norm.weight"])
         _divide_residuals(weights, math.sqrt(config.num_layers / _UNSCALED))
-        return Translated(config, weights)
+        return Translated(config, weights, license=_license(width))
+
+
+def _license(width: int) -> str | None:
+    if width not in _LICENSES:
+        return None
+    size, first = _LICENSES[width]
+    return (
+        f"ESM C {size} was published by EvolutionaryScale under the {first}, and later by Biohub "
+        "under the MIT License; the terms that came with this copy apply"
+    )
 
 
 def _native(source: Source) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -6,7 +6,8 @@ A model is one of
   `pytorch_model.bin`, or the parts that `model.safetensors.index.json` or
   `pytorch_model.bin.index.json` lists;
 * a folder of AbLang: `hparams.json`, `vocab.json` and `amodel.pt`;
-* a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings;
+* a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings,
+  and if there is one, `NAME-contact-regression.pt` beside it;
 * a `.pth` file of ESM C: a pickle of tensors;
 * a `.safetensors` file with a `.json` file of the same name beside it.
 """
@@ -32,6 +33,9 @@ _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")
 # The description of an AbLang, and its weights.
 _ABLANG = ("hparams.json", "amodel.pt")
+# What fair-esm calls the architecture of ESM-1b and ESM-1v.
+_ESM_1B = "roberta_large"
+_CONTACTS = "-contact-regression"
 # A tensor that every ESM C has.
 _ESM_C = "sequence_head.0.weight"
 _CHUNK = 1 << 20
@@ -175,24 +179,46 @@ def _read_pickle(path: Path) -> Source:
         contents = _unpickled(path)
     if _ESM_C in contents:
         return Source(path, "esmc", {}, check_weights(path, contents), _sha256([path]))
-    settings, state = _fair_esm_settings(contents), contents.get("model")
-    if settings is None and isinstance(contents.get("args"), argparse.Namespace):
-        raise InputDataError(
-            f"{path} is an ESM-1, ESM-1b, ESM-1v or MSA Transformer of fair-esm, which protlm does "
-            "not read; of ESM-1b and ESM-1v, give the folder of Hugging Face"
-        )
+    settings, state = _fair_esm_settings(path, contents), contents.get("model")
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
-            f"{path} is neither an ESM-2 model of fair-esm, with cfg.model and model, nor an ESM C "
-            "model; other pickles are not supported"
+            f"{path} is neither an ESM-2, ESM-1b or ESM-1v of fair-esm, with settings and model, "
+            "nor an ESM C model; other pickles are not supported"
         )
-    return Source(path, "esm", settings, check_weights(path, state), _sha256([path]))
+    tensors = check_weights(path, state) | _fair_esm_contacts(path)
+    return Source(path, "esm", settings, tensors, _sha256([path]))
 
 
-def _fair_esm_settings(contents: Mapping[str, Any]) -> dict[str, Any] | None:
-    group = contents.get("cfg")
+def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the settings of fair-esm by the names of ESM-2, or None if there are none.
+
+    Raises:
+        InputDataError: they are those of an ESM-1 or an MSA Transformer.
+    """
+    group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
-    return vars(settings) if isinstance(settings, argparse.Namespace) else None
+    if isinstance(settings, argparse.Namespace):
+        return vars(settings)
+    if not isinstance(first, argparse.Namespace):
+        return None
+    if (kind := vars(first).get("arch")) != _ESM_1B:
+        raise InputDataError(
+            f"{path} is a model of fair-esm with arch={kind!r:.40}, such as ESM-1 or MSA "
+            "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
+        )
+    # Released files have names with and without the prefix.
+    return {f"encoder_{key}": value for key, value in vars(first).items()} | vars(first)
+
+
+def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:
+    """Returns the contact head of a model of fair-esm, if its file is there."""
+    beside = path.with_name(f"{path.stem}{_CONTACTS}.pt")
+    if not beside.is_file():
+        return {}
+    state = check_weights(beside, _unpickled(beside).get("model"))
+    if other := [name for name in state if "contact_head." not in name]:
+        raise InputDataError(f"{beside} has {other[0]!r:.90}, which is not part of a contact head")
+    return state
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from protlm.errors import UserError
 from protlm.model.objective import perplexity
 from protlm.model.transformer import DecodingState, ProteinLM
 
+STANDARD_TOKENS = [VOCABULARY[letter] for letter in STANDARD]
+
 
 @final
 @dataclass(frozen=True)
@@ -202,13 +204,11 @@ class _Sequence:
 def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Tensor:
     """Draws and appends the next token of each sequence, from its own random numbers."""
     is_allowed_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
-    is_allowed_BV[:, [VOCABULARY[letter] for letter in STANDARD]] = True
+    is_allowed_BV[:, STANDARD_TOKENS] = True
     is_allowed_BV[:, VOCABULARY.eos] = torch.tensor([bool(s.tokens) for s in batch])
     probable_BV = sampling.probabilities(logits_BV.masked_fill(~is_allowed_BV, -torch.inf))
     uniform_B1 = torch.tensor([[sequence.rng.random()] for sequence in batch], dtype=torch.float64)
-    cumulative_BV = probable_BV.cumsum(dim=-1)
-    # The first token whose cumulative probability exceeds the random number.
-    tokens_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)
+    tokens_B1 = draw(probable_BV, uniform_B1)
     nats_B1 = -logits_BV.log_softmax(dim=-1).gather(-1, tokens_B1)
     tokens_B = tokens_B1.squeeze(1)
     for sequence, token, nats in zip(
@@ -216,3 +216,9 @@ def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Te
     ):
         sequence.append(token, nats)
     return tokens_B
+
+
+def draw(probable_BV: Tensor, uniform_B1: Tensor) -> Tensor:
+    """Returns the first token whose cumulative probability exceeds the random number, B1."""
+    cumulative_BV = probable_BV.cumsum(dim=-1)
+    return torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)

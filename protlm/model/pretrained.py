@@ -277,7 +277,8 @@ class PretrainedModel:
         if not self.causal:
             raise UserError(
                 "this model predicts masked residues, and only a causal model generates sequences; "
-                "train one: protlm train objective=causal run_dir=RUN"
+                "train one: protlm train objective=causal run_dir=RUN; or sample from this one: "
+                "protlm generate --start SEQUENCES.fasta"
             )
         if not isinstance(self.network.mechanism(1), Recurrent):
             known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]

@@ -22,9 +22,12 @@ from protlm.model.block import Block
 from protlm.model.objective import TargetSums, target_sums
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import SelfAttention
+from protlm.training import lora
 from protlm.training.module import LanguageModeling
 
-_TEACHER = "teacher"
+_TEACHER, _ADAPTERS = "teacher", "adapters"
+# The layers that get adapters in stage 2, as in LoLCATs.
+_ADAPTED = ("query", "key", "value", "output")
 # Part of the name of every weight of a mechanism.
 _MECHANISM = ".attention.mechanism."
 
@@ -176,11 +179,42 @@ class LogitDistillation(Distillation):
     """Stage 2: all weights learn the teacher's predictions, and the masked or next residues.
 
     The loss of a target is its cross-entropy plus `objective.teacher_weight` times the divergence
-    KL(teacher, model) of the predictions. The log has the cross-entropy.
+    KL(teacher, model) of the predictions. The log has the cross-entropy. With
+    `objective.lora_rank`, adapters of the projections of attention learn instead of all weights.
+    In every checkpoint they are merged into the weights, which are saved beside for resumption.
     """
 
     def _check(self, teacher: PretrainedModel, config: TrainConfig) -> None:
-        """Any teacher has predictions for the same tokens."""
+        """Adds adapters if asked; any teacher has predictions for the same tokens."""
+        rank = config.objective.lora_rank
+        self._has_adapters = rank is not None
+        if rank is None:
+            return
+        asked = f"objective.lora_rank={rank}"
+        if config.model.init_from is None:
+            raise UserError(
+                f"{asked} adapts a trained model; type model.init_from=NEW with the output of "
+                "stage 1, or of: protlm checkpoint convert"
+            )
+        if config.trainer.strategy is Strategy.fsdp:
+            raise UserError(f"{asked} cannot shard weights; type trainer.strategy=auto")
+        if config.trainer.ema_decay is not None:
+            raise UserError(f"{asked} has no average of weights; type trainer.ema_decay=null")
+        lora.add_adapters(self.network, rank=rank, targets=_ADAPTED, seed=config.seed)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves merged weights, which every command can read, and the adapters."""
+        super().on_save_checkpoint(checkpoint)
+        if self._has_adapters:
+            merged, adapters = lora.merged_state(checkpoint["state_dict"])
+            checkpoint["state_dict"], checkpoint[_ADAPTERS] = merged, adapters
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the adapters, and the weights that they adapt."""
+        super().on_load_checkpoint(checkpoint)
+        if self._has_adapters:
+            state, adapters = checkpoint["state_dict"], checkpoint[_ADAPTERS]
+            checkpoint["state_dict"] = lora.separated_state(state, adapters)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
         taught_BLV = self._teacher_logits(batch)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
 
-from benchmarks import attention_contenders, attention_passes, embedding, overhead
+from benchmarks import attention_contenders, attention_passes, embedding, linearized, overhead
 from benchmarks.attention_passes import Case, Pass, standard_normal_inputs
 from benchmarks.figures import exponent, styles
 from benchmarks.language_models import ESM, OURS, Esm, Ours, Sizes, models
@@ -54,6 +54,29 @@ def test_embedding(written: Any) -> None:
         assert {embedding.IN_ORDER, embedding.SORTED, *embedding.OURS} == set(held["costs"])
         assert held["times_as_fast_as"][embedding.SORTED].keys() == held["costs"].keys()
     assert "times as fast as EsmModel, protlm's batches" in printed
+
+
+def test_linearized(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linearized, "peak_bytes", lambda attention, preset, length: 10**6 * length)
+    groups, printed = written("linearized", "--lengths", "20", "40")
+    for held, length in zip(groups["linearized"], (20, 40), strict=True):
+        assert set(held["costs"]) == set(linearized.MODELS)
+        assert held["facts"]["hedgehog"] == {"peak_bytes": 10**6 * length}
+    assert "times as fast as softmax" in printed
+    _, printed = written("linearized", "--lengths", "20", "40", "--most-seconds", "1e-9")
+    assert "left out: hedgehog from L = 40 on" in printed
+
+
+@pytest.mark.slow
+def test_the_peak_memory_is_that_of_the_process() -> None:
+    assert 10**8 < linearized.peak_bytes("hedgehog", "tiny", 64) < 10**10
+
+
+def test_linearized_models_keep_the_weights_of_the_original() -> None:
+    original = linearized.model("softmax", "tiny").network.state_dict()
+    converted = linearized.model("hedgehog", "tiny").network.state_dict()
+    assert all(torch.equal(converted[name], value) for name, value in original.items())
+    assert len(converted) > len(original)
 
 
 def test_both_sides_embed_every_protein() -> None:

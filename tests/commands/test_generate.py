@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.decoding import Sampling
+from protlm.model.gibbs import Sweeps
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 
@@ -157,6 +159,80 @@ def test_a_masked_model_is_refused(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="protlm train objective=causal"):
         generate(tiny_run, tmp_path / "g.fasta", GenerateOptions())
     assert list(tmp_path.iterdir()) == []
+
+
+START = ">P1 first\nMKTAYIAKQRQISFVKSHFSRQ\n>P2\nGSHMXB\n"
+
+
+def test_a_masked_model_samples_from_given_sequences(
+    tiny_run: Path,
+    tmp_path: Path,
+    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """And the new sequences can be prepared for training."""
+    (tmp_path / "start.fasta").write_text(START)
+    flags = "--start start.fasta --number 5 --sweeps 2 --mask-fraction 0.2 --seed 4 --batch-size 2"
+    arguments = ("generate", "-m", tiny_run, "-o", "g.fasta", *flags.split())
+    done = protlm_in_process(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 records: 2 starts, 0 skipped" in done.stderr
+    found = records(tmp_path / "g.fasta")
+    assert [record.identifier for record in found] == [f"generated_{n}" for n in range(1, 6)]
+    for index, record in enumerate(found):
+        start = ("MKTAYIAKQRQISFVKSHFSRQ", "GSHMXB")[index % 2]
+        changed = sum(one != other for one, other in zip(start, record.sequence, strict=True))
+        name, length = f"start=P{index % 2 + 1}", f"length={len(start)}"
+        assert record.header == f"generated_{index + 1} {length} {name} changed={changed}"
+        assert set(record.sequence) <= set(STANDARD)
+    options = GenerateOptions(seed=4, start=tmp_path / "start.fasta", sweeps=Sweeps(2, 0.2))
+    generate(tiny_run, tmp_path / "default.fasta", options)
+    assert records(tmp_path / "default.fasta") == found[:2]
+    done = protlm_in_process("prepare", "g.fasta", "--out", "new", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"sequences": 5' in (tmp_path / "new" / "manifest.json").read_text()
+
+
+def test_starts_that_are_too_long_are_reported(
+    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
+    run = train_tiny(tmp_path / "run", *settings)
+    (tmp_path / "start.fasta").write_text(f">long\n{'M' * 127}\n>P1\n{'M' * 126}\n")
+    options = GenerateOptions(start=tmp_path / "start.fasta", sweeps=Sweeps(1, 1.0))
+    generate(run, tmp_path / "g.fasta", options)
+    assert "skipped long: 127 residues; this model takes 126" in capsys.readouterr().err
+    assert len(records(tmp_path / "g.fasta")) == 1
+    (tmp_path / "start.fasta").write_text(f">long\n{'M' * 127}\n")
+    with pytest.raises(InputDataError, match="has no sequence that this model takes"):
+        generate(run, tmp_path / "h.fasta", options)
+    assert not (tmp_path / "h.fasta").exists()
+
+
+@pytest.mark.parametrize(
+    "is_causal, changes, message",
+    [
+        (True, {}, "--start is for models that predict masked residues"),
+        (False, {"prefix": "MK"}, "--prefix is for causal models; leave it out with --start"),
+        (False, {"max_length": 9}, "--max-length is for causal models"),
+        (False, {"number": 0}, "--number 0 must be at least 1"),
+        (False, {"batch_size": 0}, "--batch-size 0 must be at least 1"),
+        (False, {"seed": -1}, "--seed -1 must be at least 0"),
+        (False, {"start": None, "sweeps": Sweeps()}, "need sequences; type --start"),
+    ],
+)
+def test_settings_of_the_other_kind_of_model_are_refused(
+    is_causal: bool,
+    changes: dict[str, Any],
+    message: str,
+    causal_run: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "start.fasta").write_text(START)
+    options = replace(GenerateOptions(start=tmp_path / "start.fasta"), **changes)
+    with pytest.raises(UserError, match=message):
+        generate(causal_run if is_causal else tiny_run, tmp_path / "g.fasta", options)
+    assert not (tmp_path / "g.fasta").exists()
 
 
 class MeanPooling(Attention):

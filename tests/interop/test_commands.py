@@ -1,6 +1,7 @@
 """The commands on a foreign model: as it is, and imported."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +42,44 @@ def succeed(protlm_in_process: Command, tmp_path: Path) -> Callable[..., str]:
 def test_the_commands_take_an_imported_esm_2(
     succeed: Callable[..., str], write_esm: Write, tiny_data: Path, tmp_path: Path
 ) -> None:
-    foreign = write_esm()
+    use(succeed, write_esm(), tiny_data, tmp_path, layers=2, heads=4)
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_the_commands_take_an_imported_esm_2_of_8m(
+    succeed: Callable[..., str], tiny_data: Path, tmp_path: Path
+) -> None:
+    from transformers import EsmConfig, EsmForMaskedLM
+
+    config = EsmConfig(
+        vocab_size=33,
+        pad_token_id=1,
+        mask_token_id=32,
+        hidden_size=320,
+        num_hidden_layers=6,
+        num_attention_heads=20,
+        intermediate_size=1280,
+        max_position_embeddings=1026,
+        position_embedding_type="rotary",
+        layer_norm_eps=1e-5,
+        emb_layer_norm_before=False,
+        token_dropout=True,
+    )
+    EsmForMaskedLM(config).save_pretrained(tmp_path / "foreign")
+    use(succeed, tmp_path / "foreign", tiny_data, tmp_path, layers=6, heads=20)
+
+
+def use(
+    succeed: Callable[..., str],
+    foreign: Path,
+    tiny_data: Path,
+    tmp_path: Path,
+    *,
+    layers: int,
+    heads: int,
+) -> None:
+    """Imports a model, and runs the commands on it."""
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     imported = tmp_path / "esm2"
     succeed("checkpoint", "verify", "esm2")
@@ -59,7 +97,7 @@ def test_the_commands_take_an_imported_esm_2(
     np.testing.assert_array_equal(*vectors)
     succeed("attention", fasta, "-m", "esm2", "-o", "maps.h5")
     with h5py.File(tmp_path / "maps.h5") as file:
-        assert file["P1/layer_2"].shape == (4, 24, 24)
+        assert file[f"P1/layer_{layers}"].shape == (heads, 24, 24)
     structures = sample_dir() / "structures" / "fit"
     smallest = min(structures.glob("*.gz"), key=lambda path: path.stat().st_size)
     (tmp_path / "fit").mkdir()
@@ -71,12 +109,26 @@ def test_the_commands_take_an_imported_esm_2(
     assert json.loads((tmp_path / "e.json").read_text())["results"]["test"]["masked"]
 
 
+class RunsCode:
+    """Unpickling it ends the process."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os._exit, (1,)
+
+
 def test_an_import_that_fails_leaves_nothing(
     protlm_in_process: Command, write_esm: Write, tiny_run: Path, tmp_path: Path
 ) -> None:
     lacking = esm_tensors()
     del lacking["lm_head.bias"]
+    newer = esm_tensors() | {"esm.encoder.layer.0.attention.gate.weight": torch.zeros(4)}
+    code, text = tmp_path / "code.pt", tmp_path / "text.pt"
+    torch.save({"args": RunsCode()}, code)
+    text.write_text("not a model")
     for source, message in (
+        (write_esm("newer", tensors=newer), "has 1 tensor ('esm.encoder.layer.0.attention.gate"),
+        (code, "code.pt is refused: it would call "),
+        (text, "text.pt is not a file of tensors: "),
         (write_esm("lacking", tensors=lacking), "lacks 1 tensor ('lm_head.bias')"),
         (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: ablang"),
         (tiny_run, "is not a model of another program: give a Hugging Face folder"),

@@ -1,4 +1,4 @@
-"""ESM-2: its layouts are read alike, and outputs are those of Hugging Face transformers."""
+"""ESM-2, ESM-1b, ESM-1v: layouts are read alike, outputs are those of transformers."""
 
 import argparse
 import re
@@ -27,6 +27,8 @@ ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><ma
 # Hugging Face's names in fairseq's.
 FAIRSEQ = [
     (r"esm\.embeddings\.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
+    (r"esm\.embeddings\.position_embeddings", "encoder.sentence_encoder.embed_positions"),
+    (r"esm\.embeddings\.layer_norm", "encoder.sentence_encoder.emb_layer_norm_before"),
     (r"esm\.encoder\.layer\.", "encoder.sentence_encoder.layers."),
     (r"esm\.encoder\.", "encoder.sentence_encoder."),
     (r"esm\.contact_head", "encoder.sentence_encoder.contact_head"),
@@ -139,24 +141,36 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.peers
-def test_learned_positions_are_those_of_esm_1b(
-    write_esm: Write, in_double: Callable[[Path], ProteinLM]
-) -> None:
-    from transformers import EsmForMaskedLM
-
+def esm_1_tensors(*, norm: bool) -> dict[str, Tensor]:
+    """ESM-1b with a norm of the embedding, or ESM-1v without; a table of 64 positions."""
     tensors = {n: v for n, v in esm_tensors().items() if not n.endswith("inv_freq")}
     generator = torch.Generator().manual_seed(1)
-    for name, shape in (
-        ("position_embeddings.weight", (66, WIDTH)),
-        ("layer_norm.weight", (WIDTH,)),
-        ("layer_norm.bias", (WIDTH,)),
-    ):
+    shapes = {"position_embeddings.weight": (66, WIDTH)}
+    shapes |= {"layer_norm.weight": (WIDTH,), "layer_norm.bias": (WIDTH,)} if norm else {}
+    for name, shape in shapes.items():
         tensors[f"esm.embeddings.{name}"] = torch.randn(
             shape, generator=generator, dtype=torch.float64
         )
-    changes = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
-    folder = write_esm(tensors=tensors, max_position_embeddings=66, **changes)
+    return tensors
+
+
+def write_esm_1(write_esm: Write, name: str, *, norm: bool) -> Path:
+    """Writes the folder of Hugging Face, in which the embedding of `<mask>` is zero."""
+    tensors = esm_1_tensors(norm=norm)
+    for matrix in ("esm.embeddings.word_embeddings.weight", "lm_head.decoder.weight"):
+        tensors[matrix][VOCABULARY.mask] = 0
+    changes = {"position_embedding_type": "absolute", "emb_layer_norm_before": norm}
+    return write_esm(name, tensors=tensors, max_position_embeddings=66, **changes)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("norm", [True, False], ids=["ESM-1b", "ESM-1v"])
+def test_learned_positions_are_those_of_hugging_face(
+    norm: bool, write_esm: Write, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    from transformers import EsmForMaskedLM
+
+    folder = write_esm_1(write_esm, "esm1", norm=norm)
     peer = EsmForMaskedLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager"
     ).eval()
@@ -190,8 +204,8 @@ def test_contacts_are_those_of_hugging_face(
     np.testing.assert_allclose(regression.predict(features_HLL), expected_LL, rtol=0, atol=bound)
 
 
-def fair_esm(path: Path, tensors: dict[str, Tensor], **changes: Any) -> Path:
-    """Writes a model as fair-esm does."""
+def fair_esm(path: Path, tensors: dict[str, Tensor]) -> Path:
+    """Writes an ESM-2 as fair-esm does."""
     settings = argparse.Namespace(
         encoder_layers=LAYERS,
         encoder_embed_dim=WIDTH,
@@ -199,16 +213,66 @@ def fair_esm(path: Path, tensors: dict[str, Tensor], **changes: Any) -> Path:
         token_dropout=True,
         other=argparse.Namespace(arch="x"),
     )
-    state = {fairseq_name(name): value for name, value in tensors.items()}
-    torch.save({"cfg": {"model": settings}, "model": state, **changes}, path)
+    torch.save({"cfg": {"model": settings}, "model": in_fairseq(tensors)}, path)
     return path
+
+
+def fair_esm_1(path: Path, *, norm: bool, **settings: Any) -> Path:
+    """Writes an ESM-1b or ESM-1v as fair-esm does."""
+    args = argparse.Namespace(arch="roberta_large", token_dropout=True, **settings)
+    torch.save({"args": args, "model": in_fairseq(esm_1_tensors(norm=norm))}, path)
+    return path
+
+
+def in_fairseq(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {fairseq_name(name): value for name, value in tensors.items()}
 
 
 def test_fair_esm_files_have_the_same_model(write_esm: Write, tmp_path: Path) -> None:
     found = interop.read(fair_esm(tmp_path / "esm2.pt", esm_tensors()))
     expected = interop.read(write_esm())
     assert found.description.model == expected.description.model
+    assert found.contacts == expected.contacts
     assert_same(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder_"])
+@pytest.mark.parametrize("norm", [True, False], ids=["ESM-1b", "ESM-1v"])
+def test_fair_esm_files_with_learned_positions_have_the_same_model(
+    norm: bool, prefix: str, write_esm: Write, tmp_path: Path
+) -> None:
+    sizes = {"layers": LAYERS, "embed_dim": WIDTH, "attention_heads": 4, "max_positions": 64}
+    settings = {f"{prefix}{key}": value for key, value in sizes.items()}
+    found = interop.read(fair_esm_1(tmp_path / "esm1.pt", norm=norm, **settings))
+    expected = interop.read(write_esm_1(write_esm, "esm1", norm=norm))
+    assert found.description.model == expected.description.model
+    assert found.description.model.embedding_norm is norm
+    assert_same(found.weights, expected.weights)
+
+
+def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_path: Path) -> None:
+    tensors, path = in_fairseq(esm_tensors()), tmp_path / "esm2.pt"
+    trunk = {n: v for n, v in esm_tensors().items() if "contact_head" not in n}
+    assert interop.read(fair_esm(path, trunk)).contacts is None
+    head = {n.removeprefix("encoder.sentence_encoder."): v for n, v in tensors.items()}
+    head = {n: v for n, v in head.items() if n.startswith("contact_head.")}
+    beside = tmp_path / "esm2-contact-regression.pt"
+    torch.save({"model": head}, beside)
+    assert interop.read(path).contacts == interop.read(write_esm()).contacts
+    torch.save({"model": head | {"layers.0.fc1.bias": torch.zeros(3)}}, beside)
+    with pytest.raises(InputDataError, match=r"'layers\.0\.fc1\.bias', which is not part of"):
+        interop.read(path)
+    torch.save({"model": {"contact_head.regression.weight": torch.zeros(1, 8)}}, beside)
+    with pytest.raises(InputDataError, match="has a contact head of other than 8 heads"):
+        interop.read(path)
+
+
+def test_fair_esm_files_need_positions_of_one_kind(tmp_path: Path) -> None:
+    without = {n: v for n, v in esm_tensors().items() if not n.endswith("inv_freq")}
+    both = esm_tensors() | esm_1_tensors(norm=False)
+    for tensors in (without, both):
+        with pytest.raises(InputDataError, match=r"must have either the frequencies .* ESM-1b"):
+            interop.read(fair_esm(tmp_path / "esm2.pt", tensors))
 
 
 def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:

@@ -12,6 +12,7 @@ import protlm
 from protlm import interop
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
+from protlm.interop import esmc
 from protlm.model.transformer import ProteinLM
 from tests.interop.conftest import pairs, random, write_folder
 from tests.interop.published import attend, gelu, heads, layer_norm, linear, rotated, silu
@@ -228,3 +229,17 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InputDataError, match=r"rope_parameters=.* is not supported"):
         interop.read(folder)
+
+
+def test_a_license_that_restricts_users_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = library(tmp_path)
+    interop.read(model)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(esmc._LICENSES, WIDTH, esmc._LICENSES[1152])
+    interop.read(model)
+    told = capsys.readouterr().err
+    assert told.startswith("license: ESM C 600M was published by EvolutionaryScale under the")
+    assert "Cambrian Non-Commercial License" in told
+    assert len(told.splitlines()) == 1

@@ -1,5 +1,6 @@
 """Models of the Hugging Face Hub by name, from a cache and an imitation of its interface."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,21 @@ def test_a_model_that_cannot_be_had_is_one_sentence(
         protlm.load(NAME)
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("error", ["GatedRepoError", "RepositoryNotFoundError", "no network"])
+def test_a_model_that_cannot_be_imported_leaves_nothing(
+    error: str,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    answer(monkeypatch, ConnectionError(error) if error == "no network" else hub_error(error))
+    done = protlm_in_process("checkpoint", "import", NAME, "-o", "new", cwd=tmp_path)
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 
 
 def test_a_local_path_is_not_looked_up(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protlm import attention, interop
@@ -28,6 +29,7 @@ from protlm.config import (
     TrainConfig,
 )
 from protlm.data.dataset import collate
+from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
 from protlm.interop.esm_export import is_esm
@@ -90,7 +92,13 @@ def exported(model: Checkpoint, folder: Path, *, maps: bool = True) -> Path:
         )
         for number, x in inputs
     ]
+    labels_BL = tokens_BL.masked_fill(~mask_BL, IGNORE)
+    # A causal model predicts the token after a position.
+    last, distance = tokens_BL.shape[1] - int(causal), int(causal)
+    predicted_NV = out.logits_BLV[:, :last].flatten(0, 1)
     expected = {
+        "labels": labels_BL,
+        "loss": F.cross_entropy(predicted_NV, labels_BL[:, distance:].flatten()),
         "sequences": SEQUENCES,
         "tokens": tokens_BL,
         "mask": mask_BL,

@@ -66,11 +66,11 @@ def test_only_namespaces_are_allowed_beside_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "contents, message",
     [
-        ({}, "is neither an ESM-2 model of fair-esm"),
-        ({"args": {}, "model": esm_tensors()}, "is neither an ESM-2 model of fair-esm"),
+        ({}, "is neither an ESM-2, ESM-1b or ESM-1v of fair-esm"),
+        ({"args": {}, "model": esm_tensors()}, "is neither an ESM-2, ESM-1b or ESM-1v of fair-esm"),
         (
-            {"args": argparse.Namespace(arch="roberta_large"), "model": esm_tensors()},
-            "is an ESM-1, ESM-1b, ESM-1v .* give the folder of Hugging Face",
+            {"args": argparse.Namespace(arch="msa_transformer"), "model": esm_tensors()},
+            "arch='msa_transformer', such as ESM-1 or MSA Transformer, which protlm does not read",
         ),
         ([1], "it contains a list"),
     ],

@@ -25,6 +25,7 @@ Train = Callable[..., Path]
 STEPS = 6
 STAGE_1 = ("objective=distillation", "optimizer.learning_rate=1e-2", f"trainer.max_steps={STEPS}")
 STAGE_2 = (*STAGE_1, "objective.stage=logits")
+LORA = (*STAGE_2, "objective.lora_rank=2")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,31 @@ def test_stage_2_trains_all_weights(
     assert all(0 < row["train_accuracy"] < 1 for row in rows)
 
 
+def test_adapters_are_trained_alone_and_merged(
+    train_tiny: Train, pair: tuple[str, ...], stage_1: Path, tmp_path: Path
+) -> None:
+    given = [*pair[:2], f"model.init_from={stage_1}", "trainer.precision=32-true"]
+    run = train_tiny(tmp_path / "lora", *LORA, *given)
+    before, after = weights(stage_1), weights(run)
+    assert set(before) == set(after)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    parts = ("query", "key", "value", "output")
+    assert changed == {f"blocks.{n}.attention.{part}.weight" for n in range(2) for part in parts}
+    for name in changed:
+        sizes = torch.linalg.svdvals((after[name] - before[name]).double())
+        assert sizes[1] > 1e-4
+        # The difference of rounded weights has a full rank, of the size of the rounding.
+        assert sizes[2] < 1e-6 * float(before[name].norm())
+    saved = load_training(max(all_checkpoints(run)))["adapters"]
+    layer = "network.blocks.1.attention.value.parametrizations.weight"
+    adapter = 2 * saved[f"{layer}.0.B"] @ saved[f"{layer}.0.A"]
+    original = saved[f"{layer}.original"]
+    name = "blocks.1.attention.value.weight"
+    assert torch.equal(original, before[name])
+    torch.testing.assert_close(after[name], original + adapter, rtol=1e-6, atol=1e-6)
+    assert protlm.load(run).network.num_layers == 2
+
+
 def batch_of(lengths: list[int]) -> Batch:
     generator = torch.Generator().manual_seed(0)
     size = (len(lengths), max(lengths))
@@ -157,7 +183,7 @@ def test_the_teacher_is_not_saved_and_its_hash_is(stage_1: Path, teacher: Path) 
     assert len(saved["state_dict"]) == len(weights(stage_1))
 
 
-@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
+@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2, LORA], ids=["attention", "logits", "lora"])
 def test_a_killed_run_is_continued_exactly(
     stage: tuple[str, ...],
     train_tiny: Train,
@@ -245,3 +271,20 @@ def test_what_stage_1_cannot_train_is_refused(
 def test_a_teacher_without_a_stage_is_refused() -> None:
     with pytest.raises(UserError, match="used with a stage only; type objective=distillation"):
         compose(TrainConfig, ["objective.teacher=run"])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (["model.init_from=null"], r"lora_rank=2 adapts a trained model; type model.init_from=NEW"),
+        (["trainer.strategy=fsdp"], "cannot shard weights; type trainer.strategy=auto"),
+        (["trainer.ema_decay=0.9"], "has no average of weights; type trainer.ema_decay=null"),
+        (["objective.stage=attention"], "lora_rank=2 is a setting of the second stage"),
+        (["objective.lora_rank=0"], "objective.lora_rank=0 must be at least 1"),
+    ],
+)
+def test_adapters_that_cannot_be_trained_are_refused(
+    settings: list[str], message: str, pair: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        module_of(pair, *LORA, *settings)

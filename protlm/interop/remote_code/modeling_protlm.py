@@ -154,8 +154,11 @@ class ProtlmModel(ProtlmPreTrainedModel):
         return self._in_form(BaseModelOutput(**fields), return_dict)
 
 
-class ProtlmForMaskedLM(ProtlmPreTrainedModel):
-    """A model that predicts masked residues."""
+class _ProtlmPredicting(ProtlmPreTrainedModel):
+    """A model with logits, whose loss compares those of a position with a label after it."""
+
+    _output: type[Any]
+    _distance: int
 
     def forward(
         self,
@@ -171,34 +174,26 @@ class ProtlmForMaskedLM(ProtlmPreTrainedModel):
             input_ids, attention_mask, output_hidden_states, output_attentions
         )
         del fields["last_hidden_state"]
-        loss = None if labels is None else _loss(logits_BLV, labels)
-        return self._in_form(MaskedLMOutput(loss=loss, logits=logits_BLV, **fields), return_dict)
+        loss = None if labels is None else self._loss(logits_BLV, labels)
+        return self._in_form(self._output(loss=loss, logits=logits_BLV, **fields), return_dict)
+
+    def _loss(self, logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
+        last = labels_BL.shape[1] - self._distance
+        predicted, targets = logits_BLV[:, :last], labels_BL[:, self._distance :]
+        return F.cross_entropy(predicted.flatten(0, 1).float(), targets.flatten())
 
 
-class ProtlmForCausalLM(ProtlmPreTrainedModel):
+class ProtlmForMaskedLM(_ProtlmPredicting):
+    """A model that predicts masked residues."""
+
+    _output, _distance = MaskedLMOutput, 0
+
+
+class ProtlmForCausalLM(_ProtlmPredicting):
     """A model that predicts the next residue; `generate` of transformers is not supported."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
-        """Returns logits of the next token, BLV, and the loss where there are labels."""
-        logits_BLV, fields = self._run(
-            input_ids, attention_mask, output_hidden_states, output_attentions
-        )
-        del fields["last_hidden_state"]
-        loss = None if labels is None else _loss(logits_BLV[:, :-1], labels[:, 1:])
-        return self._in_form(CausalLMOutput(loss=loss, logits=logits_BLV, **fields), return_dict)
+    _output, _distance = CausalLMOutput, 1
 
 
 def _first(given: bool | None, default: bool | None) -> bool:
     return bool(default if given is None else given)
-
-
-def _loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    return F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels_BL.flatten())

@@ -52,6 +52,8 @@ def check(folder: Path) -> None:
             out = run(model, tokens, inputs)
         if auto is head:
             compare("logits", out.logits[inputs["mask"]], inputs["logits"])
+            with torch.no_grad():
+                compare("losses", model(**tokens, labels=inputs["labels"]).loss, inputs["loss"])
         model.save_pretrained(folder / f"saved_{auto.__name__}")
     print(folder.name, "good")
 

@@ -5,7 +5,7 @@ parametrization of the weight, because self-attention multiplies by its three we
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,9 @@ TARGETS = ("query", "key", "value")
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 # The factor α / r.
 _SCALE = 2.0
+# Part of the names of W, A and B in the state of a network with adapters.
+_PARTS = ".parametrizations.weight."
+_W, _A, _B = f"{_PARTS}original", f"{_PARTS}0.A", f"{_PARTS}0.B"
 
 
 class LowRank(nn.Module):
@@ -37,7 +40,11 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Returns the adapted weight."""
-        return weight + _SCALE * self.B @ self.A
+        return _adapted_weight(weight, self.A, self.B)
+
+
+def _adapted_weight(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return weight + _SCALE * b @ a
 
 
 def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed: int) -> None:
@@ -48,11 +55,7 @@ def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed:
         rank: the rank of each adapter.
         targets: the last part of the layers' names: query, key, value, output, up, gate, down.
         seed: seed of the adapters.
-
-    Raises:
-        UserError: no layer has such a name.
     """
-    check_targets(network, targets)
     layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
     network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
@@ -100,6 +103,26 @@ def merge_adapters(network: nn.Module) -> None:
     """Adds the adapters to the weights of their layers, in place, and removes them."""
     for _, layer, _ in list(_adapted(network)):
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+
+
+def merged_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns the state of a network with the adapters merged, and what it was merged from."""
+    adapters = {name: value for name, value in state.items() if _PARTS in name}
+    merged = {name: value for name, value in state.items() if name not in adapters}
+    for name, weight in adapters.items():
+        if name.endswith(_W):
+            layer = name.removesuffix(_W)
+            a, b = adapters[layer + _A], adapters[layer + _B]
+            merged[f"{layer}.weight"] = _adapted_weight(weight, a, b)
+    return merged, adapters
+
+
+def separated_state(
+    merged: Mapping[str, Tensor], adapters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns the state that `merged_state` divided."""
+    weights = {f"{name.partition(_PARTS)[0]}.weight" for name in adapters}
+    return {name: v for name, v in merged.items() if name not in weights} | dict(adapters)
 
 
 def _adapted(network: nn.Module) -> Iterator[tuple[str, nn.Module, LowRank]]:

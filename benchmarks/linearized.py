@@ -1,0 +1,162 @@
+"""This script measures an ESM-2 8M and the linear models that it is converted to, by the length.
+
+make bench-linearized, or: python -m benchmarks.linearized [--quick] [...]
+
+The mean embedding of one random protein, as `protlm embed` computes it, in float32 and with random
+weights. All models of a length take turns. The cost is processor time, user and system, of all
+threads. The peak memory is that of a process that embeds nothing else (Linux only).
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.harness import (
+    QUICK,
+    Comparison,
+    Forecast,
+    Pace,
+    fact_table,
+    left_out_lines,
+    machine,
+    median_table,
+    show,
+    speed_table,
+    take_turns,
+    write_json,
+)
+from protlm.build import build_network, describe, model_of
+from protlm.checkpoints.format import Checkpoint
+from protlm.composition import compose, to_plain
+from protlm.config import TrainConfig
+from protlm.conversion import convert
+from protlm.data.vocabulary import STANDARD
+from protlm.model.embedding import Embedder
+from protlm.model.pooling import Pooling
+from protlm.model.pretrained import PretrainedModel
+
+ORIGINAL = "softmax"
+MODELS = (ORIGINAL, "performer_relu", "performer_softmax", "hedgehog")
+# The last one is the length of titin.
+LENGTHS = (512, 2048, 8192, 35_213)
+QUICK_LENGTHS = (64, 128)
+PEAK = "peak_bytes"
+_KIB = 1024
+
+
+def model(attention: str, preset: str) -> PretrainedModel:
+    """Returns an ESM-2 with random weights, converted unless its attention is softmax."""
+    config = compose(TrainConfig, [f"model={preset}", f"attention={ORIGINAL}"])
+    network = build_network(config.model, config.attention, seed=0)
+    found = Checkpoint(Path(preset), describe(config), dict(network.state_dict()))
+    if attention != ORIGINAL:
+        chosen = to_plain(compose(TrainConfig, [f"attention={attention}"]))["attention"]
+        found = convert(found, chosen, seed=0).checkpoint
+    return model_of(found)
+
+
+def embed(embedder: Embedder, sequence: str) -> float:
+    """Embeds a protein; returns the processor seconds."""
+    start = time.process_time()
+    (found,) = embedder.vectors([sequence])
+    assert found is not None
+    assert all(vector.isfinite().all() for vector in found.values())
+    return time.process_time() - start
+
+
+def embedder_of(attention: str, preset: str) -> Embedder:
+    """Returns what computes the means of the last layer."""
+    loaded = model(attention, preset)
+    return Embedder(loaded, (Pooling.mean,), (loaded.num_layers,))
+
+
+def protein(length: int) -> str:
+    """Returns a random protein."""
+    return "".join(np.random.default_rng(0).choice(list(STANDARD), length))
+
+
+def peak_bytes(attention: str, preset: str, length: int) -> int:
+    """Returns the peak memory of a process that embeds one protein."""
+    command = [sys.executable, "-m", "benchmarks.linearized", "--peak", attention, preset]
+    done = subprocess.run([*command, str(length)], check=True, capture_output=True, text=True)
+    return int(done.stdout.splitlines()[-1])
+
+
+def print_peak(attention: str, preset: str, length: str) -> None:
+    """Embeds a protein, and prints the peak memory of this process in bytes."""
+    embed(embedder_of(attention, preset), protein(int(length)))
+    # Unlike the peak of getrusage, this one does not include the parent process.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    print(int(peak) * _KIB)
+
+
+def compare(
+    embedders: dict[str, Embedder], preset: str, length: int, forecast: Forecast, pace: Pace
+) -> Comparison:
+    """Returns the seconds and the peak memory of all models at a length."""
+    print(f"L={length:,} ...", file=sys.stderr, flush=True)
+    sequence = protein(length)
+
+    def run(name: str) -> float:
+        forecast.check(name, length)
+        return embed(embedders[name], sequence)
+
+    comparison = take_turns(
+        f"L = {length:,}", {name: partial(run, name) for name in embedders}, pace
+    )
+    for name in comparison.costs:
+        seconds = comparison.median(name)
+        assert seconds is not None
+        forecast.learn(name, length, seconds=seconds)
+        comparison.facts[name] = {PEAK: peak_bytes(name, preset, length)}
+    return comparison
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description="Measure softmax and converted models.")
+    parser.add_argument("--quick", action="store_true", help="tiny models, short proteins")
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--most-seconds", type=float, default=60.0, help="leave out slower passes")
+    parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_linearized.json"))
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments)
+    if parsed.lengths is None:
+        parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
+    return parsed
+
+
+def main() -> None:
+    """Measures, prints the tables, and writes the figures."""
+    given = parse()
+    if given.peak:
+        print_peak(*given.peak)
+        return
+    preset, pace = "esm2_8m", Pace(seconds=60.0, fewest=3, most=9)
+    if given.quick:
+        preset, pace = "tiny", QUICK
+    embedders = {name: embedder_of(name, preset) for name in given.models}
+    forecast = Forecast(given.most_seconds)
+    held = [compare(embedders, preset, length, forecast, pace) for length in sorted(given.lengths)]
+    place = machine(torch.device("cpu"))
+    show(
+        place,
+        speed_table("processor time", held, ORIGINAL),
+        median_table("milliseconds of processor time", held),
+        fact_table("peak memory of the process, MB", held, PEAK, scale=1e-6),
+        *left_out_lines(held),
+    )
+    write_json(given.json, place, {"linearized": held}, (ORIGINAL,))
+
+
+if __name__ == "__main__":
+    main()

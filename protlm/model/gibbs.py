@@ -1,0 +1,124 @@
+"""Gibbs sampling from a masked model: some residues are masked and drawn again, then others.
+
+Wang and Cho 2019 (arXiv 1902.04094). If the model's conditionals are those of one distribution and
+residues are masked one at a time, that distribution is the limit; in general neither holds.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protlm.data.dataset import collate
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import UserError
+from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
+from protlm.model.transformer import ProteinLM
+
+
+@final
+@dataclass(frozen=True)
+class Sweeps:
+    """How sequences are sampled from a masked model.
+
+    Args:
+        number: how often every residue is drawn.
+        mask_fraction: the fraction of the residues that are masked, and drawn, at a time. The
+            forward passes of a sweep are its inverse, or one for each residue if that is less.
+
+    Raises:
+        UserError: a value out of range.
+    """
+
+    number: int = 10
+    mask_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise UserError(f"--sweeps {self.number} must be at least 1")
+        if not 0 < self.mask_fraction <= 1:
+            raise UserError(
+                f"--mask-fraction {self.mask_fraction} must be above 0 and at most 1, for instance "
+                "0.1"
+            )
+
+
+@torch.inference_mode()
+def resample(
+    network: ProteinLM,
+    starts: Sequence[str],
+    sampling: Sampling,
+    *,
+    sweeps: Sweeps,
+    seed: int,
+    batch_size: int,
+) -> Iterator[tuple[int, str]]:
+    """Yields the index of each start with a sequence of its length, sampled from it; not in order.
+
+    A sequence depends on its start, its index and the seed, not on the others in its batch. Only
+    the 20 standard amino acids are drawn. Sequences of similar length share a batch.
+
+    Args:
+        network: a masked model.
+        starts: sequences of at least one residue.
+        sampling: how a residue is drawn.
+        sweeps: how often, and how many at a time.
+        seed: seed of the random numbers.
+        batch_size: sequences at a time.
+    """
+    # As in `generate`: in float64, the batch does not change the draws.
+    network = copy.deepcopy(network).double().eval()
+    order = sorted(range(len(starts)), key=lambda index: len(starts[index]))
+    for first in range(0, len(order), batch_size):
+        indices = order[first : first + batch_size]
+        chains = [_Chain(VOCABULARY.encode(starts[n]), seed, n, sweeps) for n in indices]
+        tokens_BL, mask_BL = collate([chain.start for chain in chains])
+        tokens_BL = tokens_BL.to(network.embedding.weight.device)
+        mask_BL = mask_BL.to(tokens_BL.device)
+        for _ in range(sweeps.number):
+            _sweep(network, chains, tokens_BL, mask_BL, sampling)
+        for index, chain, tokens_L in zip(indices, chains, tokens_BL.cpu().numpy(), strict=True):
+            yield index, VOCABULARY.decode(tokens_L[1 : len(chain.start) + 1])
+
+
+class _Chain:
+    """The start of a sequence, its random numbers, and the number of groups of its residues."""
+
+    def __init__(self, start: np.ndarray, seed: int, index: int, sweeps: Sweeps) -> None:
+        self.start = start
+        self.rng = np.random.default_rng([seed, index])
+        # The inverse of a fraction such as 0.1 must not be rounded up.
+        self._num_groups = min(math.ceil(1 / sweeps.mask_fraction - 1e-9), len(start))
+
+    def groups(self) -> list[np.ndarray]:
+        """Returns the positions of all tokens of residues, divided at random."""
+        return np.array_split(self.rng.permutation(len(self.start)) + 1, self._num_groups)
+
+
+def _sweep(
+    network: ProteinLM,
+    chains: list[_Chain],
+    tokens_BL: Tensor,
+    mask_BL: Tensor,
+    sampling: Sampling,
+) -> None:
+    """Draws every residue once, in place."""
+    groups = [chain.groups() for chain in chains]
+    for turn in range(max(map(len, groups))):
+        masked = [(row, own[turn]) for row, own in enumerate(groups) if turn < len(own)]
+        rows = torch.tensor(np.concatenate([np.full(len(own), row) for row, own in masked]))
+        columns = torch.tensor(np.concatenate([own for _, own in masked]))
+        tokens_BL[rows, columns] = VOCABULARY.mask
+        logits_BLV = network(tokens_BL, mask_BL, causal=False).logits_BLV
+        logits_TV = logits_BLV[rows, columns].cpu()
+        is_other_V = torch.ones(logits_TV.shape[-1], dtype=torch.bool)
+        is_other_V[STANDARD_TOKENS] = False
+        probable_TV = sampling.probabilities(logits_TV.masked_fill(is_other_V, -torch.inf))
+        uniform = np.concatenate([chains[row].rng.random(len(own)) for row, own in masked])
+        drawn_T1 = draw(probable_TV, torch.from_numpy(uniform)[:, None])
+        tokens_BL[rows, columns] = drawn_T1.squeeze(1).to(tokens_BL.device)
