@@ -19,7 +19,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +149,9 @@ def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Formats the mean over proteins and its 95 % bootstrap interval, in percent."""
+    """Formats the mean over proteins in percent, with a 95 % bootstrap interval if there are two."""
+    if len(values) < 2:
+        return f"{np.mean(values):.1%}"
     drawn = np.random.default_rng(0).choice(np.array(values), (RESAMPLES, len(values)))
     low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
     return f"{np.mean(values):.1%} ({low:.1%} to {high:.1%})"
@@ -159,9 +161,6 @@ def report(found: Mapping[str, Mapping[str, float]]) -> str:
     """Formats long-range P@L by predictor and protein, and differences, in Markdown."""
     lines = ["| long-range P@L | " + " | ".join(found) + " | mean |"]
     lines.append("|---" * (2 + len(found)) + "|")
-    better: Callable[[Mapping[str, float]], float] = lambda one: max(  # noqa: E731
-        one[f"{method}, after"] for method in METHODS
-    )
     for name in next(iter(found.values())):
         values = [one[name] for one in found.values()]
         cells = [f"{value:.1%}" for value in values]
@@ -170,7 +169,10 @@ def report(found: Mapping[str, Mapping[str, float]]) -> str:
     for method in METHODS:
         gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
         lines.append(f"{method}, after less before: {interval(gains)}")
-    rest = [better(one) - one["inverse covariance"] for one in found.values()]
+    rest = [
+        max(one[f"{method}, after"] for method in METHODS) - one["inverse covariance"]
+        for one in found.values()
+    ]
     lines.append(f"The better of both after less inverse covariance: {interval(rest)}")
     return "\n".join(lines)
 

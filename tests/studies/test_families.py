@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from studies.families import aligned_columns, inverse_covariance, report, structure_file
+from studies.families import aligned_columns, interval, inverse_covariance, report, structure_file
 
 
 def test_insertions_are_left_out_and_unknown_residues_are_gaps(tmp_path: Path) -> None:
@@ -43,3 +43,8 @@ def test_the_report_compares_each_protein_with_itself() -> None:
 
 def test_a_structure_has_the_lower_case_identifier_of_its_alignment() -> None:
     assert structure_file(Path("x"), "1EGA_B") == Path("x/pdb/1ega_B.pdb.gz")
+
+
+def test_one_protein_has_no_interval() -> None:
+    assert interval([0.25]) == "25.0%"
+    assert interval([0.2, 0.4]) == "30.0% (20.0% to 40.0%)"
