@@ -149,7 +149,7 @@ def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Formats the mean over proteins in percent, with a 95 % bootstrap interval if there are two."""
+    """Formats the mean over proteins in percent; with two or more, its bootstrap interval."""
     if len(values) < 2:
         return f"{np.mean(values):.1%}"
     drawn = np.random.default_rng(0).choice(np.array(values), (RESAMPLES, len(values)))
