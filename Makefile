@@ -6,7 +6,7 @@ PEERS := build/peers
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins
+.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,9 @@ results: $(INSTALLED) ## Compute the figures of a model card (OPTIONS="MODEL --s
 
 study-twins: $(INSTALLED) ## Train Performer and softmax models as twins (TRAIN=DIR TEST=DIR, prepared data sets)
 	$(PYTHON) -m studies.twins $(TRAIN) $(TEST) $(OPTIONS)
+
+study-families: $(INSTALLED) ## Adapt a model to families and test its contacts (TRAIN=DIR STRUCTURES=DIR)
+	OMP_NUM_THREADS=1 $(PYTHON) -m studies.families $(TRAIN) $(STRUCTURES) $(OPTIONS)
 
 study-propagation: $(INSTALLED) ## Replace the attention of trained softmax models by FAVOR+ (OPTIONS=--quick)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.propagation $(OPTIONS)

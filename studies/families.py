@@ -1,0 +1,200 @@
+"""Families: what adapting a model to the homologs of a protein adds to the contacts it predicts.
+
+    python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 600]
+        [--tokens 8192] [--model performer-relu-3m] [--out runs/families]
+
+STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
+`pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and grouped at 80 %
+identity, are mixed 3:1 with samples of GENERAL, a prepared data set with clusters, and the model is
+trained further on them (`experiment=family`). Contacts by attention regression, fitted on the
+shipped chains, and by the categorical Jacobian are evaluated before and after. Beside them are the
+inverse covariance of the alignment, pairs in the order of their separation, and the fraction of all
+pairs that are contacts. Finished parts are not repeated, and interrupted ones continue. Grouping
+the homologs needs MMseqs2.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from protlm.evaluation.contacts import apc
+from protlm.evaluation.precision import SEPARATIONS, precision
+from protlm.evaluation.structures import contact_map, read_structure
+
+DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
+FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
+HELD_OUT = 0.05
+# The warm-up of conf/experiment/family.yaml, or this fraction of a shorter run.
+WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+# Zhang et al. 2024: the covariance of N rows is regularized by this number / sqrt(N).
+SHRINKAGE = 4.5
+RESAMPLES = 1000
+METHODS = ("contacts", "jacobian")
+
+
+def protlm(*arguments: str) -> None:
+    """Runs a command of protlm; ends the study if it fails."""
+    subprocess.run([sys.executable, "-m", "protlm", *arguments], check=True)
+
+
+def structure_file(structures: Path, protein: str) -> Path:
+    """Where the coordinates of a protein are, by its name in the alignments."""
+    identifier, chain = protein.split("_")
+    return structures / "pdb" / f"{identifier.lower()}_{chain}.pdb.gz"
+
+
+def adapt(protein: str, given: argparse.Namespace) -> Path:
+    """Prepares the homologs and trains on them, or continues; returns the run."""
+    folder = given.out / protein
+    family = folder / "data"
+    alignment = given.structures / "msa" / f"{protein}.a3m.gz"
+    if not (family / "manifest.json").exists():
+        select = ("--allow-gaps", "--deduplicate", "--cluster", "--cluster-identity", "0.8")
+        split = ("--valid-fraction", str(HELD_OUT), "--test-fraction", "0")
+        protlm("prepare", str(alignment), *select, *split, "--out", str(family))
+    sets = ((family, FAMILY_WEIGHT), (given.general, GENERAL_WEIGHT))
+    mixture = ", ".join(f"{{dir: {path}, weight: {weight}}}" for path, weight in sets)
+    protlm(
+        *("train", "experiment=family", f"model.init_from={given.model}"),
+        *(f"data.mixture=[{mixture}]", f"data.valid_dir={family}", "data.sampling=cluster"),
+        *("data.verify=sizes", f"data.tokens_per_batch={given.tokens}"),
+        f"schedule.warmup_steps={min(WARMUP_STEPS, round(given.steps * WARMUP_FRACTION))}",
+        *(f"trainer.max_steps={given.steps}", f"trainer.valid_every={max(given.steps // 4, 1)}"),
+        *(f"trainer.checkpoint_every={max(given.steps // 2, 1)}", f"run_dir={folder / 'run'}"),
+    )
+    return folder / "run"
+
+
+def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> None:
+    """Evaluates the contacts of one protein, unless its results are there."""
+    folder = given.out / protein
+    output = folder / f"{name}.json"
+    if output.exists():
+        return
+    tested = folder / "structure"
+    tested.mkdir(parents=True, exist_ok=True)
+    source = structure_file(given.structures, protein)
+    shutil.copyfile(source, tested / source.name)
+    settings = [f"evaluation.{method}.structures={tested}" for method in METHODS]
+    settings += [f"evaluation.{method}.max_residues=510" for method in METHODS]
+    methods = f"evaluation=[{','.join(METHODS)}]"
+    protlm("evaluate", f"checkpoint={model}", methods, *settings, f"output={output}")
+
+
+def aligned_columns(path: Path) -> np.ndarray:
+    """Reads the columns of an a3m that its first row has, uint8 [rows, L]; 20 is a gap."""
+    rows: list[str] = []
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith(">"):
+                rows.append("")
+            else:
+                rows[-1] += "".join(letter for letter in line.strip() if not letter.islower())
+    number_of = {letter: number for number, letter in enumerate(LETTERS)}
+    return np.array([[number_of.get(letter, 20) for letter in row] for row in rows], np.uint8)
+
+
+def inverse_covariance(columns_NL: np.ndarray) -> np.ndarray:
+    """Returns the coupling of each pair of columns of an alignment, float64 LL.
+
+    The Frobenius norm over amino acids of the inverse of the regularized covariance of one-hot
+    columns, corrected by the average product (Zhang et al. 2024, doi:10.1073/pnas.2406285121).
+    """
+    rows, length = columns_NL.shape
+    onehot = np.eye(21)[columns_NL].reshape(rows, -1)
+    covariance = np.cov(onehot, rowvar=False)
+    covariance += SHRINKAGE / np.sqrt(rows) * np.eye(len(covariance))
+    blocks = np.linalg.inv(covariance).reshape(length, 21, length, 21)[:, :20, :, :20]
+    norms_LL = np.sqrt((blocks**2).sum(axis=(1, 3)))
+    np.fill_diagonal(norms_LL, 0)
+    return apc(norms_LL)
+
+
+def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
+    """Returns long-range P@L of what needs no model."""
+    contacts_LL = contact_map(read_structure(structure_file(given.structures, protein)))
+    positions = np.arange(len(contacts_LL))
+    distance_LL = np.abs(positions[:, None] - positions).astype(float)
+    columns_NL = aligned_columns(given.structures / "msa" / f"{protein}.a3m.gz")
+    predicted = {
+        "inverse covariance": inverse_covariance(columns_NL),
+        "nearest in sequence": -distance_LL,
+    }
+    found = {}
+    for name, scores_LL in predicted.items():
+        hits, asked = precision(scores_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
+        found[name] = hits / asked
+    known = contacts_LL[(distance_LL >= SEPARATIONS["long"][0]) & (contacts_LL >= 0)]
+    return found | {"all pairs": float(known.mean())}
+
+
+def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
+    """Returns long-range P@L of one protein, by predictor."""
+    found = {}
+    for name in ("before", "after"):
+        report = json.loads((given.out / protein / f"{name}.json").read_text(encoding="utf-8"))
+        results = next(iter(report["results"].values()))
+        for method in METHODS:
+            scores = results[method]["model"]
+            found[f"{method}, {name}"] = scores["long"]["P@L"]["mean"]
+    return found | baselines(protein, given)
+
+
+def interval(values: Sequence[float]) -> str:
+    """Formats the mean over proteins in percent; with two or more, its bootstrap interval."""
+    if len(values) < 2:
+        return f"{np.mean(values):.1%}"
+    drawn = np.random.default_rng(0).choice(np.array(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
+    return f"{np.mean(values):.1%} ({low:.1%} to {high:.1%})"
+
+
+def report(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Formats long-range P@L by predictor and protein, and differences, in Markdown."""
+    lines = ["| long-range P@L | " + " | ".join(found) + " | mean |"]
+    lines.append("|---" * (2 + len(found)) + "|")
+    for name in next(iter(found.values())):
+        values = [one[name] for one in found.values()]
+        cells = [f"{value:.1%}" for value in values]
+        lines.append(f"| {name} | {' | '.join(cells)} | {interval(values)} |")
+    lines.append("")
+    for method in METHODS:
+        gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
+        lines.append(f"{method}, after less before: {interval(gains)}")
+    rest = [
+        max(one[f"{method}, after"] for method in METHODS) - one["inverse covariance"]
+        for one in found.values()
+    ]
+    lines.append(f"The better of both after less inverse covariance: {interval(rest)}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is missing, and prints the table after each protein."""
+    parser = argparse.ArgumentParser(description="Contacts before and after adapting to families.")
+    parser.add_argument("general", type=Path, help="a data set with clusters, split train")
+    parser.add_argument("structures", type=Path, help="a folder with msa/ and pdb/")
+    parser.add_argument("--proteins", nargs="+", default=DEEPEST)
+    parser.add_argument("--steps", type=int, default=600, help="of training for each protein")
+    parser.add_argument("--tokens", type=int, default=8192, help="per step")
+    parser.add_argument("--model", default="performer-relu-3m")
+    parser.add_argument("--out", type=Path, default=Path("runs/families"))
+    given = parser.parse_args(arguments)
+    found = {}
+    for protein in given.proteins:
+        evaluate(protein, given.model, "before", given)
+        evaluate(protein, str(adapt(protein, given)), "after", given)
+        found[protein] = figures(protein, given)
+        print(report(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
