@@ -43,6 +43,10 @@ class Targets:
     groups: np.ndarray
     places: list[np.ndarray] | None = None
 
+    def rows_of(self, proteins: np.ndarray) -> np.ndarray:
+        """Returns the rows of `values` of these proteins, in order, int64."""
+        return np.flatnonzero(np.isin(self.groups, proteins))
+
 
 def guess_task(labels: Sequence[str], *, per_residue: bool) -> Task:
     """Returns the kind of labels.
