@@ -56,6 +56,14 @@ def test_shares_make_the_bytes_of_one_process(
     assert not (tmp_path / "out.h5.partial").exists()
 
 
+def test_a_small_file_has_a_part_for_several_processes() -> None:
+    """And a large one units as large as before."""
+    for number, units in ((100, 1), (1_000, 3), (10_000, 16), (100_000, 49)):
+        lengths = np.full(number, 10)
+        made = plan.Plan(lengths, np.arange(number), lengths, 4_096).units
+        assert len(made) == units and sum(map(len, made)) == number
+
+
 def test_another_division_continues(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
     embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 3)))
