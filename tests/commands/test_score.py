@@ -180,9 +180,8 @@ def test_a_missing_wild_type_is_explained(assay: Path, tiny_run: Path, workplace
     assert not (workplace / "s.csv").exists()
 
 
-def test_a_sequence_file_is_not_a_table(assay: Path, tiny_run: Path, workplace: Path) -> None:
-    assert assay.is_file()
-    with pytest.raises(UserError, match=r"x.fasta is a sequence file.* x.fasta --scan -o SCORES"):
+def test_a_sequence_file_is_not_a_table(tiny_run: Path, workplace: Path) -> None:
+    with pytest.raises(UserError, match=r"x.fasta is a sequence file.*x.fasta --scan -o SCORES"):
         score_variants([workplace / "x.fasta"], tiny_run, workplace / "s.csv", ScoreOptions())
 
 
