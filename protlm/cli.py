@@ -244,7 +244,8 @@ def embed(
     )
     runner = None if executor is None else choice("--executor", executor, submission.Executor)
     jobs = submission.Submission.parse(runner, slurm)
-    run(fasta, model_or_default(model), output, options, jobs)
+    run_jobs = None if jobs is None else submission.submitter(jobs, 1)
+    run(fasta, model_or_default(model), output, options, run_jobs)
 
 
 app.command()(attention)

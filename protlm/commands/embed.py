@@ -6,6 +6,7 @@ interrupted command continues after its last batch.
 
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -26,11 +27,12 @@ from protlm.commands.embedding.parts import (
 from protlm.commands.embedding.results import Results
 from protlm.commands.embedding.share_processes import check_processes, compute_in_processes
 from protlm.commands.outputs import check_suffix
-from protlm.data_prep import interruption
-from protlm.data_prep import submission as jobs
 from protlm.errors import OutputError, UserError, interrupt_explained
 from protlm.paths import check_output, explain_os_error
 from protlm.terminal import printable
+
+# What runs tasks as jobs: it gets a folder for what they print, and the tasks.
+RunJobs = Callable[[Path, Sequence[Any]], None]
 
 
 def embed(
@@ -38,7 +40,7 @@ def embed(
     model_path: Path,
     output: Path,
     options: EmbedOptions,
-    submission: jobs.Submission | None = None,
+    run_jobs: RunJobs | None = None,
 ) -> None:
     """Embeds every record of a sequence file; records that are too long are reported.
 
@@ -47,7 +49,8 @@ def embed(
         model_path: a run, a checkpoint or an exported model.
         output: the new file, or with `--format pt` the new folder.
         options: the settings.
-        submission: runs `options.processes` jobs of a cluster, and then writes the output.
+        run_jobs: runs `options.processes` jobs, given a folder and the tasks; then the output is
+            written.
 
     Raises:
         UserError: an option or a layer that does not exist, or unfinished results of another
@@ -63,9 +66,9 @@ def embed(
     otherwise = f"--format {named}" if named in (Format.npz, Format.parquet) else None
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
-    check_processes(fasta, options, with_jobs=submission is not None)
-    if submission is not None:
-        _run_jobs(fasta, model_path, output, options, submission)
+    check_processes(fasta, options, with_jobs=run_jobs is not None)
+    if run_jobs is not None:
+        _compute_in_jobs(fasta, model_path, output, options, run_jobs)
         options = replace(options, processes=1, merge=True)
     with interrupt_explained(
         f"the same command continues after the last batch that is finished in "
@@ -77,7 +80,7 @@ def embed(
             _estimate(job, output)
         else:
             _run(job, output, form, (fasta, model_path))
-    if submission is not None:
+    if run_jobs is not None:
         shutil.rmtree(_job_folder(output))
 
 
@@ -94,11 +97,11 @@ class _Task:
         embed(self.fasta, self.model_path, self.output, self.options)
 
 
-def _run_jobs(
-    fasta: Path, model_path: Path, output: Path, options: EmbedOptions, submission: jobs.Submission
+def _compute_in_jobs(
+    fasta: Path, model_path: Path, output: Path, options: EmbedOptions, run_jobs: RunJobs
 ) -> None:
     """Computes all shares in jobs, each in `output`.partial; the same call continues them."""
-    run, count = jobs.submitter(submission, 1), options.processes
+    count = options.processes
     shares = [Share(number, count) for number in range(1, count + 1)]
     mine = [replace(options, processes=1, share=share) for share in shares]
     folder = _job_folder(output)
@@ -106,9 +109,8 @@ def _run_jobs(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, folder) from error
-    explained = interrupt_explained("the same command continues what the jobs have not finished")
-    with interruption.sigterm_as_interrupt(), explained:
-        run(folder, [_Task(fasta, model_path, output, one) for one in mine])
+    with interrupt_explained("the same command continues what the jobs have not finished"):
+        run_jobs(folder, [_Task(fasta, model_path, output, one) for one in mine])
 
 
 def _job_folder(output: Path) -> Path:

@@ -3,6 +3,7 @@
 import pickle
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,26 +61,20 @@ def test_shares_make_the_bytes_of_one_process(
     assert not (tmp_path / "out.h5.partial").exists()
 
 
-def test_jobs_make_the_bytes_of_one_process(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_make_the_bytes_of_one_process(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
     """Each task is sent to another machine; after an error the same command continues."""
     embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
     output, lost = tmp_path / "out.h5", [2]
-    options, local = EmbedOptions(**OPTIONS, processes=3), Submission(Executor.LOCAL)
+    options = EmbedOptions(**OPTIONS, processes=3)
 
-    def submitter(*_: Any) -> Any:
-        def run(folder: Path, tasks: list[Any]) -> None:
-            assert folder.is_dir() and len(tasks) == 3
-            for task in pickle.loads(pickle.dumps(tasks)):
-                if task.options.share.number in lost:
-                    lost.clear()
-                    raise JobFailedError("a job ended prematurely")
-                assert submission.run_task(task) is None
+    def local(folder: Path, tasks: Sequence[Any]) -> None:
+        assert folder.is_dir() and len(tasks) == 3
+        for task in pickle.loads(pickle.dumps(tasks)):
+            if task.options.share.number in lost:
+                lost.clear()
+                raise JobFailedError("a job ended prematurely")
+            assert submission.run_task(task) is None
 
-        return run
-
-    monkeypatch.setattr(submission, "submitter", submitter)
     with pytest.raises(JobFailedError):
         embed(fasta, tiny_run, output, options, local)
     assert not output.exists()
@@ -98,7 +93,8 @@ def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path
     fasta, rng = tmp_path / "many.fasta", np.random.default_rng(0)
     sequences = ["".join(rng.choice(list("ACDEFGHIKL"), 9)) for _ in range(900)]
     fasta.write_text("".join(f">P{i}\n{one}\n" for i, one in enumerate(sequences)))
-    options, local = EmbedOptions(**OPTIONS, processes=2), Submission(Executor.LOCAL)
+    options = EmbedOptions(**OPTIONS, processes=2)
+    local = submission.submitter(Submission(Executor.LOCAL), 1)
     embed(fasta, tiny_run, tmp_path / "whole.h5", replace(options, processes=1))
     embed(fasta, tiny_run, tmp_path / "out.h5", options, local)
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
