@@ -1,4 +1,4 @@
-"""Preparation by one job per source, on SLURM or as local processes, and merging of the parts."""
+"""Jobs on SLURM or as local processes; preparation by one job per source, and their merging."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from shutil import which
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError, one_of
@@ -35,6 +35,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "constraint": ("slurm_constraint", str),
     "mem_gb": ("mem_gb", float),
     "cpus": ("cpus_per_task", int),
+    "gpus": ("gpus_per_node", int),
     "parallel": ("slurm_array_parallelism", int),
 }
 _TIMEOUT_MINUTES = 24 * 60
@@ -96,6 +97,14 @@ def _parameter(setting: str) -> tuple[str, Any]:
         ) from None
 
 
+class Task(Protocol):
+    """What a job does; it is pickled."""
+
+    def run(self) -> None:
+        """Does it; raises a `UserError` if it fails."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Failure:
     """The reason why a job failed."""
@@ -136,7 +145,7 @@ def prepare_by_jobs(
         raise UserError(f"--executor runs one job per file, which excludes {what}")
     settings = {**options.settings(), "--executor": submission.executor.value}
     plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
-    run = _submitter(submission, options.workers)
+    run = submitter(submission, options.workers)
     with (
         sigterm_as_interrupt(),
         work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
@@ -165,7 +174,7 @@ def prepare_by_jobs(
 
 @dataclass(frozen=True)
 class _Task:
-    """The arguments of a job."""
+    """Prepares a part, unless it exists already."""
 
     source: Path
     part: Path
@@ -173,25 +182,36 @@ class _Task:
     clusters: ClusterTable | None
     options: PrepareOptions
 
-
-def _prepare_part(task: _Task) -> _Failure | None:
-    """Runs a job: prepares a part, unless it exists already."""
-    try:
-        if not (task.part / MANIFEST).is_file():
+    def run(self) -> None:
+        if not (self.part / MANIFEST).is_file():
             prepare(
-                [task.source],
-                task.part,
-                split_rule=task.split_rule,
-                clusters=task.clusters,
-                options=task.options,
+                [self.source],
+                self.part,
+                split_rule=self.split_rule,
+                clusters=self.clusters,
+                options=self.options,
             )
+
+
+def run_task(task: Task) -> _Failure | None:
+    """Runs a job; returns the error of the user."""
+    try:
+        task.run()
     except UserError as error:
         return _Failure(str(error), error.exit_code)
     return None
 
 
-def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequence[_Task]], None]:
-    """Returns a function that runs jobs, and raises the error of the first that fails."""
+def submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequence[Task]], None]:
+    """Returns a function that runs jobs, and raises the error of the first that fails.
+
+    Args:
+        submission: the system, and the settings of a job.
+        num_workers: the processors of a job, unless the settings have their number.
+
+    Raises:
+        UserError: submitit or SLURM is missing.
+    """
     try:
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
@@ -206,13 +226,13 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
             "machine of the cluster, or use --executor local"
         )
 
-    def run(records: Path, tasks: Sequence[_Task]) -> None:
+    def run(records: Path, tasks: Sequence[Task]) -> None:
         executor = AutoExecutor(folder=records, cluster=submission.executor.value)
         executor.update_parameters(**_parameters(submission, num_workers))
         is_local = submission.executor is Executor.LOCAL
         # A cluster queues its jobs, but the local executor would start all of them at once.
         size = max(1, (os.cpu_count() or 1) // num_workers) if is_local else _MOST_JOBS
-        with JobProgress("files", len(tasks)) as progress:
+        with JobProgress("jobs", len(tasks)) as progress:
             for first in range(0, len(tasks), size):
                 some = tasks[first : first + size]
                 with _local_processes(records) if is_local else nullcontext():
@@ -231,7 +251,7 @@ def _submitter(submission: Submission, num_workers: int) -> Callable[[Path, Sequ
 def _parameters(submission: Submission, num_workers: int) -> dict[str, Any]:
     """Returns the parameters of a job by submitit's names."""
     defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": num_workers}
-    parameters = {"name": "protlm-prepare", **defaults, **submission.parameters}
+    parameters = {"name": "protlm", **defaults, **submission.parameters}
     # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
     return {**parameters, "slurm_srun_args": [f"--cpus-per-task={parameters['cpus_per_task']}"]}
 
@@ -262,10 +282,10 @@ def _end(jobs: Sequence[Any], *, are_awaited: bool) -> None:
 
 
 def _submit(
-    executor: Any, tasks: Sequence[_Task], failed: tuple[type[Exception], ...]
+    executor: Any, tasks: Sequence[Task], failed: tuple[type[Exception], ...]
 ) -> Sequence[Any]:
     try:
-        return executor.map_array(_prepare_part, tasks)
+        return executor.map_array(run_task, tasks)
     except failed as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the jobs could not be submitted: {reason:.500}") from error

@@ -30,6 +30,7 @@ from protlm.options import (
     Device,
     Duplicates,
     EmbeddingDtype,
+    EmbedExecutor,
     FamilyTable,
     FirstResidue,
     IgnoreTrailingGarbage,
@@ -205,7 +206,9 @@ def embed(
     windows: Windows = False,
     device: Device = "auto",
     duplicates: Duplicates = "error",
-    processes: Annotated[int, typer.Option(help="Processes, each on another device.")] = 1,
+    processes: Annotated[
+        int, typer.Option(help="Processes, each on another device, or jobs of --executor.")
+    ] = 1,
     shard: Annotated[
         str | None, typer.Option(help="I/N: compute only this share, for --merge.")
     ] = None,
@@ -213,11 +216,14 @@ def embed(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
     ] = False,
+    executor: EmbedExecutor = None,
+    slurm: SlurmSettings = None,
 ) -> None:
     """Embed the proteins of a sequence file; resumable."""
     from protlm.commands.embed import embed as run
     from protlm.commands.embedding.options import Dtype, EmbedOptions, Format, Share
     from protlm.commands.inputs import Duplicates
+    from protlm.data_prep import submission
     from protlm.model.pooling import Pooling
 
     options = EmbedOptions(
@@ -236,7 +242,10 @@ def embed(
         merge=merge,
         dry_run=dry_run,
     )
-    run(fasta, model_or_default(model), output, options)
+    runner = None if executor is None else choice("--executor", executor, submission.Executor)
+    jobs = submission.Submission.parse(runner, slurm)
+    run_jobs = None if jobs is None else submission.submitter(jobs, 1)
+    run(fasta, model_or_default(model), output, options, run_jobs)
 
 
 app.command()(attention)

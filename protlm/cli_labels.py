@@ -72,6 +72,7 @@ def finetune(
     sequences: Sequences = None,
     label: Column = None,
     task: TaskName = None,
+    per_residue: PerResidue = False,
     min_count: MinCount = 1,
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
@@ -86,9 +87,10 @@ def finetune(
         int, typer.Option(help="Stop after this many epochs without a lower validation loss.")
     ] = 3,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-4,
-    batch_size: Annotated[int, typer.Option(help="Proteins per step.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Proteins per step, of all devices.")] = 16,
     seed: Annotated[int, typer.Option(help="Of splits, order, bootstrap.")] = 0,
     device: Device = "auto",
+    devices: Annotated[int, typer.Option(help="Number of GPUs, or of processes of CPUs.")] = 1,
 ) -> None:
     """Train all weights, or LoRA, on labels; resumable."""
     from protlm.build import pick_device
@@ -96,6 +98,7 @@ def finetune(
     from protlm.training.finetuning import FinetuneSettings
 
     reading = _reading(sequences, label, task, min_count, cluster_table, cluster)
+    reading = replace(reading, per_residue=per_residue)
     training = FinetuneSettings(
         epochs=epochs,
         patience=patience,
@@ -103,6 +106,7 @@ def finetune(
         batch_size=batch_size,
         seed=seed,
         device=str(pick_device(device)),
+        devices=devices,
     )
     lora_layers = tuple(one.strip() for one in lora_targets.split(","))
     options = FinetuneOptions(training, lora, lora_layers)

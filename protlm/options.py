@@ -108,6 +108,9 @@ BreakLock = Annotated[
 JobExecutor = Annotated[
     str | None, typer.Option(help="Run one job per file: slurm, or local (processes).")
 ]
+EmbedExecutor = Annotated[
+    str | None, typer.Option(help="Run --processes N as jobs: slurm, or local (processes).")
+]
 SlurmSettings = Annotated[
     list[str] | None, typer.Option(help="partition=, time=, mem_gb=, ... of a job; repeatable.")
 ]

@@ -1,12 +1,14 @@
-"""Labels from frozen embeddings: location, molecular function and secondary structure.
+"""Labels from frozen embeddings or a fine-tuned model: location, function, secondary structure.
 
     python -m studies.labels MODEL --swissprot DIR --structures DIR [--proteins 2500] [--out FOLDER]
+    python -m studies.labels MODEL --swissprot DIR --structures DIR --finetune [...]
 
 DIR/swissprot_full.fasta.gz has the sequences, location.tsv.gz labels with a split at 30 % identity,
 go_terms.tsv.gz GO terms (column F), swissprot_full.splits.tsv.gz clusters at 50 % identity; the
 tables of the structures have DSSP strings. Functions are split by whole clusters, one protein each.
 Writes a probe for each job and the table in `labels.md`; a job whose probe is in FOLDER is not
-repeated.
+repeated. With `--finetune`, the model is trained on the locations and the structures instead, with
+the default settings of `protlm finetune` but for the epochs.
 """
 
 import argparse
@@ -17,28 +19,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protlm.build import pick_device
+from protlm.commands.finetune import HEAD, FinetuneOptions, finetune_labels
+from protlm.commands.finetune_run import MERGED
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tables import read_table
 from protlm.paths import complete_file
+from protlm.training.finetuning import FinetuneSettings
 
 # DSSP's eight states as helix, strand and coil.
 _STATES = str.maketrans("HGIEBTSC", "HHHEECCC")
-_LONGEST = 1000
 _MIN_COUNT = 50
 Rows = Iterable[Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A table of labels: its columns, its rows, and how they are read."""
+    """A table of labels: its columns, its rows, how they are read, and epochs of training."""
 
     name: str
     columns: Sequence[str]
     rows: Callable[[argparse.Namespace], Rows]
     reading: LabelOptions
+    epochs: int | None = None
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -52,7 +58,7 @@ def sequences(given: argparse.Namespace, wanted: Iterable[str]) -> dict[str, str
     names = set(wanted)
     records = read_records(given.swissprot / "swissprot_full.fasta.gz", Tally())
     found = ((record.identifier.split("|")[-1], record.sequence) for record in records)
-    return {name: one for name, one in found if name in names and len(one) <= _LONGEST}
+    return {name: one for name, one in found if name in names and len(one) <= given.longest}
 
 
 def locations(given: argparse.Namespace) -> Rows:
@@ -93,7 +99,7 @@ def states(given: argparse.Namespace) -> Rows:
 
 
 JOBS = (
-    Job("location", ("identifier", "sequence", "label", "split"), locations, LabelOptions()),
+    Job("location", ("identifier", "sequence", "label", "split"), locations, LabelOptions(), 4),
     Job(
         "function",
         ("identifier", "sequence", "label", "cluster"),
@@ -105,20 +111,33 @@ JOBS = (
         ("identifier", "sequence", "label", "split"),
         states,
         LabelOptions(per_residue=True),
+        20,
     ),
 )
 
 
 def run(job: Job, given: argparse.Namespace) -> dict[str, Any]:
-    """The results of a job, from its probe if there is one."""
-    table, probe = given.out / f"{job.name}.tsv", given.out / job.name
-    if not probe.exists():
+    """The results of a job, from its probe or its fine-tuned model if there is one."""
+    folder = given.out / (f"{job.name}-tuned" if given.finetune else job.name)
+    probe = folder / HEAD if given.finetune else folder
+    if not (folder / MERGED if given.finetune else folder).exists():
         print(f"== {job.name}", flush=True)
-        with complete_file(table, overwrite=True) as temporary:
-            lines = ["\t".join(row) for row in (job.columns, *job.rows(given))]
-            temporary.write_text("\n".join(lines) + "\n")
-        probe_labels(table, Path(given.model), probe, ProbeOptions(), job.reading)
+        learn(job, given, folder)
     return json.loads((probe / "results.json").read_text())
+
+
+def learn(job: Job, given: argparse.Namespace, folder: Path) -> None:
+    """Writes the table of a job, and a probe or a fine-tuned model."""
+    table, model = given.out / f"{job.name}.tsv", Path(given.model)
+    with complete_file(table, overwrite=True) as temporary:
+        lines = ["\t".join(row) for row in (job.columns, *job.rows(given))]
+        temporary.write_text("\n".join(lines) + "\n")
+    if not given.finetune:
+        probe_labels(table, model, folder, ProbeOptions(), job.reading)
+        return
+    assert job.epochs is not None
+    training = FinetuneSettings(epochs=job.epochs, device=str(pick_device("auto")))
+    finetune_labels(table, model, folder, FinetuneOptions(training), job.reading)
 
 
 def markdown(name: str, results: dict[str, Any]) -> str:
@@ -161,15 +180,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--swissprot", type=Path, required=True)
     parser.add_argument("--structures", type=Path, required=True)
     parser.add_argument("--proteins", type=int, default=2_500)
+    parser.add_argument("--longest", type=int, default=1_000)
     parser.add_argument("--chains", type=int, default=150)
     parser.add_argument("--jobs", nargs="+", default=[job.name for job in JOBS])
+    parser.add_argument("--finetune", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("labels"))
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    parts = [markdown(job.name, run(job, given)) for job in JOBS if job.name in given.jobs]
-    with complete_file(given.out / "labels.md", overwrite=True) as temporary:
+    jobs = [job for job in JOBS if job.name in given.jobs and (job.epochs or not given.finetune)]
+    page = given.out / ("tuned.md" if given.finetune else "labels.md")
+    parts = [markdown(job.name, run(job, given)) for job in jobs]
+    with complete_file(page, overwrite=True) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n")
-    print((given.out / "labels.md").read_text())
+    print(page.read_text())
 
 
 if __name__ == "__main__":

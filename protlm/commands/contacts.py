@@ -114,7 +114,7 @@ def _predict(
     inputs: Sequence[_Input],
     figures: dict[str, Path],
     output: Path,
-) -> list[tuple[str, str, str]]:
+) -> list[tuple[str, ...]]:
     """Writes the predictions; returns the rows of the printed table."""
     lengths = [len(record.sequence) for one in inputs for record in one.records]
     size = entry_bytes(2 * len(lengths), 2 * sum(length**2 for length in lengths), "float32")
@@ -137,7 +137,7 @@ def _predict(
                     figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
                     save_figure(figure, figures[record.identifier])
                 shown = _precision(predicted_LL, one.contacts_LL)
-                rows.append((name, f"{len(record.sequence):,}", shown))
+                rows.append((name, f"{len(record.sequence):,}", *shown))
                 progress.update(len(rows))
     return rows
 
@@ -154,15 +154,21 @@ def _write(
     file.write(record, name, values_LL)
 
 
-def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> str:
+def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tuple[str, str]:
+    """Returns the long-range P@L, and the contacts among all such pairs: that of a random order."""
     if contacts_LL is None:
-        return ""
+        return "", ""
     found, asked = precision(predicted_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
-    return f"{found / asked:.1%}" if asked else ""
+    pairs = contacts_LL[np.triu_indices_from(contacts_LL, SEPARATIONS["long"][0])]
+    pairs = pairs[pairs >= 0]
+    return (
+        f"{found / asked:.1%}" if asked else "",
+        f"{pairs.mean():.1%}" if pairs.size else "",
+    )
 
 
-def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
-    table = Table("protein", "residues", "long-range P@L", box=SIMPLE)
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    table = Table("protein", "residues", "long-range P@L", "by chance", box=SIMPLE)
     for row in rows:
         table.add_row(*map(escape, row))
     console().print(table)

@@ -6,6 +6,8 @@ interrupted command continues after its last batch.
 
 import shutil
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,20 @@ from protlm.commands.embedding.results import Results
 from protlm.commands.embedding.share_processes import check_processes, compute_in_processes
 from protlm.commands.outputs import check_suffix
 from protlm.errors import OutputError, UserError, interrupt_explained
-from protlm.paths import check_output
+from protlm.paths import check_output, explain_os_error
 from protlm.terminal import printable
 
+# What runs tasks as jobs: it gets a folder for what they print, and the tasks.
+RunJobs = Callable[[Path, Sequence[Any]], None]
 
-def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) -> None:
+
+def embed(
+    fasta: Path,
+    model_path: Path,
+    output: Path,
+    options: EmbedOptions,
+    run_jobs: RunJobs | None = None,
+) -> None:
     """Embeds every record of a sequence file; records that are too long are reported.
 
     Args:
@@ -38,6 +49,8 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
         model_path: a run, a checkpoint or an exported model.
         output: the new file, or with `--format pt` the new folder.
         options: the settings.
+        run_jobs: runs `options.processes` jobs, given a folder and the tasks; then the output is
+            written.
 
     Raises:
         UserError: an option or a layer that does not exist, or unfinished results of another
@@ -53,7 +66,10 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
     otherwise = f"--format {named}" if named in (Format.npz, Format.parquet) else None
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
-    check_processes(fasta, options)
+    check_processes(fasta, options, with_jobs=run_jobs is not None)
+    if run_jobs is not None:
+        _compute_in_jobs(fasta, model_path, output, options, run_jobs)
+        options = replace(options, processes=1, merge=True)
     with interrupt_explained(
         f"the same command continues after the last batch that is finished in "
         f"{partial_folder(output)}"
@@ -64,6 +80,42 @@ def embed(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) ->
             _estimate(job, output)
         else:
             _run(job, output, form, (fasta, model_path))
+    if run_jobs is not None:
+        shutil.rmtree(_job_folder(output))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Computes a share in a job."""
+
+    fasta: Path
+    model_path: Path
+    output: Path
+    options: EmbedOptions
+
+    def run(self) -> None:
+        embed(self.fasta, self.model_path, self.output, self.options)
+
+
+def _compute_in_jobs(
+    fasta: Path, model_path: Path, output: Path, options: EmbedOptions, run_jobs: RunJobs
+) -> None:
+    """Computes all shares in jobs, each in `output`.partial; the same call continues them."""
+    count = options.processes
+    shares = [Share(number, count) for number in range(1, count + 1)]
+    mine = [replace(options, processes=1, share=share) for share in shares]
+    folder = _job_folder(output)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
+    with interrupt_explained("the same command continues what the jobs have not finished"):
+        run_jobs(folder, [_Task(fasta, model_path, output, one) for one in mine])
+
+
+def _job_folder(output: Path) -> Path:
+    """Returns the folder of what jobs print."""
+    return output.with_name(f"{output.name}.jobs")
 
 
 def _estimate(job: Job, output: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,7 +23,7 @@ from protlm.commands.label_inputs import LabelOptions, clusters_of, read_example
 from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.features import embeddings
-from protlm.downstream.label_metrics import label_scores
+from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import LinearModel, fit
 from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
@@ -32,8 +33,10 @@ from protlm.errors import ExitCode, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
 from protlm.training import lora
-from protlm.training.finetuning import FinetuneSettings, Finetuning, finetune
+from protlm.training.finetuning import FinetuneSettings, Finetuning, Metric
+from protlm.training.finetuning_run import check_devices, finetune
 from protlm.training.labeled_batches import LabeledTokens
+from protlm.training.launch import is_first_rank
 from protlm.training.run_lock import locked
 
 ADAPTER, HEAD = "adapter", "probe"
@@ -43,6 +46,7 @@ _LOSSES = {
     Task.number: "mean_squares",
     Task.one_class: "cross_entropy",
     Task.several_classes: "binary_cross_entropy",
+    Task.residue_classes: "cross_entropy",
 }
 
 
@@ -77,7 +81,7 @@ def finetune_labels(
     The same command continues an interrupted run.
 
     Args:
-        labels: a table or a FASTA file of labels of whole proteins.
+        labels: a table or a FASTA file of labels of whole proteins, or of residues.
         model_path: a run, a checkpoint or an exported model.
         output: the folder of the run; gets the merged model, its head and the adapters.
         options: the settings.
@@ -85,19 +89,18 @@ def finetune_labels(
         device: as for `protlm.build.pick_device`.
 
     Raises:
-        UserError: labels of residues, impossible settings, or those of another run.
+        UserError: impossible settings, or those of another run.
         InputDataError: labels, sequences or clusters cannot be used.
         OutputError: the run is complete, or the folder cannot be written.
     """
     _check(options, output)
-    model = load_model(model_path, device=device)
+    # Lightning moves the model of another rank to its own device.
+    model = load_model(model_path, device=device if is_first_rank() else "cpu")
     if options.rank is not None:
         lora.check_targets(model.network, options.targets)
     proteins = read_examples(labels, model, reading)
     given = [one.label for one in proteins.examples]
     task = task_of(given, proteins, reading)
-    if task is Task.residue_classes:
-        raise UserError("protlm finetune takes labels of whole proteins; type: protlm probe ...")
     targets = targets_of(given, task, min_count=reading.min_count)
     clusters = clusters_of(proteins, reading)
     seed = options.training.seed
@@ -141,7 +144,14 @@ def _settings(work: _Work) -> dict[str, Any]:
 
 
 def _found(work: _Work, output: Path) -> dict[str, Predictor]:
-    """Trains; returns the fine-tuned model, the frozen one and the baselines."""
+    """Trains; returns the fine-tuned model, the frozen one and the baselines.
+
+    A rank other than the first ends after the training.
+    """
+    if not is_first_rank():
+        width = work.model.description.model.model_dim
+        # It gets the weights of the first rank.
+        sys.exit(_train(work, nn.Linear(width, len(work.targets.classes) or 1), output))
     compared = probe(work.model, work.sequences, work.targets, work.split, work.probing)
     head = _head(work, compared[MODEL])
     if code := _train(work, head, output):
@@ -171,6 +181,7 @@ def _check(options: FinetuneOptions, output: Path) -> None:
         ("--epochs", training.epochs),
         ("--patience", training.patience),
         ("--batch-size", training.batch_size),
+        ("--devices", training.devices),
         ("--lora", 1 if options.rank is None else options.rank),
         ("--toks-per-batch", options.tokens_per_batch),
     ):
@@ -178,6 +189,7 @@ def _check(options: FinetuneOptions, output: Path) -> None:
             raise UserError(f"{flag} {value} must be at least 1")
     if not training.learning_rate > 0:
         raise UserError(f"--learning-rate {training.learning_rate} must be above 0")
+    check_devices(training)
     refuse_complete(output)
 
 
@@ -191,17 +203,11 @@ def _with_valid(split: Split, seed: int) -> Split:
 
 def _head(work: _Work, frozen: Predictor) -> nn.Linear:
     """Returns a head that is fitted to the frozen embeddings of `train`."""
-    model, targets, rows = work.model, work.targets, work.split.train
-    (states,) = embeddings(
-        model,
-        [work.sequences[row] for row in rows],
-        layers=[model.num_layers],
-        tokens_per_batch=work.options.tokens_per_batch,
-    )
+    targets, proteins = work.targets, work.split.train
     assert frozen.penalty is not None
     fitted = fit(
-        states,
-        targets.values[rows],
+        _states(work, proteins),
+        targets.values[targets.rows_of(proteins)],
         targets.task,
         num_classes=len(targets.classes),
         penalty=frozen.penalty,
@@ -210,7 +216,39 @@ def _head(work: _Work, frozen: Predictor) -> nn.Linear:
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(fitted.weights.T))
         head.bias.copy_(torch.from_numpy(fitted.bias))
-    return head.to(model.device)
+    return head.to(work.model.device)
+
+
+def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
+    """Returns the last hidden states of proteins, or of their labeled residues, float32."""
+    model, places = work.model, work.targets.places
+    (states,) = embeddings(
+        model,
+        [work.sequences[row] for row in proteins],
+        layers=[model.num_layers],
+        tokens_per_batch=work.options.tokens_per_batch,
+        places=None if places is None else [places[row] for row in proteins],
+    )
+    return states
+
+
+def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
+    targets = work.targets
+    return LabeledTokens(
+        [VOCABULARY.encode(work.sequences[row]) for row in proteins],
+        targets.values[targets.rows_of(proteins)],
+        None if targets.places is None else [targets.places[row] for row in proteins],
+    )
+
+
+def _metric(task: Task) -> Metric:
+    """Returns the first metric of the labels."""
+    name = METRICS[task][0]
+
+    def of(outputs: np.ndarray, values: np.ndarray, groups: np.ndarray) -> float:
+        return label_scores(outputs, values, groups, task, resamples=0).values[name]
+
+    return Metric(name, of)
 
 
 def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
@@ -223,20 +261,18 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
             targets=options.targets,
             seed=options.training.seed,
         )
-    tokens = [VOCABULARY.encode(one) for one in work.sequences]
-    sides = [
-        LabeledTokens([tokens[row] for row in rows], work.targets.values[rows])
-        for rows in (work.split.train, work.split.valid)
-    ]
+    train, valid = (_labeled(work, rows) for rows in (work.split.train, work.split.valid))
     module = Finetuning(
         model.network,
         head,
         loss=_LOSSES[work.targets.task],
+        metric=_metric(work.targets.task),
+        valid=valid,
         causal=model.causal,
         settings=options.training,
     )
-    code = finetune(module, *sides, folder=output, settings=options.training)
-    if code or options.rank is None:
+    code = finetune(module, train, valid, folder=output, settings=options.training)
+    if code or options.rank is None or not is_first_rank():
         return code
     with complete_folder(output / ADAPTER, overwrite=True) as folder:
         lora.save_adapters(model.network, folder)
@@ -247,17 +283,12 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
 
 def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     """Returns the head with its scores on the test proteins."""
-    model, targets, rows = work.model, work.targets, work.split.test
+    model, targets, proteins = work.model, work.targets, work.split.test
     model.network.eval().requires_grad_(True)
     weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))
     fitted = LinearModel(weights.T, bias)
-    (states,) = embeddings(
-        model,
-        [work.sequences[row] for row in rows],
-        layers=[model.num_layers],
-        tokens_per_batch=work.options.tokens_per_batch,
-    )
-    outputs = fitted.outputs(states)
+    outputs = fitted.outputs(_states(work, proteins))
+    rows = targets.rows_of(proteins)
     values, groups = targets.values[rows], targets.groups[rows]
     seed = work.options.training.seed
     units = work.split.units(groups)

@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "pytorch-lightning", "numpy", "h5py", "scikit-learn", "saf
 _SIZE = 512
 _SECONDS = 0.25
 _MEMORY = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def versions() -> dict[str, str]:
@@ -51,7 +51,8 @@ def gpus() -> list[dict[str, str | int]]:
 def available_memory() -> int | None:
     """Returns the bytes that are available to this process, or None if the system hides them.
 
-    The limit of a container or a job is respected if it is that of a cgroup, version 2.
+    The limits of a container or a job are respected if they are those of cgroups, version 2: of
+    this process's group and of all that contain it.
     """
     found = []
     try:
@@ -59,13 +60,26 @@ def available_memory() -> int | None:
         found.append(int(lines["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):
         pass
-    try:
-        limit, used = ((_CGROUP / f"memory.{name}").read_text() for name in ("max", "current"))
-        found.append(int(limit) - int(used))
-    except (OSError, ValueError):
-        # No such file, or "max": there is no limit.
-        pass
+    for group in _cgroups():
+        try:
+            limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+            found.append(max(int(limit) - int(used), 0))
+        except (OSError, ValueError):
+            # No such file, or "max": there is no limit.
+            pass
     return min(found) if found else None
+
+
+def _cgroups() -> list[Path]:
+    """Returns the folders of this process's cgroup and of those that contain it, to the root."""
+    try:
+        lines = _OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        lines = []
+    own = next((line[3:] for line in lines if line.startswith("0::/")), "/")
+    # In a container, the path may be outside of what is mounted.
+    names = [name for name in own.split("/") if name not in ("", "..")]
+    return [_CGROUPS.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
 
 
 def disks() -> dict[str, dict[str, int | bool]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,7 @@ def score_variants(
         InputDataError: a table does not fit its wild type.
         OutputError: an output exists or cannot be written.
     """
+    _refuse_sequences(sources)
     outputs = _outputs(sources, output)
     if options.figure is not None:
         raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
@@ -204,6 +206,17 @@ def _outputs(sources: Sequence[Path], output: Path) -> dict[Path, Path]:
         if names.count(name) > 1:
             raise UserError(f"{name} is the name of several tables; rename one of them")
     return {source: output / f"{name}.csv" for source, name in zip(sources, names, strict=True)}
+
+
+def _refuse_sequences(sources: Sequence[Path]) -> None:
+    for source in sources:
+        with source.open("rb") if source.is_file() else BytesIO() as file:
+            if file.read(1) == b">":
+                raise UserError(
+                    f"{source} is a sequence file, not a table of variants; type: protlm score "
+                    f"{source} --scan -o SCORES.csv, or protlm score VARIANTS.csv --wild-type "
+                    f"{source} -o SCORES.csv"
+                )
 
 
 def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:

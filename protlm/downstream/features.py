@@ -1,6 +1,8 @@
 """Features of proteins or residues: hidden states of a model, and baselines without one."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.evaluation.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.model.pretrained import PretrainedModel
+from protlm.paths import explain_os_error
 
 # Residues on either side in the window of the baseline.
 _FLANK = 8
@@ -34,20 +37,37 @@ def embeddings(
         places: residues of each sequence whose states are returned; None returns means.
 
     Returns:
-        [sequences, D] of means, or [residues, D].
+        [sequences, D] of means, or [residues, D]; of several layers, in temporary files.
+
+    Raises:
+        OutputError: the temporary files do not fit.
     """
     tokens = [VOCABULARY.encode(one) for one in sequences]
     if places is None:
         return mean_embeddings(model, tokens, layers=layers, tokens_per_batch=tokens_per_batch)
     width = model.description.model.model_dim
     ends = np.cumsum([0, *map(len, places)])
-    found = [np.empty((ends[-1], width), dtype=np.float32) for _ in layers]
+    shape = (int(ends[-1]), width)
+    found = [np.empty(shape, np.float32)] if len(layers) == 1 else [_on_disk(shape) for _ in layers]
     for rows, hidden in _batches(model, tokens, layers, tokens_per_batch):
         for number, row in enumerate(rows):
             for layer, states in zip(layers, found, strict=True):
                 here = hidden[layer][number, 1:][torch.as_tensor(places[row])]
                 states[ends[row] : ends[row + 1]] = here.float().cpu().numpy()
     return found
+
+
+def _on_disk(shape: tuple[int, int]) -> np.ndarray:
+    """Returns an array in a temporary file, float32 zeros."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            # Written, because a file with holes ends the process when the disk is full.
+            for _ in range(shape[0]):
+                file.write(bytes(4 * shape[1]))
+            file.flush()
+            return np.memmap(file, np.float32, "r+", shape=shape)
+    except OSError as error:
+        raise explain_os_error(error, Path(tempfile.gettempdir())) from error
 
 
 @torch.inference_mode()

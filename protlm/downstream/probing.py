@@ -93,10 +93,7 @@ class _Rows:
     """The rows of labels of each split: those of the proteins, or of their residues."""
 
     def __init__(self, targets: Targets, split: Split, seed: int) -> None:
-        def of(proteins: np.ndarray) -> np.ndarray:
-            return np.flatnonzero(np.isin(targets.groups, proteins))
-
-        train = split.train
+        train, of = split.train, targets.rows_of
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
         self.units = split.units(targets.groups[self.test])

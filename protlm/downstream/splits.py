@@ -43,7 +43,8 @@ class Leakage:
     Attributes:
         identical: their sequence is also in train or valid.
         same_cluster: their cluster is also in train or valid; None without clusters.
-        similar: one protein of train or valid contains a tenth of their 5-mers or more.
+        similar: they share a tenth of the 5-mers of the shorter one or more with one protein of
+            train or valid.
         is_similar: whether a test protein is one of these, bool [test].
     """
 
@@ -59,7 +60,8 @@ class Leakage:
             parts.append(f"{self.same_cluster:,} are in the cluster of one")
         if self.similar:
             parts.append(
-                f"{self.similar:,} share {MIN_SHARED:.0%} of their 5-mers or more with one"
+                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the 5-mers of the shorter one "
+                "with one"
             )
         if not parts:
             return None
@@ -93,7 +95,7 @@ def split_of(
                 "homologs on both sides; add a column split or cluster, or type --cluster-table "
                 "TABLE.tsv, or --cluster, which runs MMseqs2"
             )
-        given = np.where(_drawn(groups, seed), TEST, TRAIN)
+        given = np.where(held_out(groups, TEST_FRACTION, seed=seed), TEST, TRAIN)
     train, valid, test = (np.flatnonzero(given == name) for name in (TRAIN, VALID, TEST))
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:
@@ -169,38 +171,33 @@ def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list
     return names
 
 
-def _drawn(groups: np.ndarray, seed: int) -> np.ndarray:
-    """Returns whether each protein is drawn: whole groups, a fifth of the proteins or less.
-
-    If all groups are larger, the smallest one is drawn.
-    """
-    sizes = np.bincount(groups)
-    if len(sizes) < 2:
-        raise InputDataError("all proteins are in one cluster, so none can be the test set")
-    allowed = TEST_FRACTION * len(groups)
-    is_drawn, total = np.zeros(len(sizes), dtype=bool), 0
-    for group in np.random.default_rng(seed).permutation(len(sizes)):
-        if total + sizes[group] <= allowed:
-            is_drawn[group] = True
-            total += int(sizes[group])
-    is_drawn[sizes.argmin()] |= not total
-    return is_drawn[groups]
-
-
 def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
-    """Returns whether each row is held out: this fraction of the groups, at least one, not all.
+    """Returns whether each row is held out: whole groups, at most this fraction of the rows.
+
+    If all groups are larger, the smallest one is held out.
+
+    Args:
+        groups: equal for rows that are held out together.
+        fraction: of the rows; their number is rounded, and at least 1.
+        seed: seed of the draw.
 
     Raises:
         InputDataError: there are fewer than two groups.
     """
-    different = np.unique(groups)
-    if len(different) < 2:
+    _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(sizes) < 2:
         raise InputDataError(
-            "all proteins to fit to are in one cluster, so none can be held out to choose the "
-            "penalty; give more proteins, or a split valid"
+            "all proteins are in one cluster, so none can be held out for the test or to choose "
+            "the penalty; give more proteins, or a column split"
         )
-    number = min(max(round(fraction * len(different)), 1), len(different) - 1)
-    return np.isin(groups, np.random.default_rng(seed).permutation(different)[:number])
+    allowed = max(round(fraction * len(groups)), 1)
+    is_out, total = np.zeros(len(sizes), dtype=bool), 0
+    for group in np.random.default_rng(seed).permutation(len(sizes)):
+        if total + sizes[group] <= allowed:
+            is_out[group] = True
+            total += int(sizes[group])
+    is_out[sizes.argmin()] |= not total
+    return is_out[group_of.reshape(-1)]
 
 
 def _numbers(names: Sequence[str]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What is predicted: a number, a class or several classes of a protein, or classes of residues."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,6 +43,10 @@ class Targets:
     values: np.ndarray
     groups: np.ndarray
     places: list[np.ndarray] | None = None
+
+    def rows_of(self, proteins: np.ndarray) -> np.ndarray:
+        """Returns the rows of `values` of these proteins, in order, int64."""
+        return np.flatnonzero(np.isin(self.groups, proteins))
 
 
 def guess_task(labels: Sequence[str], *, per_residue: bool) -> Task:
@@ -123,13 +128,15 @@ def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
 def _several(labels: Sequence[str], min_count: int) -> Targets:
     separator = _separator(labels) or _SEPARATORS[0]
     sets = [{part.strip() for part in label.split(separator)} - {""} for label in labels]
-    names = sorted(set().union(*sets))
-    table = np.array([[name in one for name in names] for one in sets])
-    kept = np.flatnonzero(table.sum(axis=0) >= min_count)
-    if not kept.size:
+    counts = Counter(name for one in sets for name in one)
+    classes = sorted(name for name, number in counts.items() if number >= min_count)
+    if not classes:
         raise UserError(f"no class has {min_count} proteins; type a smaller --min-count")
-    classes = [names[row] for row in kept]
-    return Targets(Task.several_classes, classes, table[:, kept], np.arange(len(labels)))
+    column = {name: number for number, name in enumerate(classes)}
+    table = np.zeros((len(sets), len(classes)), dtype=bool)
+    for row, one in enumerate(sets):
+        table[row, [column[name] for name in one if name in column]] = True
+    return Targets(Task.several_classes, classes, table, np.arange(len(labels)))
 
 
 def _separator(labels: Sequence[str]) -> str | None:

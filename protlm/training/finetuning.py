@@ -4,39 +4,20 @@ Hu et al. 2021 (arXiv:2106.09685) for LoRA. The head begins as a linear probe, a
 (arXiv:2202.10054) recommend: a random head distorts the features in the first steps.
 """
 
-import logging
 import math
-import warnings
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
-from protlm.checkpoints.format import (
-    all_checkpoints,
-    checkpoint_name,
-    load_training,
-    newest_whole,
-    remove,
-)
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import ExitCode, TrainingDivergedError
 from protlm.model.transformer import ProteinLM
-from protlm.paths import complete_file
-from protlm.training.callbacks.preemption import StopOnSignal
-from protlm.training.checkpoint_io import VerifiedCheckpointIO
-from protlm.training.labeled_batches import Batches, LabeledTokens, TokenRows
-from protlm.training.lightning_internals import quiet_and_interruptible
-
-TRAIN_LOSS, VALID_LOSS = "train_loss", "valid_loss"
-_KEPT = 2
+from protlm.training.labeled_batches import LabeledTokens, TokenRows
 
 
 @dataclass(frozen=True)
@@ -47,9 +28,10 @@ class FinetuneSettings:
         epochs: passes over the training proteins, at most.
         patience: epochs without a lower validation loss after which training stops.
         learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
-        batch_size: proteins per step.
+        batch_size: proteins per step, of all devices.
         seed: seed of order and dropout.
         device: `cpu` or `cuda`.
+        devices: the number of devices, which divide each batch.
     """
 
     epochs: int = 20
@@ -58,15 +40,26 @@ class FinetuneSettings:
     batch_size: int = 16
     seed: int = 0
     device: str = "cpu"
+    devices: int = 1
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of outputs, values and the protein of each, all NumPy arrays [labels, ...]."""
+
+    name: str
+    of: Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 
 
 class Finetuning(pl.LightningModule):
-    """A network and a linear head on the mean of its last hidden states.
+    """A network and a linear head on its last hidden states: their mean, or those of residues.
 
     Args:
         network: the model; parameters that do not require gradients are not trained.
         head: outputs for each label.
         loss: of outputs and targets: `mean_squares`, `cross_entropy` or `binary_cross_entropy`.
+        metric: what is measured beside the validation loss.
+        valid: the proteins that are validated on.
         causal: how the model was trained.
         settings: the settings.
     """
@@ -77,37 +70,76 @@ class Finetuning(pl.LightningModule):
         head: nn.Linear,
         *,
         loss: str,
+        metric: Metric,
+        valid: LabeledTokens,
         causal: bool,
         settings: FinetuneSettings,
     ) -> None:
         super().__init__()
-        self.network, self.head = network, head
+        self.network, self.head, self.metric = network, head, metric
         self._loss, self._causal, self._settings = _LOSSES[loss], causal, settings
+        self._valid = valid
         self.best: dict[str, Tensor] = {}
         self.best_loss, self.stale_epochs = math.inf, 0
+        # Of each epoch: the training loss, the validation loss and the metric.
         self.losses: list[list[float]] = []
         self.warmup_steps = 1
+        self._train_sums = torch.zeros(2, dtype=torch.float64)
+        self._valid_outputs = torch.zeros(0)
 
-    def forward(self, tokens_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Returns the outputs of the head, [B, outputs]."""
-        last = self.network.num_layers
+    def forward(self, batch: TokenRows) -> Tensor:
+        """Returns the outputs of the head, [labels, outputs]."""
+        tokens_BL, mask_BL, last = batch.tokens_BL, batch.mask_BL, self.network.num_layers
         out = self.network(tokens_BL, mask_BL, causal=self._causal, layers=[last])
+        hidden_BLD = out.hidden[last]
+        if batch.is_label_BL is not None:
+            return self.head(hidden_BLD[batch.is_label_BL])
         is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
-        sums_BD = (out.hidden[last] * is_residue_BL[..., None]).sum(dim=1)
+        sums_BD = (hidden_BLD * is_residue_BL[..., None]).sum(dim=1)
         return self.head(sums_BD / is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1))
 
+    def on_train_epoch_start(self) -> None:
+        """Restarts the sums of the training loss."""
+        self._train_sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+
     def training_step(self, batch: TokenRows, batch_index: int) -> Tensor:
-        """Returns the mean loss of a batch; dropout is seeded by the batch's place."""
+        """Returns the loss whose mean over the processes is the mean over the batch's labels.
+
+        Dropout is seeded by the batch's place.
+        """
         place = np.random.SeedSequence([self._settings.seed, *batch.place])
         torch.manual_seed(int(place.generate_state(1)[0]))
-        loss = self._loss(self(batch.tokens_BL, batch.mask_BL), batch.values)
-        self.log(TRAIN_LOSS, loss, on_step=False, on_epoch=True, batch_size=len(batch.values))
-        return loss
+        loss = self._loss(self(batch), batch.values)
+        if batch.weight:
+            self._train_sums += torch.stack([loss.detach(), loss.new_tensor(len(batch.values))])
+        return loss * (batch.weight * self.trainer.world_size)
+
+    def train_loss(self) -> float:
+        """Returns the mean loss of the labels of this epoch, of all processes."""
+        total, count = self._all_processes(self._train_sums).tolist()
+        return total / count
+
+    def on_validation_epoch_start(self) -> None:
+        """Makes room for the outputs of all validation labels."""
+        shape = (len(self._valid.values), self.head.out_features)
+        self._valid_outputs = torch.zeros(shape, device=self.device)
 
     def validation_step(self, batch: TokenRows, batch_index: int) -> None:
-        """Logs the mean loss of the validation proteins."""
-        loss = self._loss(self(batch.tokens_BL, batch.mask_BL), batch.values)
-        self.log(VALID_LOSS, loss, on_epoch=True, batch_size=len(batch.values))
+        """Keeps the outputs of a batch."""
+        if batch.weight:
+            self._valid_outputs[torch.from_numpy(batch.rows).to(self.device)] = self(batch)
+
+    def valid_scores(self) -> tuple[float, float]:
+        """Returns the mean loss of the validation labels and the metric, of all processes."""
+        outputs = self._all_processes(self._valid_outputs).cpu()
+        values = self._valid.values
+        loss = self._loss(outputs.double(), torch.from_numpy(values)) / len(values)
+        return float(loss), self.metric.of(outputs.numpy(), values, self._valid.groups)
+
+    def _all_processes(self, mine: Tensor) -> Tensor:
+        sums = self.trainer.strategy.reduce(mine.clone(), reduce_op="sum")
+        assert isinstance(sums, Tensor)
+        return sums
 
     def configure_optimizers(self) -> Any:
         """Returns AdamW over the parameters that are trained, with a linear warm-up."""
@@ -124,8 +156,10 @@ class Finetuning(pl.LightningModule):
         self, batch: TokenRows, device: torch.device, dataloader_idx: int
     ) -> TokenRows:
         """Moves the tensors of a batch."""
-        tokens_BL, mask_BL = batch.tokens_BL.to(device), batch.mask_BL.to(device)
-        return TokenRows(tokens_BL, mask_BL, batch.values.to(device), batch.place)
+        given = {"tokens_BL": batch.tokens_BL, "mask_BL": batch.mask_BL, "values": batch.values}
+        if batch.is_label_BL is not None:
+            given["is_label_BL"] = batch.is_label_BL
+        return replace(batch, **{name: tensor.to(device) for name, tensor in given.items()})
 
     def trained_state(self) -> dict[str, Tensor]:
         """Returns copies of the parameters that are trained."""
@@ -143,132 +177,22 @@ class Finetuning(pl.LightningModule):
         self.stale_epochs, self.losses = checkpoint["stale_epochs"], checkpoint["losses"]
 
 
+# Sums over the labels.
 def _mean_squares(outputs: Tensor, values: Tensor) -> Tensor:
-    return F.mse_loss(outputs[:, 0], values.to(outputs.dtype))
+    return F.mse_loss(outputs[:, 0], values.to(outputs.dtype), reduction="sum")
+
+
+def _cross_entropy(outputs: Tensor, values: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, values, reduction="sum")
 
 
 def _binary(outputs: Tensor, values: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs, values.to(outputs.dtype))
+    sums = F.binary_cross_entropy_with_logits(outputs, values.to(outputs.dtype), reduction="sum")
+    return sums / outputs.shape[1]
 
 
 _LOSSES = {
     "mean_squares": _mean_squares,
-    "cross_entropy": F.cross_entropy,
+    "cross_entropy": _cross_entropy,
     "binary_cross_entropy": _binary,
 }
-
-
-class KeepBest(Callback):
-    """Sets the epoch of the batches, keeps the best parameters, and saves after each epoch.
-
-    Args:
-        folder: the folder of the run.
-        batches: the training batches.
-        patience: epochs without a lower validation loss after which training stops.
-        stop: an epoch that it cut off is not saved, and is repeated by the resumed run.
-    """
-
-    def __init__(
-        self, folder: Path, batches: Batches, *, patience: int, stop: StopOnSignal
-    ) -> None:
-        self._folder, self._batches = folder, batches
-        self._patience, self._stop = patience, stop
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sets the epoch before the batches are read."""
-        self._batches.epoch = trainer.current_epoch
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compares the validation loss with the best one, and saves a checkpoint."""
-        if self._stop.received:
-            return
-        assert isinstance(pl_module, Finetuning)
-        losses = [float(trainer.callback_metrics[name]) for name in (TRAIN_LOSS, VALID_LOSS)]
-        pl_module.losses.append(losses)
-        self._write(pl_module.losses)
-        loss = losses[1]
-        if not math.isfinite(loss):
-            raise TrainingDivergedError(
-                f"the validation loss of epoch {len(pl_module.losses)} is {loss}; remove "
-                f"{self._folder} and type a smaller --learning-rate"
-            )
-        pl_module.stale_epochs += 1
-        if loss < pl_module.best_loss:
-            pl_module.best_loss, pl_module.best = loss, pl_module.trained_state()
-            pl_module.stale_epochs = 0
-        trainer.should_stop |= pl_module.stale_epochs >= self._patience
-        folder = self._folder / "checkpoints"
-        trainer.save_checkpoint(folder / checkpoint_name(trainer.global_step))
-        for path in all_checkpoints(self._folder)[:-_KEPT]:
-            remove(path)
-
-    def _write(self, losses: list[list[float]]) -> None:
-        rows = [f"{n},{one[0]:.6f},{one[1]:.6f}" for n, one in enumerate(losses, start=1)]
-        with complete_file(self._folder / "metrics.csv", overwrite=True) as temporary:
-            temporary.write_text("\n".join([f"epoch,{TRAIN_LOSS},{VALID_LOSS}", *rows, ""]))
-
-
-def finetune(
-    module: Finetuning,
-    train: LabeledTokens,
-    valid: LabeledTokens,
-    *,
-    folder: Path,
-    settings: FinetuneSettings,
-) -> ExitCode:
-    """Trains until the patience or the epochs end, and sets the best parameters.
-
-    A run that was interrupted continues after its last complete epoch.
-
-    Args:
-        module: the network and its head.
-        train: the proteins that are trained on.
-        valid: the proteins that decide when to stop.
-        folder: the folder of checkpoints and `metrics.csv`.
-        settings: the settings.
-
-    Returns:
-        Not 0 if a signal ended the training.
-
-    Raises:
-        InputDataError: all checkpoints are damaged.
-        TrainingDivergedError: the validation loss is not finite.
-    """
-    checkpoint, faults = newest_whole(folder)
-    for fault in faults:
-        warnings.warn(f"{fault}; resuming from {checkpoint}", stacklevel=2)
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    if checkpoint is not None:
-        contents = load_training(checkpoint)
-        module.on_load_checkpoint(contents)
-        if module.stale_epochs >= settings.patience:
-            module.load_state_dict(module.best, strict=False)
-            return ExitCode.OK
-    stop, batches = StopOnSignal(), Batches(train, settings.batch_size, seed=settings.seed)
-    is_gpu = settings.device.startswith("cuda")
-    module.warmup_steps = max(len(batches) // 10, 1)
-    trainer = pl.Trainer(
-        default_root_dir=folder,
-        accelerator="gpu" if is_gpu else "cpu",
-        devices=[torch.device(settings.device).index or 0] if is_gpu else 1,
-        max_epochs=settings.epochs,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        logger=False,
-        plugins=[VerifiedCheckpointIO()],
-        callbacks=[KeepBest(folder, batches, patience=settings.patience, stop=stop), stop],
-    )
-    with quiet_and_interruptible():
-        trainer.fit(
-            module.train(),
-            DataLoader(batches, batch_size=None),
-            DataLoader(Batches(valid, settings.batch_size, seed=None), batch_size=None),
-            ckpt_path=checkpoint,
-            weights_only=True,
-        )
-    if stop.received:
-        return stop.exit_code
-    module.load_state_dict(module.best, strict=False)
-    return ExitCode.OK

@@ -37,8 +37,14 @@ def test_many_files_and_a_kept_fit(
     assert f"--fit {fit}" in printed.err
     with h5py.File(tmp_path / "c.h5") as file:
         assert list(file) == names
+        truth_LL = file[f"{names[0]}/contacts"][:]
         assert "contacts" in file[names[0]] and "contacts" not in file["P1"]
         expected = file["P1/probabilities"][:]
+    rows, columns = np.nonzero(truth_LL >= 0)
+    is_far = columns - rows >= 24
+    chance = (truth_LL[rows, columns][is_far] == 1).mean()
+    (line,) = (line for line in printed.out.splitlines() if names[0] in line and "%" in line)
+    assert line.split()[-1] == f"{chance:.1%}"
     contacts(sources[2:], tiny_run, tmp_path / "again.h5", ContactOptions(fit=fit))
     with h5py.File(tmp_path / "again.h5") as file:
         np.testing.assert_array_equal(file["P1/probabilities"][:], expected)

@@ -98,12 +98,23 @@ def test_the_limit_of_a_container_is_respected(
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2000 kB\n")
     monkeypatch.setattr(machine, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "cgroup")
     assert machine.available_memory() == 2_048_000
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("500\n")
     assert machine.available_memory() == 2_048_000
     (tmp_path / "memory.max").write_text("1500\n")
+    assert machine.available_memory() == 1000
+    # The group of a job has a lower limit than those that contain it.
+    own = tmp_path / "slurm" / "job_7"
+    own.mkdir(parents=True)
+    (own / "memory.max").write_text("900\n")
+    (own / "memory.current").write_text("200\n")
+    assert machine.available_memory() == 1000
+    (tmp_path / "cgroup").write_text("1:name=x:/other\n0::/slurm/job_7/step_0\n")
+    assert machine.available_memory() == 700
+    (own / "memory.max").write_text("max\n")
     assert machine.available_memory() == 1000
     monkeypatch.setattr(machine, "_MEMORY", tmp_path / "none")
     (tmp_path / "memory.max").unlink()

@@ -1,7 +1,10 @@
 """`protlm embed` divided between processes, its estimate, and devices without enough memory."""
 
+import pickle
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan, share_processes
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import Parts, _ShareLock
+from protlm.data_prep import submission
+from protlm.data_prep.submission import Executor, JobFailedError, Submission
 from protlm.errors import LostRankError, OutputError, UserError
 from protlm.model.embedding import Embedder, is_out_of_memory
 from protlm.model.pooling import Pooling
@@ -54,6 +59,54 @@ def test_shares_make_the_bytes_of_one_process(
     embed(fasta, tiny_run, output, merge)
     assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert not (tmp_path / "out.h5.partial").exists()
+
+
+def test_jobs_make_the_bytes_of_one_process(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
+    """Each task is sent to another machine; after an error the same command continues."""
+    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    output, lost = tmp_path / "out.h5", [2]
+    options = EmbedOptions(**OPTIONS, processes=3)
+
+    def local(folder: Path, tasks: Sequence[Any]) -> None:
+        assert folder.is_dir() and len(tasks) == 3
+        for task in pickle.loads(pickle.dumps(tasks)):
+            if task.options.share.number in lost:
+                lost.clear()
+                raise JobFailedError("a job ended prematurely")
+            assert submission.run_task(task) is None
+
+    with pytest.raises(JobFailedError):
+        embed(fasta, tiny_run, output, options, local)
+    assert not output.exists()
+    embed(fasta, tiny_run, output, options, local)
+    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert not list(tmp_path.glob("out.h5.*"))
+    with pytest.raises(UserError, match="--executor computes and merges all shares"):
+        embed(fasta, tiny_run, tmp_path / "x.h5", EmbedOptions(merge=True), local)
+    with pytest.raises(UserError, match="--executor reads the sequences several times"):
+        embed(Path("-"), tiny_run, tmp_path / "x.h5", options, local)
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    fasta, rng = tmp_path / "many.fasta", np.random.default_rng(0)
+    sequences = ["".join(rng.choice(list("ACDEFGHIKL"), 9)) for _ in range(900)]
+    fasta.write_text("".join(f">P{i}\n{one}\n" for i, one in enumerate(sequences)))
+    options = EmbedOptions(**OPTIONS, processes=2)
+    local = submission.submitter(Submission(Executor.LOCAL), 1)
+    embed(fasta, tiny_run, tmp_path / "whole.h5", replace(options, processes=1))
+    embed(fasta, tiny_run, tmp_path / "out.h5", options, local)
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert not list(tmp_path.glob("out.h5.*"))
+
+
+def test_a_small_file_has_a_part_for_several_processes() -> None:
+    """And a large one units as large as before."""
+    for number, units in ((100, 1), (1_000, 3), (10_000, 16), (100_000, 49)):
+        lengths = np.full(number, 10)
+        made = plan.Plan(lengths, np.arange(number), lengths, 4_096).units
+        assert len(made) == units and sum(map(len, made)) == number
 
 
 def test_another_division_continues(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from protlm.commands.finetune_run import FinetuneLock
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.errors import OutputError, UserError
-from protlm.training.finetuning import FinetuneSettings, KeepBest
+from protlm.training.callbacks.keep_best import KeepBest
+from protlm.training.finetuning import FinetuneSettings
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SETTINGS = FinetuneSettings(epochs=4, patience=9, learning_rate=3e-3, batch_size=8)
@@ -42,6 +43,24 @@ def labels(tmp_path: Path) -> Path:
     path.write_text("\n".join([*rows, ""]))
     fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in rows[1:])
     (tmp_path / "proteins.fasta").write_text(fasta)
+    return path
+
+
+@pytest.fixture
+def residues(tmp_path: Path) -> Path:
+    """A class of each residue that only its left neighbor decides; some are unknown."""
+    numbers = np.random.default_rng(0)
+    labels, fasta = [], []
+    for number in range(40):
+        letters = [LETTERS[n] for n in numbers.integers(len(LETTERS), size=16 + number % 5)]
+        states = ["H" if left in "ACDEFGHIK" else "E" for left in letters]
+        states = ["?", *states[:-2], "?"]
+        split = ("train", "train", "valid", "test")[number % 4]
+        labels.append(f">P{number} SET={split}\n{''.join(states)}\n")
+        fasta.append(f">P{number}\n{''.join(letters)}\n")
+    (tmp_path / "proteins.fasta").write_text("".join(fasta))
+    path = tmp_path / "residues.fasta"
+    path.write_text("".join(labels))
     return path
 
 
@@ -153,6 +172,61 @@ def test_adapters_are_trained_saved_and_merged(
     assert not (tmp_path / "x").exists()
 
 
+def test_residues_are_learned(
+    residues: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The outputs of the merged model are those of the run, residue by residue."""
+    run, reading = tmp_path / "run", LabelOptions(sequences=tmp_path / "proteins.fasta")
+    result = finetune_labels(residues, tiny_run, run, FinetuneOptions(SETTINGS), reading)
+    assert result is not None
+    assert {"model", "frozen", "residues_around"} <= set(result.predictors)
+    printed = capsys.readouterr().err
+    assert "epoch 4 of 4 at most: training loss" in printed
+    with (run / "metrics.csv").open() as file:
+        epochs = list(csv.DictReader(file))
+    assert [row["valid_loss"] for row in epochs] and len(epochs) == 4
+    assert f"validation accuracy {float(epochs[-1]['valid_accuracy']):.3f}, loss" in printed
+    assert float(epochs[-1]["train_loss"]) < float(epochs[0]["train_loss"])
+    predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
+    with (tmp_path / "all.tsv").open() as file:
+        found = {(r["identifier"], r["position"]): r for r in csv.DictReader(file, delimiter="\t")}
+    with (run / "probe" / "predictions.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    # Of the ten test proteins, without the first and the last residue.
+    assert len(rows) == sum(14 + number % 5 for number in range(3, 40, 4))
+    for row in rows:
+        again = found[row["identifier"], row["position"]]
+        assert float(again["p(H)"]) == pytest.approx(float(row["p(H)"]), abs=2e-3)
+
+
+@pytest.mark.slow
+def test_two_devices_learn_what_one_learns(
+    residues: Path, tiny_run: Path, tmp_path: Path, protlm_command: Command
+) -> None:
+    """Up to rounding: processes add gradients in another order. The last batch has one protein."""
+    for count in ("1", "2"):
+        options = ["--epochs", "2", "--batch-size", "19", "--learning-rate", "1e-3"]
+        options += ["--sequences", tmp_path / "proteins.fasta", "--device", "cpu"]
+        done = protlm_command(
+            *("finetune", residues, "-m", tiny_run, "-o", tmp_path / count, "--devices", count),
+            *options,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("epoch 2 of 2") == 1 and done.stdout.count("labels by") == 1
+    one, two = (weights(tmp_path / count / "model") for count in ("1", "2"))
+    before = weights(tiny_run)
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], rtol=1e-3, atol=2e-5), name
+    moved = max(float((value - before[name]).abs().max()) for name, value in one.items())
+    assert moved > 1e-3
+    logs = [(tmp_path / count / "metrics.csv").read_text().split() for count in ("1", "2")]
+    for mine, its in zip(*logs, strict=True):
+        if mine[0].isdigit():
+            assert [*map(float, mine.split(","))] == pytest.approx(
+                [*map(float, its.split(","))], abs=1e-4
+            )
+
+
 def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
     """With a large rate the loss soon rises, and the best weights are those of an early epoch."""
     settings = replace(SETTINGS, epochs=30, patience=1, learning_rate=0.5)
@@ -174,6 +248,11 @@ def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> N
         (FinetuneOptions(replace(SETTINGS, epochs=0)), "--epochs 0 must be at least 1"),
         (FinetuneOptions(replace(SETTINGS, learning_rate=0.0)), "--learning-rate 0.0 must be"),
         (FinetuneOptions(SETTINGS, rank=0), "--lora 0 must be at least 1"),
+        (FinetuneOptions(replace(SETTINGS, devices=9999)), "--devices 9999: this machine has"),
+        (
+            FinetuneOptions(replace(SETTINGS, devices=2, batch_size=1)),
+            "--devices 2 divide the --batch-size 1; type as many proteins or more",
+        ),
     ],
 )
 def test_mistakes_are_explained(

@@ -180,6 +180,11 @@ def test_a_missing_wild_type_is_explained(assay: Path, tiny_run: Path, workplace
     assert not (workplace / "s.csv").exists()
 
 
+def test_a_sequence_file_is_not_a_table(tiny_run: Path, workplace: Path) -> None:
+    with pytest.raises(UserError, match=r"x.fasta is a sequence file.*x.fasta --scan -o SCORES"):
+        score_variants([workplace / "x.fasta"], tiny_run, workplace / "s.csv", ScoreOptions())
+
+
 def test_every_table_is_checked_before_the_first_is_scored(
     assay: Path, tiny_run: Path, workplace: Path
 ) -> None:

@@ -229,14 +229,14 @@ def test_jobs_give_the_same_result_as_one_process(release, table, tmp_path, cont
         def run(records, tasks):
             # As they come to another machine.
             for task in tasks:
-                assert submission._prepare_part(sent(task)) is None
+                assert submission.run_task(sent(task)) is None
 
         return run
 
     def sent(task):
         return pickle.loads(pickle.dumps(task))
 
-    monkeypatch.setattr(submission, "_submitter", submitter)
+    monkeypatch.setattr(submission, "submitter", submitter)
     prepare_by_jobs(
         files_of(release),
         tmp_path / "data",

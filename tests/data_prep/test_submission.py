@@ -95,11 +95,11 @@ def in_this_process(monkeypatch):
         def run(records, tasks):
             for task in tasks:
                 made.append(task.part.name)
-                assert module._prepare_part(task) is None
+                assert module.run_task(task) is None
 
         return run
 
-    monkeypatch.setattr(module, "_submitter", submitter)
+    monkeypatch.setattr(module, "submitter", submitter)
     return made
 
 
@@ -141,7 +141,7 @@ def test_a_killed_job_is_reported_and_the_others_are_canceled(release, tmp_path,
     monkeypatch.setenv("PYTHONPATH", ROOT)
     # Network file systems may show a result late, and submitit waits for it.
     monkeypatch.setattr(LocalJob, "_results_timeout_s", 0)
-    monkeypatch.setattr(module, "_prepare_part", lambda task: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(module, "run_task", lambda task: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(UserError, match=r"a job ended prematurely; see .*\.err") as caught:
         prepare_locally(release, tmp_path)
     assert caught.value.exit_code is ExitCode.INTERNAL
@@ -172,7 +172,7 @@ def test_no_job_continues_after_another_failed(release, tmp_path, monkeypatch):
 
     monkeypatch.setenv("PYTHONPATH", ROOT)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(module, "_prepare_part", fail_or_go_on)
+    monkeypatch.setattr(module, "run_task", fail_or_go_on)
     with pytest.raises(InputDataError, match="one is damaged"):
         prepare_locally(release, tmp_path)
     assert [line for line in command_lines() if os.fsencode(tmp_path) in line] == []
@@ -227,7 +227,7 @@ def test_jobs_are_submitted_in_turns(tmp_path, cluster, monkeypatch, executor):
     monkeypatch.setattr(module, "_MOST_JOBS", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     task = module._Task(tmp_path, tmp_path, RULE, None, PrepareOptions())
-    module._submitter(Submission(executor), 2)(tmp_path / "jobs", [task] * 5)
+    module.submitter(Submission(executor), 2)(tmp_path / "jobs", [task] * 5)
     assert sizes == [2, 2, 1]
 
 

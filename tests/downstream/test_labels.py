@@ -163,8 +163,26 @@ def test_whole_clusters_are_drawn() -> None:
     by_table = split_of(examples, {str(n): str(n % 2) for n in range(40)}, seed=1)
     assert len(set(by_table.groups)) == 2
     is_out = held_out(split.groups[split.train], 0.2, seed=0)
-    assert 0 < is_out.sum() < len(split.train)
+    assert is_out.sum() == 4
     assert not set(split.train[is_out] // 4) & set(split.train[~is_out] // 4)
+
+
+def test_a_fraction_of_the_proteins_is_held_out() -> None:
+    """Not of the groups, of which one has half of the proteins."""
+    groups = np.array([0] * 50 + [*range(1, 51)])
+    for seed in range(5):
+        is_out = held_out(groups, 0.2, seed=seed)
+        assert is_out.sum() == 20 and not is_out[:50].any()
+    assert held_out(np.array([7, 7, 3, 7]), 0.2, seed=0).tolist() == [False, False, True, False]
+    with pytest.raises(InputDataError, match="all proteins are in one cluster"):
+        held_out(np.array([1, 1]), 0.2, seed=0)
+
+
+def test_a_fragment_is_found_in_a_longer_protein() -> None:
+    whole, other = random_sequences(2, 400)
+    assert highest_shares([whole, other], [whole[100:140]]).tolist() == [1, 0]
+    # One 5-mer shared by a peptide is not a relative.
+    assert highest_shares([whole], [whole[100:105] + other[:3]])[0] < 0.1
 
 
 def test_tables_are_searched_by_accession() -> None:
@@ -221,7 +239,7 @@ def test_shared_5_mers_against_sets() -> None:
     queries, others = sequences[:299], [*sequences[5:20], "AAAAAA"]
     found = highest_shares([*queries, "MK", "AAAAAAAA"], others)
     expected = [
-        max(len(kmers(q) & kmers(o)) for o in others) / max(len(kmers(q)), 1)
+        max(len(kmers(q) & kmers(o)) / max(min(len(kmers(q)), len(kmers(o))), 20) for o in others)
         for q in [*queries, "MK", "AAAAAAAA"]
     ]
     assert found.tolist() == pytest.approx(expected)

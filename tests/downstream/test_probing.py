@@ -210,6 +210,8 @@ def test_residue_embeddings_are_those_of_single_proteins(numbers, tiny_run: Path
     sequences = planted(numbers, 5)[0]
     places = [np.sort(numbers.permutation(len(one))[:7]) for one in sequences]
     found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=90, places=places)
+    # Those of several layers are not in memory together.
+    assert all(isinstance(one, np.memmap) for one in found)
     for number, layer in enumerate([0, 2]):
         alone = []
         for one, where in zip(sequences, places, strict=True):

@@ -14,6 +14,9 @@ from protlm.model.embedding import batches
 
 # A unit has at most this number of sequences, and of residues unless it is one protein.
 _SEQUENCES, _RESIDUES = 2_048, 1 << 20
+# Units of fewer sequences, so that a small file has this number of them to divide; units below the
+# second number would have much padding.
+_UNITS, _LEAST = 16, 384
 # The SHA-256 after the vectors of a batch.
 DIGEST_BYTES = 32
 
@@ -106,8 +109,9 @@ def first_equal(digests: np.ndarray) -> np.ndarray:
 
 def _cuts(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
     start, residues = 0, 0
+    most = min(max(len(lengths) // _UNITS, _LEAST), _SEQUENCES)
     for index, length in enumerate(lengths.tolist()):
-        is_full = index - start == _SEQUENCES or residues + length > _RESIDUES
+        is_full = index - start == most or residues + length > _RESIDUES
         if index > start and is_full:
             yield start, index
             start, residues = index, 0

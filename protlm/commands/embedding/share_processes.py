@@ -18,14 +18,20 @@ from protlm.commands.inputs import STANDARD_INPUT
 from protlm.errors import LostRankError, UserError
 
 
-def check_processes(fasta: Path, options: EmbedOptions) -> None:
-    """Refuses several processes that would read standard input.
+def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
+    """Refuses several processes, or jobs, that would read standard input or have one share.
 
     Raises:
         UserError: says what to type.
     """
-    if options.processes > 1 and fasta == STANDARD_INPUT:
-        raise UserError("--processes reads the sequences several times: write them to a file first")
+    flag = "--executor" if with_jobs else "--processes"
+    if (options.processes > 1 or with_jobs) and fasta == STANDARD_INPUT:
+        raise UserError(f"{flag} reads the sequences several times: write them to a file first")
+    if with_jobs and (options.share or options.merge or options.dry_run):
+        raise UserError(
+            "--executor computes and merges all shares, which excludes --shard, --merge and "
+            "--dry-run; type: --executor slurm --processes N"
+        )
 
 
 def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: EmbedOptions) -> int:

@@ -4,6 +4,9 @@ _COMMENT = (
     "this is a comment, which FASTA does not allow; delete it "
     "(only protlm prepare has --allow-comments)"
 )
+_OF_A_STRUCTURE = (
+    "which protlm contacts and protlm inspect take; write its sequence as FASTA for the others"
+)
 _STARTS = (
     (b"@", "this is FASTQ"),
     (b"PK\x03\x04", "this is a zip archive; type: unzip"),
@@ -17,9 +20,9 @@ _STARTS = (
     (b"LOCUS ", "this is a GenBank flat file"),
     (b"# STOCKHOLM", "this is a Stockholm alignment"),
     (b"CLUSTAL", "this is a Clustal alignment"),
-    (b"HEADER ", "this is a structure (PDB)"),
-    (b"ATOM ", "this is a structure (PDB)"),
-    (b"data_", "this is a structure (mmCIF)"),
+    (b"HEADER ", f"this is a structure (PDB), {_OF_A_STRUCTURE}"),
+    (b"ATOM ", f"this is a structure (PDB), {_OF_A_STRUCTURE}"),
+    (b"data_", f"this is a structure (mmCIF), {_OF_A_STRUCTURE}"),
     (b";", _COMMENT),
     (b"#", _COMMENT),
     (b"!", _COMMENT),
@@ -36,4 +39,9 @@ def foreign_format(start: bytes) -> str:
         if start.startswith(beginning):
             return what
     line = start[:40].partition(b"\n")[0].rstrip().decode("utf-8", "backslashreplace")
+    if "\t" in line:
+        return (
+            "this is a table; type protlm probe TABLE for labels, protlm score TABLE for variants, "
+            "or write its sequences as FASTA"
+        )
     return f"{line!r} precedes the first header; a FASTA file begins with '>'"

@@ -1,0 +1,142 @@
+"""The epochs of a fine-tuning: their order, their lines, the best weights and the checkpoints."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from protlm.checkpoints.format import all_checkpoints, checkpoint_name, remove
+from protlm.errors import TrainingDivergedError
+from protlm.paths import complete_file
+from protlm.terminal import JobProgress
+from protlm.training.callbacks.preemption import StopOnSignal
+from protlm.training.finetuning import Finetuning
+from protlm.training.labeled_batches import Batches, TokenRows
+
+_KEPT = 2
+
+
+class KeepBest(Callback):
+    """Sets the epoch of the batches, keeps the best parameters, and saves after each epoch.
+
+    Args:
+        folder: the folder of the run.
+        batches: the training batches.
+        valid: the validation batches.
+        patience: epochs without a lower validation loss after which training stops.
+        stop: an epoch that it cut off is not saved, and is repeated by the resumed run.
+    """
+
+    def __init__(
+        self, folder: Path, batches: Batches, valid: Batches, *, patience: int, stop: StopOnSignal
+    ) -> None:
+        self._folder, self._batches, self._valid = folder, batches, valid
+        self._patience, self._stop = patience, stop
+        self._progress: JobProgress | None = None
+        self._done = 0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Gives each process its part of the batches."""
+        for one in (self._batches, self._valid):
+            one.share = (trainer.global_rank, trainer.world_size)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sets the epoch before the batches are read."""
+        self._batches.epoch = trainer.current_epoch
+        self._done = trainer.current_epoch * (len(self._batches) + len(self._valid))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: TokenRows,
+        batch_idx: int,
+    ) -> None:
+        """Counts a batch."""
+        self._count(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: TokenRows,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Counts a batch."""
+        self._count(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compares the validation loss with the best one, and saves a checkpoint."""
+        if self._stop.received:
+            return
+        assert isinstance(pl_module, Finetuning)
+        pl_module.losses.append([pl_module.train_loss(), *pl_module.valid_scores()])
+        if trainer.is_global_zero:
+            self._write(pl_module)
+        loss = pl_module.losses[-1][1]
+        if not math.isfinite(loss):
+            raise TrainingDivergedError(
+                f"the validation loss of epoch {len(pl_module.losses)} is {loss}; remove "
+                f"{self._folder} and type a smaller --learning-rate"
+            )
+        pl_module.stale_epochs += 1
+        if loss < pl_module.best_loss:
+            pl_module.best_loss, pl_module.best = loss, pl_module.trained_state()
+            pl_module.stale_epochs = 0
+        self._print(trainer, pl_module)
+        trainer.should_stop |= pl_module.stale_epochs >= self._patience
+        folder = self._folder / "checkpoints"
+        trainer.save_checkpoint(folder / checkpoint_name(trainer.global_step))
+        if trainer.is_global_zero:
+            for path in all_checkpoints(self._folder)[:-_KEPT]:
+                remove(path)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Ends the progress report."""
+        self._end()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Removes the progress bar so that the message can be read."""
+        self._end(exception)
+
+    def _count(self, trainer: pl.Trainer) -> None:
+        self._done += 1
+        if self._progress is None:
+            # Begins after the first batch, which is slower, so that the time left is right.
+            assert trainer.max_epochs is not None
+            total = trainer.max_epochs * (len(self._batches) + len(self._valid))
+            self._progress = JobProgress(
+                "batches", total, done=self._done, quiet=not trainer.is_global_zero
+            )
+            self._progress.__enter__()
+        else:
+            self._progress.update(self._done)
+
+    def _print(self, trainer: pl.Trainer, module: Finetuning) -> None:
+        assert self._progress is not None
+        train, valid, metric = module.losses[-1]
+        kept = "" if module.stale_epochs else ", the lowest so far"
+        self._progress.print(
+            f"epoch {len(module.losses)} of {trainer.max_epochs} at most: training loss "
+            f"{train:.4f}, validation {module.metric.name} {metric:.3f}, loss {valid:.4f}{kept}"
+        )
+
+    def _write(self, module: Finetuning) -> None:
+        columns = ["epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}"]
+        lines = [",".join(columns)]
+        for number, values in enumerate(module.losses, start=1):
+            lines.append(",".join([str(number), *(f"{value:.6f}" for value in values)]))
+        with complete_file(self._folder / "metrics.csv", overwrite=True) as temporary:
+            temporary.write_text("\n".join([*lines, ""]))
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(type(error) if error else None, error, None)
+            self._progress = None
