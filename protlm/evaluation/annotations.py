@@ -240,7 +240,7 @@ def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:
 
 def _feature_groups(proteins: Sequence[AnnotatedProtein]) -> list[_Group]:
     """Returns the sites of the residue attended to, and the bonds; only those that occur."""
-    is_used = np.any([protein.is_site().any(axis=1) for protein in proteins], axis=0)
+    is_used = np.array([p.is_site().any(axis=1) for p in proteins]).sum(axis=0) > 0
     groups = []
     if is_used.any():
         sites = [
