@@ -233,7 +233,7 @@ def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:
         backbone_L43 = protein.structure.backbone_L43
         states = np.array(list(secondary_structure(backbone_L43, letters == "P")))
         rows = [states == HELIX, states == STRAND, *(letters == a for a in STANDARD)]
-        is_known = ~np.isnan(backbone_L43).any(axis=(1, 2))
+        is_known = np.asarray(~np.isnan(backbone_L43).any(axis=(1, 2)))
         residues.append(_to_residue(protein.sequence, np.array(rows), is_known))
     return [_Group(("contact",), contacts), _Group(_RESIDUE_PROPERTIES, residues)]
 

@@ -70,9 +70,13 @@ def jacobian_contacts(
     mean = (total / length).astype(np.float32)
     norms_LL = np.zeros((length, length))
     for number, block in enumerate(blocks):
-        first = (kept if kept is not None else rows.centered(block)) - mean
+        first = kept if kept is not None else rows.centered(block)
+        first -= mean
         for other in blocks[number:]:
-            second = first if other == block else rows.centered(other) - mean
+            second = first
+            if other != block:
+                second = rows.centered(other)
+                second -= mean
             norms = _norms(first[:, :, other, :], second[:, :, block, :])
             norms_LL[block.start : block.stop, other.start : other.stop] = norms
             norms_LL[other.start : other.stop, block.start : block.stop] = norms.T
@@ -84,8 +88,12 @@ def jacobian_contacts(
 
 def _norms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Returns the norms over amino acids of (J[i, a, j, b] + J[j, b, i, a]) / 2, [i, j]."""
-    both = (one + other.transpose(2, 3, 0, 1)) / 2
-    return np.sqrt(np.einsum("iajb,iajb->ij", both, both, dtype=np.float64))
+    norms = np.empty((one.shape[0], one.shape[2]))
+    # One row at a time, because a sum of whole blocks would be as large as they are.
+    for row, (of_i, transposed) in enumerate(zip(one, other.transpose(2, 3, 0, 1), strict=True)):
+        both = (of_i + transposed) / 2
+        norms[row] = np.sqrt(np.einsum("ajb,ajb->j", both, both, dtype=np.float64))
+    return norms
 
 
 class _Rows:
@@ -105,8 +113,10 @@ class _Rows:
         letters = torch.tensor(_LETTERS, device=changed.device).repeat(len(positions))
         places = torch.tensor(list(positions), device=changed.device).repeat_interleave(_NUM) + 1
         changed[torch.arange(len(changed)), places] = letters
-        parts = [self._logits(part) for part in changed.split(self._per_pass)]
-        rows = np.concatenate(parts) - self._plain
+        rows = np.empty((len(changed), *self._plain.shape[1:]), dtype=np.float32)
+        for start in range(0, len(changed), self._per_pass):
+            part = slice(start, start + self._per_pass)
+            np.subtract(self._logits(changed[part]), self._plain, out=rows[part])
         rows = rows.reshape(len(positions), _NUM, *rows.shape[1:])
         for axis in (1, 2, 3):
             rows -= rows.mean(axis=axis, keepdims=True)
