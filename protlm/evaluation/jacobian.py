@@ -39,7 +39,7 @@ def jacobian_contacts(
     model: PretrainedModel,
     sequence: str,
     *,
-    tokens_per_batch: int = 16_384,
+    tokens_per_batch: int = 4_096,
     max_bytes: int = _MAX_BYTES,
     bfloat16: bool = False,
 ) -> np.ndarray:
@@ -79,9 +79,11 @@ def jacobian_contacts(
             if other != block:
                 second = rows.centered(other)
                 second -= mean
-            norms = _norms(first[:, :, other, :], second[:, :, block, :])
-            norms_LL[block.start : block.stop, other.start : other.stop] = norms
-            norms_LL[other.start : other.stop, block.start : block.stop] = norms.T
+            # A range as an index would copy; a slice does not.
+            rows_of, columns_of = (slice(some.start, some.stop) for some in (block, other))
+            norms = _norms(first[:, :, columns_of], second[:, :, rows_of])
+            norms_LL[rows_of, columns_of] = norms
+            norms_LL[columns_of, rows_of] = norms.T
     np.fill_diagonal(norms_LL, 0)
     corrected_LL = apc(norms_LL)
     np.fill_diagonal(corrected_LL, 0)
