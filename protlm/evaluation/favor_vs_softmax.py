@@ -37,12 +37,12 @@ class FavorVsSoftmax(Evaluation):
 
     The reference is the exact softmax of the model's own queries and keys. Models of other
     mechanisms than softmax and FAVOR+ were not trained with it; for them compare perplexities.
-    Contacts are predicted by the regression that was fitted to the model's own attention.
+    Contacts are predicted by the regression that is fitted to the model's own attention to the
+    shipped structures.
     Controls are queries and keys rounded to bfloat16, and a model with random weights.
 
     Args:
         structures: the folder whose proteins are used; `sample` is the shipped one.
-        fit_structures: the folder of the structures that the contact regression is fitted to.
         sequences: a sequence file used in place of structures; there are no contacts then.
         max_proteins: only the first of them.
         max_residues: longer proteins are excluded.
@@ -61,7 +61,6 @@ class FavorVsSoftmax(Evaluation):
         self,
         *,
         structures: str = "sample",
-        fit_structures: str = "sample",
         sequences: str | None = None,
         max_proteins: int = 10,
         max_residues: int = 400,
@@ -80,7 +79,7 @@ class FavorVsSoftmax(Evaluation):
             max_residues=max_residues,
         )
         self.fit = ProteinChoice(
-            structures=fit_structures,
+            structures="sample",
             sequences=None,
             max_proteins=1000,
             max_residues=max_residues,

@@ -13,6 +13,7 @@ from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.contacts import read_folder
+from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
 from protlm.evaluation.fitted_contacts import FittedContacts
 from protlm.evaluation.masked_proteins import masked_scores
 from protlm.evaluation.proteins import Protein
@@ -124,8 +125,10 @@ def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
         )
         for file in files[:2]:
             (folders[part] / file.name).symlink_to(file)
-    settings = {"features": [16], "draws": 2, "fit_structures": str(folders["fit"])}
-    made = create("x", {"name": "favor_vs_softmax", "structures": str(folders["test"]), **settings})
+    settings = {"structures": str(folders["test"]), "features": [16], "draws": 2}
+    made = create("x", {"name": "favor_vs_softmax", **settings})
+    assert isinstance(made, FavorVsSoftmax)
+    made.fit.structures = folders["fit"]
     model = load_model(softmax_run)
     values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
     fit, test = (
