@@ -27,6 +27,7 @@ _PROBES = {
     "probe_contacts_short": "contacts, short range",
     "probe_contacts_long": "contacts, long range",
     "probe_secondary_structure": "secondary structure",
+    "probe_zero_shot": "100 × zero-shot Spearman",
 }
 _DPI = 150
 # Metadata to remove from each format: the time, and the version of matplotlib.
@@ -47,7 +48,7 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
 
     Args:
         rows: each has `step` and `train_loss` or `valid_loss`, in nats per residue, or values of
-            `_PROBES`, fractions, which are drawn against the right axis.
+            `_PROBES`, fractions or correlations, which are drawn against the right axis.
         baseline: the loss of residue frequencies, in nats per residue; by default the last
             `valid_unigram_loss` of the rows, if any.
 
@@ -85,11 +86,12 @@ def _probes(axes: "Axes", rows: list[dict[str, float]]) -> None:
     if not any(len(series) for series in found.values()):
         return
     right = axes.twinx()
-    for (label, series), style in zip(found.items(), ("--", ":", "-."), strict=True):
+    for (label, series), style in zip(found.items(), ("--", ":", "-.", "-"), strict=True):
         if len(series):
             steps, fractions = series.T
             right.plot(steps, 100 * fractions, style, color=_GREEN, marker=".", label=label)
-    right.set_ylim(bottom=0)
+    lowest = min(series[:, 1].min() for series in found.values() if len(series))
+    right.set_ylim(bottom=None if lowest < 0 else 0)
     right.set_ylabel("probes (%)")
     right.spines[["top"]].set_visible(False)
 

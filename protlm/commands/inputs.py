@@ -144,3 +144,18 @@ class Proteins:
                     f"{self.path}, line {record.line}: the identifier {record.identifier} is "
                     "repeated; type --duplicates first or --duplicates suffix"
                 )
+
+
+def one_protein(path: Path) -> tuple[str, str]:
+    """Returns the identifier and the sequence of a file of one protein, the wild type of variants.
+
+    Raises:
+        InputDataError: the file does not have exactly one protein.
+    """
+    proteins = Proteins(path)
+    if len(proteins) != 1:
+        raise InputDataError(
+            f"{path} has {len(proteins)} proteins; give a file of one protein, the wild type"
+        )
+    record = next(iter(proteins))
+    return record.identifier, record.sequence

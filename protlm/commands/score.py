@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.build import load_model
-from protlm.commands.inputs import Proteins
+from protlm.commands.inputs import one_protein
 from protlm.commands.score_results import (
     Result,
     averages_of,
@@ -140,7 +140,7 @@ def scan_protein(
     check_outputs([output], options.figure, "--figure")
     if options.figure is not None:
         check_figure_output(options.figure)
-    name, wild_type = _one_protein(sources[0])
+    name, wild_type = one_protein(sources[0])
     predictor, estimators = _predictor(model_path, options)
     if len(estimators) > 1:
         raise UserError(f"--scan takes one --estimator, and {len(estimators)} were given")
@@ -234,7 +234,7 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
             f"--reference FILE.csv (DMS_id, target_seq), and {given} given; give one of them"
         )
     if options.wild_type is not None:
-        _, wild_type = _one_protein(options.wild_type)
+        _, wild_type = one_protein(options.wild_type)
         return {name: Assay(wild_type, name, "") for name in names}
     assert options.reference is not None
     assays = read_reference(options.reference)
@@ -245,17 +245,6 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
                 "DMS_id, or give --wild-type PROTEIN.fasta"
             )
     return {name: assays[name] for name in names}
-
-
-def _one_protein(path: Path) -> tuple[str, str]:
-    """Returns the identifier and the sequence of a file of one protein."""
-    proteins = Proteins(path)
-    if len(proteins) != 1:
-        raise InputDataError(
-            f"{path} has {len(proteins)} proteins; give a file of one protein, the wild type"
-        )
-    record = next(iter(proteins))
-    return record.identifier, record.sequence
 
 
 def _read(source: Path, assays: Mapping[str, Assay], options: ScoreOptions) -> VariantTable:

@@ -21,6 +21,7 @@ from protlm.build import (
 )
 from protlm.checkpoints.format import CHECKPOINTS, all_checkpoints
 from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.commands.inputs import one_protein
 from protlm.commands.run_settings import (
     CONFIG,
     compose_run,
@@ -32,6 +33,8 @@ from protlm.composition import compose, through_hydra, to_plain
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
+from protlm.data.batching.plan import SPECIALS
+from protlm.downstream.assay_probe import AssayProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.evaluation.structure_probe import StructureProbe
 from protlm.model.transformer import ProteinLM, num_parameters
@@ -117,6 +120,7 @@ def train(config: TrainConfig) -> None:
     if starts_from is not None:
         module.check_start(config)
     train_split, valid_split = open_data(config.data)
+    probe = _probe(network, config)
     with locked(run_dir):
         if is_first_rank():
             _write_config(run_dir, config)
@@ -127,7 +131,7 @@ def train(config: TrainConfig) -> None:
             config=config.trainer,
             logger=config.logger,
             run_dir=run_dir,
-            probe=_probe(config),
+            probe=probe,
         )
         if is_first_rank():
             _finish(run_dir, finished)
@@ -169,14 +173,17 @@ def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
             f"attention={name} does not support objective={asked}; choose objective={other}, or "
             f"one of: {one_of(able)}"
         )
-    rotary = config.model.positions is Positions.rotary
-    has_limit = not rotary or attention.max_length is not None
-    if config.data.max_length > config.model.max_length and has_limit:
+    if config.data.max_length > config.model.max_length and _has_limit(network, config):
         raise UserError(
             f"data.max_length={config.data.max_length} is more than the "
             f"model.max_length={config.model.max_length} positions of the model; "
             f"type data.max_length={config.model.max_length}, or increase model.max_length"
         )
+
+
+def _has_limit(network: ProteinLM, config: TrainConfig) -> bool:
+    rotary = config.model.positions is Positions.rotary
+    return not rotary or network.mechanism(1).max_length is not None
 
 
 def _supports(kind: type[Attention], *, causal: bool) -> bool:
@@ -239,11 +246,21 @@ def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
     return f"{config.attention['name']} cannot generate; docs/mechanisms.md lists those that can"
 
 
-def _probe(config: TrainConfig) -> Probe | None:
-    if config.trainer.probe_every is None:
+def _probe(network: ProteinLM, config: TrainConfig) -> Probe | None:
+    trainer = config.trainer
+    if trainer.probe_every is None:
         return None
-    probe = StructureProbe()
-    return Probe(probe, probe.columns)
+    structures = StructureProbe()
+    if trainer.probe_assay is None or trainer.probe_wild_type is None:
+        return Probe(structures, structures.columns)
+    limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
+    _, wild_type = one_protein(Path(trainer.probe_wild_type))
+    causal = config.objective.name is Objective.causal
+    assay = AssayProbe(Path(trainer.probe_assay), wild_type, causal=causal, max_residues=limit)
+    return Probe(
+        lambda model: {**structures(model), **assay(model)},
+        (*structures.columns, *assay.columns),
+    )
 
 
 def _finish(run_dir: Path, finished: Finished) -> None:

@@ -185,6 +185,13 @@ class TrainerConfig(Checked):
         None,
         allowed=at_least(1),
     )
+    probe_assay: str | None = setting(
+        "a table of variants in ProteinGym's format, whose zero-shot scores are probed as well",
+        None,
+    )
+    probe_wild_type: str | None = setting(
+        "a sequence file of one protein, the wild type of `probe_assay`", None
+    )
     valid_every: int = setting("steps between two validations", 500, allowed=at_least(1))
     valid_batches: int | None = setting(
         "batches of a validation, of `data.tokens_per_batch` each; `null`: the whole split",
@@ -208,6 +215,17 @@ class TrainerConfig(Checked):
             raise UserError(
                 f"trainer.tokens_per_step={self.tokens_per_step} already sets the size of a step; "
                 f"leave trainer.accumulate_grad_batches={self.accumulate_grad_batches} out"
+            )
+        if (self.probe_assay is None) != (self.probe_wild_type is None):
+            raise UserError(
+                f"trainer.probe_assay={self.probe_assay} and "
+                f"trainer.probe_wild_type={self.probe_wild_type} need each other; give both, a "
+                "table of variants and a sequence file of their wild type, or neither"
+            )
+        if self.probe_assay is not None and self.probe_every is None:
+            raise UserError(
+                f"trainer.probe_assay={self.probe_assay} is never measured with "
+                "trainer.probe_every=null; type trainer.probe_every=1000"
             )
 
 

@@ -156,7 +156,7 @@ def _mutant_marginals(
     for number, variant in enumerate(variants):
         numbers.setdefault(variant.apply(wild_type), []).append(number)
     asked = ((y, _positions(variants[n] for n in group)) for y, group in numbers.items())
-    found = _watched(predictor.unmasked_log_p(asked), len(numbers))
+    found = _watched(predictor, predictor.unmasked_log_p(asked), len(numbers))
     values = np.zeros(len(variants))
     for group, profile in zip(numbers.values(), found, strict=True):
         values[group] = _marginals(profile, [variants[number] for number in group])
@@ -183,7 +183,7 @@ def _likelihoods(
     combine = np.mean if per_residue else np.sum
     (own,) = log_p_of(predictor, [wild_type])
     sequences = (variants[number].apply(wild_type) for number in order)
-    found = _watched(log_p_of(predictor, sequences), len(order))
+    found = _watched(predictor, log_p_of(predictor, sequences), len(order))
     values = np.zeros(len(variants))
     for number, log_p in zip(order, found, strict=True):
         values[number] = combine(log_p) - combine(own)
@@ -210,7 +210,8 @@ def _masked_profile(
 ) -> dict[int, np.ndarray]:
     positions = _positions(variants)
     found = predictor.log_p(Query(wild_type, position) for position in positions)
-    return {query.position: log_p_V for query, log_p_V in _watched(found, len(positions))}
+    watched = _watched(predictor, found, len(positions))
+    return {query.position: log_p_V for query, log_p_V in watched}
 
 
 def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -> np.ndarray:
@@ -226,8 +227,8 @@ def _difference(log_p_V: np.ndarray, substitution: Substitution) -> float:
     return float(log_p_V[mutant] - log_p_V[wild_type])
 
 
-def _watched(found: Iterator, total: int) -> Iterator:
-    with JobProgress("scoring", total, quiet=not total) as progress:
+def _watched(predictor: Predictor, found: Iterator, total: int) -> Iterator:
+    with JobProgress("scoring", total, quiet=predictor.quiet or not total) as progress:
         for done, one in enumerate(found, start=1):
             progress.update(done)
             yield one

@@ -28,7 +28,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model and the largest number of tokens in one of its batches.
+    """A model, the largest number of tokens in one of its batches, and whether progress is hidden.
 
     A protein longer than a masked model accepts is cut, for each query, to the window of
     `max_length` tokens whose center is nearest to the position; `<cls>` and `<eos>` are in the
@@ -37,6 +37,7 @@ class Predictor:
 
     model: PretrainedModel
     tokens_per_batch: int = 16_384
+    quiet: bool = False
 
     def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
         """Yields each query, in order, with the log-probabilities of all tokens, float64 V.

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from protlm.attention import Attention
 from protlm.evaluation.bootstrap import ratio_interval
-from protlm.evaluation.contacts import ContactRegression, head_features
-from protlm.evaluation.head_survey import ALL_SEPARATIONS
+from protlm.evaluation.fitted_contacts import FittedContacts
 from protlm.evaluation.masked_proteins import ProteinScores, masked_scores
-from protlm.evaluation.precision import precision
 from protlm.evaluation.proteins import Protein, sequences_of
 from protlm.evaluation.replacement import with_attention
 from protlm.model.pretrained import PretrainedModel
@@ -134,7 +132,7 @@ def ablate_heads(
     sequences = sequences_of(proteins)
     means_NHC = mean_outputs(model, sequences)
     before = masked_scores(model, sequences, seed=seed)
-    contacts = _Contacts(model, fit, proteins, seed) if fit else None
+    contacts = FittedContacts(model, fit, proteins, seed=seed) if fit else None
     found = contacts.of(model) if contacts else None
     intact = {"accuracy": ratio_interval(before.correct, before.targets, seed=seed)}
     if found is not None:
@@ -159,35 +157,3 @@ def _changes(before: ProteinScores, after: ProteinScores, seed: int) -> dict[str
         "accuracy": ratio_interval(after.correct - before.correct, before.targets, seed=seed),
         "nats": ratio_interval(after.nats - before.nats, before.targets, seed=seed),
     }
-
-
-class _Contacts:
-    """P@L of each protein by the contact regression of the intact model."""
-
-    def __init__(
-        self,
-        model: PretrainedModel,
-        fit: Sequence[Protein],
-        proteins: Sequence[Protein],
-        seed: int,
-    ) -> None:
-        self._proteins = proteins
-        self._regression = ContactRegression(seed=seed).fit(
-            (head_features(model, protein.sequence), protein.contacts()) for protein in fit
-        )
-
-    def of(self, model: PretrainedModel, ablated: int | None = None) -> np.ndarray:
-        """Returns P@L of each protein, without the features of one head."""
-        found = []
-        for protein in self._proteins:
-            features_HLL = head_features(model, protein.sequence)
-            if ablated is not None:
-                features_HLL[ablated] = 0.0
-            hits, count = precision(
-                self._regression.predict(features_HLL),
-                protein.contacts(),
-                separation=ALL_SEPARATIONS,
-                divisor=1,
-            )
-            found.append(hits / count if count else 0.0)
-        return np.array(found)

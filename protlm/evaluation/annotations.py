@@ -1,4 +1,7 @@
-"""Attention to contacts, secondary structure and amino acids, head by head (Vig et al. 2021).
+"""Attention to annotated residues and pairs of residues, head by head (Vig et al. 2021).
+
+Contacts, secondary structure and amino acids are those of structures; sites, bonds and regions
+those that UniProt lists.
 
 Beside the frequency of a property over all pairs (the background), the attention expected from the
 distances alone is reported: the mean when weights are permuted among pairs of the same |i - j|,
@@ -6,15 +9,17 @@ because any local head attends to near pairs more often.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from itertools import compress
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError
 from protlm.evaluation.attention_properties import (
     LOWEST_P,
     PropertySums,
+    check_threshold,
     pooled,
     property_sums,
     sign_flip_p_values,
@@ -24,6 +29,7 @@ from protlm.evaluation.contacts import MIN_SEPARATION
 from protlm.evaluation.dssp import HELIX, STRAND, secondary_structure
 from protlm.evaluation.proteins import Protein, ProteinChoice
 from protlm.evaluation.similarity import MIN_ARCS
+from protlm.evaluation.uniprot_features import BOND, SITES, AnnotatedProtein, read_annotated
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 
@@ -31,17 +37,44 @@ _RESIDUE_PROPERTIES = ("helix", "strand", *STANDARD)
 NAMES = ("contact", *_RESIDUE_PROPERTIES)
 
 
+class _Pairs(NamedTuple):
+    """A protein's pairs of residues: f of each property, [properties, L, L], and which count."""
+
+    sequence: str
+    properties: np.ndarray
+    known_LL: np.ndarray
+
+
+class _Group(NamedTuple):
+    """Properties that are measured together, on the same proteins."""
+
+    names: Sequence[str]
+    proteins: list[_Pairs]
+
+    def counted(self) -> np.ndarray:
+        """Returns which proteins count for a property, bool [proteins, properties].
+
+        Where UniProt lists no feature of a kind, it may only be unknown; such proteins do not
+        count. The other properties are known in all proteins.
+        """
+        if set(self.names) <= set(NAMES):
+            return np.ones((len(self.proteins), len(self.names)), dtype=bool)
+        return np.array([pairs.properties.any(axis=(1, 2)) for pairs in self.proteins])
+
+
 @final
 class Annotations(Evaluation):
     """The fraction of each head's attention that goes to annotated residues or pairs.
 
     Contacts are counted over resolved pairs 6 or more apart, properties of the residue attended to
-    over all pairs whose second residue is resolved. p-values are of sign flips over proteins of
+    over all pairs whose second residue is resolved; features of UniProt over all pairs of the
+    proteins that have the feature. p-values are of sign flips over proteins of
     observed - expected, corrected for the number of heads by the largest statistic of all heads.
 
     Args:
         structures: the folder of structures; `sample` is the shipped one.
-        max_proteins: only the first of them.
+        uniprot: a Swiss-Prot flat file or UniProt XML, whose proteins are measured in addition.
+        max_proteins: only the first of each.
         max_residues: longer proteins are excluded.
         threshold: θ of the form with a threshold, for heads with 100 pairs above it.
         seed: seed of random weights and sign flips.
@@ -56,19 +89,20 @@ class Annotations(Evaluation):
         self,
         *,
         structures: str = "sample",
+        uniprot: str | None = None,
         max_proteins: int = 100,
         max_residues: int = 400,
         threshold: float = 0.3,
         seed: int = 0,
     ) -> None:
-        if not 0 < threshold <= 1:
-            raise UserError(f"threshold={threshold} must be above 0 and at most 1")
+        check_threshold(threshold)
         self.proteins = ProteinChoice(
             structures=structures,
             sequences=None,
             max_proteins=max_proteins,
             max_residues=max_residues,
         )
+        self.uniprot = None if uniprot is None else Path(uniprot)
         self.threshold = threshold
         self.seed = seed
 
@@ -76,26 +110,31 @@ class Annotations(Evaluation):
         """Returns for each property the background, and the values of all heads, [N, H].
 
         Raises:
-            InputDataError: the structures cannot be read.
+            InputDataError: the structures or the features cannot be read.
         """
         proteins = self.proteins.read(model)
-        annotated = [_pair_groups(protein) for protein in proteins]
-        result: dict[str, Any] = {
-            "num_proteins": len(proteins),
-            "threshold": self.threshold,
-            "background": _background(annotated),
-        }
+        groups = _structure_groups(proteins)
+        result: dict[str, Any] = {"num_proteins": len(proteins), "threshold": self.threshold}
+        if self.uniprot is not None:
+            limit = min(self.proteins.max_residues, model.max_residues or np.inf)
+            found, left_out = read_annotated(
+                self.uniprot, max_proteins=self.proteins.max_proteins, max_residues=int(limit)
+            )
+            groups += _feature_groups(found)
+            result["uniprot"] = {"num_proteins": len(found), "features_left_out": left_out}
+        for group in groups:
+            _describe(group, result)
         for who, compared in (
             ("model", model),
             ("random_weights", model.with_random_weights(self.seed)),
         ):
-            result[who] = self._measured(compared, proteins, annotated, who)
+            result[who] = self._measured(compared, groups, who)
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each property: the head with the highest ratio to the expected one."""
         values, rows = results[NO_SPLIT], []
-        for name in NAMES:
+        for name in values["background"]:
             for who in ("model", "random_weights"):
                 found = {key: np.array(x) for key, x in values[who][name].items()}
                 ratio = found["weighted"] / np.maximum(found["expected"], 1e-12)
@@ -113,52 +152,48 @@ class Annotations(Evaluation):
                         _p_value(found["p_value"][at]),
                         "" if above is None else f"{above:.2%}",
                         f"{int(found['arcs'][at]):,}",
+                        str(values["proteins_with"][name]),
                     )
                 )
         columns = ("attention to", "predictor", "layer-head", "attention", "by distance")
-        columns += ("background", "p", f"a ≥ {values['threshold']:g}", "pairs above")
+        columns += ("background", "p", f"a ≥ {values['threshold']:g}", "pairs above", "proteins")
         caption = (
-            f"{values['num_proteins']} proteins; the head with the highest ratio of attention to "
-            "that expected by distance; p: two-sided, corrected for the number of heads"
+            "the head with the highest ratio of attention to that expected by distance; p: "
+            "two-sided, corrected for the number of heads"
         )
+        for reason, number in values.get("uniprot", {}).get("features_left_out", {}).items():
+            caption += f"\nfeatures left out, {reason}: {number:,}"
         return ResultTable(columns, rows, caption=caption)
 
     def _measured(
-        self,
-        model: PretrainedModel,
-        proteins: Sequence[Protein],
-        annotated: Sequence[list[tuple[np.ndarray, np.ndarray]]],
-        who: str,
+        self, model: PretrainedModel, groups: Sequence[_Group], who: str
     ) -> dict[str, Any]:
-        groups: tuple[list[PropertySums], list[PropertySums]] = ([], [])
-        with JobProgress(f"attention to annotations, {who}", len(proteins)) as progress:
-            for done, (protein, pairs) in enumerate(zip(proteins, annotated, strict=True), start=1):
-                for group, (properties, known_LL) in zip(groups, pairs, strict=True):
-                    group.append(
-                        property_sums(
-                            model, protein.sequence, properties, known_LL, threshold=self.threshold
-                        )
-                    )
-                progress.update(done)
         shape = (model.num_layers, model.num_heads)
-        found = {}
-        for names, sums in zip((("contact",), _RESIDUE_PROPERTIES), groups, strict=True):
-            found |= _by_property(names, sums, shape, self.seed)
+        found, done = {}, 0
+        total = sum(len(group.proteins) for group in groups)
+        with JobProgress(f"attention to annotations, {who}", total) as progress:
+            for group in groups:
+                sums = []
+                for pairs in group.proteins:
+                    sums.append(property_sums(model, *pairs, threshold=self.threshold))
+                    done += 1
+                    progress.update(done)
+                found |= _by_property(group, sums, shape, self.seed)
         return found
 
 
 def _by_property(
-    names: Sequence[str], sums: list[PropertySums], shape: tuple[int, int], seed: int
+    group: _Group, sums: list[PropertySums], shape: tuple[int, int], seed: int
 ) -> dict[str, dict[str, Any]]:
-    together = pooled(sums)
     differences = np.stack([one.observed - one.expected for one in sums])
     p_values = sign_flip_p_values(differences, seed=seed)
-    enough = together.total_arcs >= MIN_ARCS
+    counted = group.counted()
     found = {}
-    for place, name in enumerate(names):
+    for place, name in enumerate(group.names):
+        together = pooled(list(compress(sums, counted[:, place])))
         above = together.observed_arcs[:, place] / np.maximum(together.total_arcs, 1)
         above = above.astype(object)
-        above[~enough] = None
+        above[together.total_arcs < MIN_ARCS] = None
         values = {
             "weighted": together.observed[:, place] / together.total,
             "expected": together.expected[:, place] / together.total,
@@ -170,33 +205,60 @@ def _by_property(
     return found
 
 
+def _describe(group: _Group, result: dict[str, Any]) -> None:
+    """Adds the frequency of each property over the pairs that count, and its proteins."""
+    is_counted = group.counted()
+    for place, name in enumerate(group.names):
+        counted = list(compress(group.proteins, is_counted[:, place]))
+        total = sum(int(pairs.known_LL.sum()) for pairs in counted)
+        hits = sum(int((pairs.properties[place] & pairs.known_LL).sum()) for pairs in counted)
+        result.setdefault("background", {})[name] = hits / total
+        result.setdefault("proteins_with", {})[name] = len(counted)
+
+
 def _p_value(p: float) -> str:
     return f"≤ {LOWEST_P:.2g}" if p <= LOWEST_P else f"{p:.2g}"
 
 
-def _pair_groups(protein: Protein) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns properties and known pairs: of contacts, then of the residue attended to."""
-    assert protein.structure is not None
-    contacts_LL = protein.contacts()
-    length = len(contacts_LL)
-    positions = np.arange(length)
-    far_LL = np.abs(positions[:, None] - positions) >= MIN_SEPARATION
-    letters = np.array(list(protein.sequence))
-    states = np.array(list(secondary_structure(protein.structure.backbone_L43, letters == "P")))
-    rows = [states == HELIX, states == STRAND, *(letters == a for a in STANDARD)]
-    is_known = ~np.isnan(protein.structure.backbone_L43).any(axis=(1, 2))
-    to_residue = np.broadcast_to(np.array(rows)[:, None], (len(rows), length, length))
-    return [
-        ((contacts_LL == 1)[None], far_LL & (contacts_LL >= 0)),
-        (to_residue, np.broadcast_to(is_known, (length, length))),
+def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:
+    """Returns contacts, and the secondary structure and letter of the residue attended to."""
+    contacts, residues = [], []
+    for protein in proteins:
+        assert protein.structure is not None
+        contacts_LL, letters = protein.contacts(), np.array(list(protein.sequence))
+        positions = np.arange(len(letters))
+        far_LL = np.abs(positions[:, None] - positions) >= MIN_SEPARATION
+        known_LL = far_LL & (contacts_LL >= 0)
+        contacts.append(_Pairs(protein.sequence, (contacts_LL == 1)[None], known_LL))
+        backbone_L43 = protein.structure.backbone_L43
+        states = np.array(list(secondary_structure(backbone_L43, letters == "P")))
+        rows = [states == HELIX, states == STRAND, *(letters == a for a in STANDARD)]
+        is_known = np.asarray(~np.isnan(backbone_L43).any(axis=(1, 2)))
+        residues.append(_to_residue(protein.sequence, np.array(rows), is_known))
+    return [_Group(("contact",), contacts), _Group(_RESIDUE_PROPERTIES, residues)]
+
+
+def _feature_groups(proteins: Sequence[AnnotatedProtein]) -> list[_Group]:
+    """Returns the sites of the residue attended to, and the bonds; only those that occur."""
+    is_used = np.array([p.is_site().any(axis=1) for p in proteins]).sum(axis=0) > 0
+    groups = []
+    if is_used.any():
+        sites = [
+            _to_residue(x.sequence, x.is_site()[is_used], np.ones(len(x.sequence), dtype=bool))
+            for x in proteins
+        ]
+        groups.append(_Group(list(compress(SITES, is_used)), sites))
+    bonds = [
+        _Pairs(x.sequence, x.bonds()[None], np.ones((len(x.sequence),) * 2, dtype=bool))
+        for x in proteins
+        if BOND in x.features
     ]
+    return [*groups, *([_Group((BOND,), bonds)] if bonds else [])]
 
 
-def _background(annotated: Sequence[list[tuple[np.ndarray, np.ndarray]]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for group, names in enumerate((("contact",), _RESIDUE_PROPERTIES)):
-        pairs = [protein[group] for protein in annotated]
-        total = sum(int(known_LL.sum()) for _, known_LL in pairs)
-        hits = sum((f & known_LL).sum(axis=(1, 2)) for f, known_LL in pairs)
-        found |= dict(zip(names, (np.asarray(hits) / total).tolist(), strict=True))
-    return found
+def _to_residue(sequence: str, properties: np.ndarray, is_known: np.ndarray) -> _Pairs:
+    """Returns pairs with properties of the second residue, [properties, L]."""
+    length = len(sequence)
+    shape = (len(properties), length, length)
+    known_LL = np.broadcast_to(is_known, (length, length))
+    return _Pairs(sequence, np.broadcast_to(properties[:, None], shape), known_LL)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.errors import UserError
 from protlm.evaluation.head_statistics import residue_blocks
 from protlm.model.pretrained import PretrainedModel
 
@@ -18,6 +19,12 @@ from protlm.model.pretrained import PretrainedModel
 FLIPS = 20_000
 LOWEST_P = 1 / (FLIPS + 1)
 _FLIPS_AT_ONCE = 100
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises UserError if θ is not a possible weight."""
+    if not 0 < threshold <= 1:
+        raise UserError(f"threshold={threshold} must be above 0 and at most 1")
 
 
 @final

@@ -1,12 +1,12 @@
 """FAVOR+ beside exact softmax attention, with the queries, keys and values of a trained model.
 
 Per layer and head: divergence of rows, error of outputs, overlap of the largest weights, by the
-number of random features and over several draws; and the perplexity with the attention of one
-layer, or of all layers, replaced (arXiv 2009.14794, section 4.2).
+number of random features and over several draws; and the perplexity and the contacts with the
+attention of one layer, or of all layers, replaced (arXiv 2009.14794, section 4.2).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +18,7 @@ from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
 from protlm.errors import UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.fitted_contacts import FittedContacts
 from protlm.evaluation.masked_proteins import masked_scores
 from protlm.evaluation.proteins import ProteinChoice, sequences_of
 from protlm.evaluation.replacement import favor, with_attention
@@ -36,15 +37,18 @@ class FavorVsSoftmax(Evaluation):
 
     The reference is the exact softmax of the model's own queries and keys. Models of other
     mechanisms than softmax and FAVOR+ were not trained with it; for them compare perplexities.
+    Contacts are predicted by the regression that is fitted to the model's own attention to the
+    shipped structures.
     Controls are queries and keys rounded to bfloat16, and a model with random weights.
 
     Args:
         structures: the folder whose proteins are used; `sample` is the shipped one.
-        sequences: a sequence file used in its place.
+        sequences: a sequence file used in place of structures; there are no contacts then.
         max_proteins: only the first of them.
         max_residues: longer proteins are excluded.
         features: the numbers of random features.
-        draws: the number of draws of the projections, at least 2; perplexities are of the first.
+        draws: the number of draws of the projections, at least 2; perplexities and contacts are
+            of the first.
         seed: seed of masks and random weights; the first of the draws.
 
     Raises:
@@ -74,52 +78,75 @@ class FavorVsSoftmax(Evaluation):
             max_proteins=max_proteins,
             max_residues=max_residues,
         )
+        self.fit = ProteinChoice(
+            structures="sample",
+            sequences=None,
+            max_proteins=1000,
+            max_residues=max_residues,
+            shipped="fit",
+        )
         self.features = tuple(features)
         self.draws = draws
         self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns `errors` by estimate, measure, layer and head, and `perplexity` by replacement.
+        """Returns `errors` by estimate, measure, layer and head, and costs by replacement.
+
+        The costs are `perplexity` and, of structures, `contacts`: P@L of pairs 6 or more apart.
 
         Raises:
             InputDataError: the proteins cannot be read.
         """
-        sequences = sequences_of(self.proteins.read(model))
+        proteins = self.proteins.read(model)
+        sequences = sequences_of(proteins)
         random = model.with_random_weights(self.seed)
-        return {
+
+        def perplexity(compared: PretrainedModel) -> float:
+            scored = masked_scores(compared, sequences, seed=self.seed)
+            return math.exp(scored.nats.sum() / scored.targets.sum())
+
+        result = {
             "attention": model.description.attention,
             "num_proteins": len(sequences),
             "draws": self.draws,
             "errors": self._errors(model, sequences, "model"),
             "random_weights": self._errors(random, sequences, "random_weights"),
-            "perplexity": self._perplexities(model, sequences),
-            "perplexity_draws": 1,
+            "perplexity": self._costs(model, perplexity, "perplexities"),
+            "replacement_draws": 1,
         }
+        if self.proteins.sequences is None:
+            fitted = FittedContacts(model, self.fit.read(model), proteins, seed=self.seed)
+
+            def precision(compared: PretrainedModel) -> float:
+                return float(fitted.of(compared).mean())
+
+            result["contacts"] = self._costs(model, precision, "contacts")
+        return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each layer and number of features, the mean over heads, and for all."""
-        values = results[NO_SPLIT]
-        perplexity, rows = values["perplexity"], []
-        own = f"{perplexity['own']:.2f}"
-        rows.append(("own attention", values["attention"], *([""] * 7), own))
-        rows.append(("all", "softmax", *([""] * 7), f"{perplexity['softmax']:.2f}"))
+        values, rows = results[NO_SPLIT], []
+        own, exact = ("own attention", values["attention"]), ("all", "softmax")
+        for name, place in (("own", own), ("softmax", exact)):
+            rows.append((*place, *([""] * 7), *_cost_cells(values, name, None)))
         for who, errors in (("", values["errors"]), ("random weights, ", values["random_weights"])):
             for estimate, found in errors["by_estimate"].items():
                 norms = np.array(errors[NORM])
                 arrays = [np.array(found[name]) for name in _MEASURES]
-                known = perplexity.get(estimate, {}) if not who else {}
-                places: list[tuple[str, Any]] = [(f"{who}all", slice(None))]
+                places: list[tuple[str, Any]] = [("all", slice(None))]
                 if not who:
                     places = [*((str(n + 1), n) for n in range(len(norms))), *places]
                 for place, where in places:
                     cells = [f"{x[where].mean():.3f}" for x in arrays]
-                    cost = f"{known[place]:.2f}" if place in known else ""
-                    rows.append((place, estimate, f"{norms[where].mean():.1f}", *cells, cost))
+                    costs = ("", "") if who else _cost_cells(values, estimate, place)
+                    norm = f"{norms[where].mean():.1f}"
+                    rows.append((f"{who}{place}", estimate, norm, *cells, *costs))
         columns = ("layer", "attention", "E|q̂+k̂|²", "KL", "total variation", "output error")
-        columns += ("bias", "deviation", "top 10", "perplexity")
+        columns += ("bias", "deviation", "top 10", "perplexity", "P@L")
         caption = (
             f"{values['num_proteins']} proteins, {values['draws']} draws, means over heads; "
-            "perplexity with the attention of the layer replaced, of one draw"
+            "perplexity and P@L (pairs 6 or more apart) with the attention of the layer replaced, "
+            "of one draw"
         )
         return ResultTable(columns, rows, caption=caption)
 
@@ -178,24 +205,37 @@ class FavorVsSoftmax(Evaluation):
             sums = pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL, causal=model.causal)
             yield SquareNorms.of(sums).sum_H.double().cpu(), found
 
-    def _perplexities(self, model: PretrainedModel, sequences: Sequence[str]) -> dict[str, Any]:
-        """Returns perplexities: own, softmax, and of one draw of each estimate, by layer."""
+    def _costs(
+        self, model: PretrainedModel, measure: Callable[[PretrainedModel], float], what: str
+    ) -> dict[str, Any]:
+        """Returns a measure with own attention, softmax, and one draw of each estimate by layer."""
         layers = range(1, model.num_layers + 1)
-
-        def perplexity(compared: PretrainedModel) -> float:
-            scored = masked_scores(compared, sequences, seed=self.seed)
-            return math.exp(scored.nats.sum() / scored.targets.sum())
+        places = {**{str(n): [n] for n in layers}, "all": layers}
 
         def exact(layer: int) -> Attention:
             return Softmax()
 
         found: dict[str, Any] = {
-            "own": perplexity(model),
-            "softmax": perplexity(with_attention(model, exact, layers)),
+            "own": measure(model),
+            "softmax": measure(with_attention(model, exact, layers)),
         }
-        for number in self.features:
-            mechanism = favor(model, number, draw=self.seed)
-            replaced = {str(n): perplexity(with_attention(model, mechanism, [n])) for n in layers}
-            everything = perplexity(with_attention(model, mechanism, layers))
-            found[f"R = {number}"] = {**replaced, "all": everything}
+        total, done = len(self.features) * len(places), 0
+        with JobProgress(f"{what} with replaced attention", total) as progress:
+            for number in self.features:
+                mechanism = favor(model, number, draw=self.seed)
+                costs = found[f"R = {number}"] = {}
+                for place, replaced in places.items():
+                    costs[place] = measure(with_attention(model, mechanism, replaced))
+                    done += 1
+                    progress.update(done)
         return found
+
+
+def _cost_cells(values: Mapping[str, Any], estimate: str, place: str | None) -> tuple[str, str]:
+    """Returns perplexity and P@L with the attention of a layer, or of all, replaced."""
+    cells = []
+    for name, style in (("perplexity", ".2f"), ("contacts", ".1%")):
+        cost = values.get(name, {}).get(estimate)
+        cost = cost if place is None or cost is None else cost[place]
+        cells.append("" if cost is None else f"{cost:{style}}")
+    return cells[0], cells[1]

@@ -39,8 +39,9 @@ def jacobian_contacts(
     model: PretrainedModel,
     sequence: str,
     *,
-    tokens_per_batch: int = 16_384,
+    tokens_per_batch: int = 4_096,
     max_bytes: int = _MAX_BYTES,
+    bfloat16: bool = False,
 ) -> np.ndarray:
     """Returns the dependence of each pair of positions of a protein, float64 LL, symmetric.
 
@@ -54,12 +55,13 @@ def jacobian_contacts(
         sequence: residues.
         tokens_per_batch: rows times length of a pass, at most.
         max_bytes: bytes of the rows held in memory.
+        bfloat16: compute matrix products in bfloat16, which is faster where the device has them.
 
     Raises:
         InputDataError: a letter is not a residue.
         UserError: the sequence is longer than the model accepts.
     """
-    rows = _Rows(model, sequence, tokens_per_batch)
+    rows = _Rows(model, sequence, tokens_per_batch, bfloat16=bfloat16)
     length = len(sequence)
     size = max(max_bytes // (8 * _NUM**2 * length), 1)
     blocks = [range(start, min(start + size, length)) for start in range(0, length, size)]
@@ -70,12 +72,18 @@ def jacobian_contacts(
     mean = (total / length).astype(np.float32)
     norms_LL = np.zeros((length, length))
     for number, block in enumerate(blocks):
-        first = (kept if kept is not None else rows.centered(block)) - mean
+        first = kept if kept is not None else rows.centered(block)
+        first -= mean
         for other in blocks[number:]:
-            second = first if other == block else rows.centered(other) - mean
-            norms = _norms(first[:, :, other, :], second[:, :, block, :])
-            norms_LL[block.start : block.stop, other.start : other.stop] = norms
-            norms_LL[other.start : other.stop, block.start : block.stop] = norms.T
+            second = first
+            if other != block:
+                second = rows.centered(other)
+                second -= mean
+            # A range as an index would copy; a slice does not.
+            rows_of, columns_of = (slice(some.start, some.stop) for some in (block, other))
+            norms = _norms(first[:, :, columns_of], second[:, :, rows_of])
+            norms_LL[rows_of, columns_of] = norms
+            norms_LL[columns_of, rows_of] = norms.T
     np.fill_diagonal(norms_LL, 0)
     corrected_LL = apc(norms_LL)
     np.fill_diagonal(corrected_LL, 0)
@@ -84,14 +92,21 @@ def jacobian_contacts(
 
 def _norms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Returns the norms over amino acids of (J[i, a, j, b] + J[j, b, i, a]) / 2, [i, j]."""
-    both = (one + other.transpose(2, 3, 0, 1)) / 2
-    return np.sqrt(np.einsum("iajb,iajb->ij", both, both, dtype=np.float64))
+    norms = np.empty((one.shape[0], one.shape[2]))
+    # One row at a time, because a sum of whole blocks would be as large as they are.
+    for row, (of_i, transposed) in enumerate(zip(one, other.transpose(2, 3, 0, 1), strict=True)):
+        both = (of_i + transposed) / 2
+        norms[row] = np.sqrt(np.einsum("ajb,ajb->j", both, both, dtype=np.float64))
+    return norms
 
 
 class _Rows:
     """The Jacobian of a protein, computed in blocks of rows."""
 
-    def __init__(self, model: PretrainedModel, sequence: str, tokens_per_batch: int) -> None:
+    def __init__(
+        self, model: PretrainedModel, sequence: str, tokens_per_batch: int, *, bfloat16: bool
+    ) -> None:
+        self._bfloat16 = bfloat16
         batch = model.tokenize([sequence])
         self._model, self._tokens_1L = model, batch.tokens_BL
         self._per_pass = max(tokens_per_batch // batch.tokens_BL.shape[1], 1)
@@ -105,8 +120,10 @@ class _Rows:
         letters = torch.tensor(_LETTERS, device=changed.device).repeat(len(positions))
         places = torch.tensor(list(positions), device=changed.device).repeat_interleave(_NUM) + 1
         changed[torch.arange(len(changed)), places] = letters
-        parts = [self._logits(part) for part in changed.split(self._per_pass)]
-        rows = np.concatenate(parts) - self._plain
+        rows = np.empty((len(changed), *self._plain.shape[1:]), dtype=np.float32)
+        for start in range(0, len(changed), self._per_pass):
+            part = slice(start, start + self._per_pass)
+            np.subtract(self._logits(changed[part]), self._plain, out=rows[part])
         rows = rows.reshape(len(positions), _NUM, *rows.shape[1:])
         for axis in (1, 2, 3):
             rows -= rows.mean(axis=axis, keepdims=True)
@@ -116,7 +133,8 @@ class _Rows:
     def _logits(self, tokens_BL: torch.Tensor) -> np.ndarray:
         """Returns the logits of the 20 amino acids at each residue, float32 [B, residues, 20]."""
         mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
-        out = self._model.network(tokens_BL, mask_BL, causal=self._model.causal)
+        with torch.autocast(tokens_BL.device.type, torch.bfloat16, enabled=self._bfloat16):
+            out = self._model.network(tokens_BL, mask_BL, causal=self._model.causal)
         return out.logits_BLV[:, self._residues, _LETTERS].float().cpu().numpy()
 
 
@@ -131,6 +149,7 @@ class Jacobian(Evaluation):
         max_residues: longer structures are excluded and listed, as are those longer than the
             model accepts.
         seed: seed of random weights and bootstrap.
+        bfloat16: as for `jacobian_contacts`.
         groups: a tab-separated table with the columns structure and group; adds figures by group.
     """
 
@@ -142,13 +161,14 @@ class Jacobian(Evaluation):
         structures: str = "sample",
         max_residues: int = 200,
         seed: int = 0,
+        bfloat16: bool = False,
         groups: str | None = None,
     ) -> None:
         if max_residues < 1:
             raise UserError(f"max_residues={max_residues} excludes every structure; give 1 or more")
         shipped = sample_dir() / "structures" / "test"
         self.structures = shipped if structures == "sample" else Path(structures)
-        self.max_residues, self.seed = max_residues, seed
+        self.max_residues, self.seed, self.bfloat16 = max_residues, seed, bfloat16
         self.groups = None if groups is None else Path(groups)
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
@@ -164,7 +184,7 @@ class Jacobian(Evaluation):
         compared = {"model": model, "random_weights": model.with_random_weights(self.seed)}
         group_of = read_groups(self.groups, structures)
         figures = {
-            who: scores_by_group(list(_predicted(one, structures)), group_of, seed=self.seed)
+            who: scores_by_group(list(self._predicted(one, structures)), group_of, seed=self.seed)
             for who, one in compared.items()
         }
         counts = {"num_test": len(structures), "max_residues": limit, "left_out": too_long}
@@ -175,11 +195,11 @@ class Jacobian(Evaluation):
         rows = table_rows(results[NO_SPLIT], ("model", "random_weights"))
         return ResultTable(("Jacobian", "range", *DIVISORS, "proteins"), rows)
 
-
-def _predicted(
-    model: PretrainedModel, structures: list[Structure]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    with JobProgress("Jacobians", len(structures)) as progress:
-        for done, structure in enumerate(structures, start=1):
-            yield jacobian_contacts(model, structure.sequence), contact_map(structure)
-            progress.update(done)
+    def _predicted(
+        self, model: PretrainedModel, structures: list[Structure]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with JobProgress("Jacobians", len(structures)) as progress:
+            for done, structure in enumerate(structures, start=1):
+                found_LL = jacobian_contacts(model, structure.sequence, bfloat16=self.bfloat16)
+                yield found_LL, contact_map(structure)
+                progress.update(done)

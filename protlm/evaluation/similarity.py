@@ -12,8 +12,12 @@ from typing import Any, final
 import numpy as np
 
 from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError
-from protlm.evaluation.attention_properties import PropertySums, pooled, property_sums
+from protlm.evaluation.attention_properties import (
+    PropertySums,
+    check_threshold,
+    pooled,
+    property_sums,
+)
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.evaluation.proteins import Protein, ProteinChoice
 from protlm.model.pretrained import PretrainedModel
@@ -91,8 +95,7 @@ class Similarity(Evaluation):
         threshold: float = 0.3,
         seed: int = 0,
     ) -> None:
-        if not 0 < threshold <= 1:
-            raise UserError(f"threshold={threshold} must be above 0 and at most 1")
+        check_threshold(threshold)
         self.proteins = ProteinChoice(
             structures=structures,
             sequences=sequences,

@@ -22,6 +22,7 @@ from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+from tests.evaluation.test_uniprot_features import entry
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 LENGTH = len(SEQUENCE)
@@ -194,6 +195,48 @@ def test_annotations_are_reported_for_every_head(model: PretrainedModel, folder:
     table = made.table({NO_SPLIT: values})
     assert len(table.rows) == 2 * len(NAMES)
     assert all(first[0] == second[0] for first, second in list(pairwise(table.rows))[::2])
+
+
+def test_features_are_measured_on_the_proteins_that_have_them(
+    model: PretrainedModel, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One head attends to the third residue, the other to the residue 5 before."""
+    path = tmp_path / "x.dat"
+    path.write_text(
+        entry("BINDING         3", "DISULFID        6..11")
+        + entry("SIGNAL          1..4", "SIGNAL          2..?", accession="P00002")
+    )
+
+    def blocks(model: PretrainedModel, sequence: str) -> list[tuple[int, list[torch.Tensor]]]:
+        third = torch.zeros(len(sequence), len(sequence))
+        third[:, 2] = 1.0
+        before = torch.eye(len(sequence)).roll(-5, dims=1)
+        return [(layer, [torch.stack([third, before])]) for layer in (1, 2)]
+
+    monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
+    settings = {"name": "annotations", "structures": folder, "uniprot": str(path)}
+    made = create("annotations", settings)
+    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    length = 20
+    assert values["background"]["binding_site"] == pytest.approx(1 / length)
+    assert values["background"]["signal_peptide"] == pytest.approx(4 / length)
+    assert values["background"]["disulfide_bond"] == pytest.approx(2 / length**2)
+    assert values["proteins_with"]["binding_site"] == 1
+    assert values["proteins_with"]["contact"] == values["num_proteins"] == 3
+    assert "active_site" not in values["background"]
+    left_out = {"unknown or uncertain position": 1}
+    assert values["uniprot"] == {"num_proteins": 2, "features_left_out": left_out}
+    weighted = {name: np.array(found["weighted"]) for name, found in values["model"].items()}
+    assert weighted["binding_site"][0].tolist() == pytest.approx([1, 1 / length])
+    assert weighted["signal_peptide"][0].tolist() == pytest.approx([1, 4 / length])
+    # Of the 20 weights of the second head, that of residue 11 is on residue 6.
+    assert weighted["disulfide_bond"][0].tolist() == pytest.approx([0, 1 / length])
+    # A head of one distance finds no more bonds than there are at that distance.
+    expected = np.array(values["model"]["disulfide_bond"]["expected"])[0]
+    assert expected[1] == pytest.approx(weighted["disulfide_bond"][0, 1])
+    rows = {row[0]: row for row in made.table({NO_SPLIT: values}).rows[::2]}
+    assert rows["binding_site"][-1] == "1" and rows["helix"][-1] == "3"
+    assert "unknown or uncertain position: 1" in made.table({NO_SPLIT: values}).caption
 
 
 @pytest.mark.parametrize("name", ["annotations", "similarity"])

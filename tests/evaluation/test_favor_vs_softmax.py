@@ -12,9 +12,14 @@ from protlm.build import load_model
 from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
+from protlm.evaluation.contacts import read_folder
+from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
+from protlm.evaluation.fitted_contacts import FittedContacts
 from protlm.evaluation.masked_proteins import masked_scores
+from protlm.evaluation.proteins import Protein
 from protlm.evaluation.replacement import favor, with_attention
 from protlm.evaluation.softmax_estimates import compare_estimates
+from protlm.paths import sample_dir
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "GSHMLEDPVEAVLKKWDERRG"]
 
@@ -101,11 +106,47 @@ def test_the_evaluation_reports_errors_and_perplexities(softmax_run: Path, tmp_p
     scored = masked_scores(replaced, SEQUENCES)
     expected = np.exp(scored.nats.sum() / scored.targets.sum())
     assert perplexity["R = 16"]["all"] == pytest.approx(expected)
-    assert values["perplexity_draws"] == 1
+    assert values["replacement_draws"] == 1 and "contacts" not in values
     table = made.table({NO_SPLIT: values})
     assert "of one draw" in table.caption
     assert len(table.rows) == 2 + 3 * (model.num_layers + 1) + 3
     assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
+    softmax_run: Path, tmp_path: Path
+) -> None:
+    folders = {}
+    for part in ("fit", "test"):
+        folders[part] = tmp_path / part
+        folders[part].mkdir()
+        files = sorted(
+            (sample_dir() / "structures" / part).iterdir(), key=lambda file: file.stat().st_size
+        )
+        for file in files[:2]:
+            (folders[part] / file.name).symlink_to(file)
+    settings = {"structures": str(folders["test"]), "features": [16], "draws": 2}
+    made = create("x", {"name": "favor_vs_softmax", **settings})
+    assert isinstance(made, FavorVsSoftmax)
+    made.fit.structures = folders["fit"]
+    model = load_model(softmax_run)
+    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    fit, test = (
+        [Protein(s.identifier, s.sequence, s) for s in read_folder(folders[part], 400)[0]]
+        for part in ("fit", "test")
+    )
+    fitted = FittedContacts(model, fit, test, seed=0)
+    for layers, place in (([1], "1"), ([1, 2], "all")):
+        replaced = with_attention(model, favor(model, 16, draw=0), layers)
+        assert values["contacts"]["R = 16"][place] == pytest.approx(fitted.of(replaced).mean())
+    # Softmax in the place of softmax may move pairs of equal probability.
+    own = fitted.of(model).mean()
+    assert values["contacts"]["own"] == pytest.approx(own)
+    assert values["contacts"]["softmax"] == pytest.approx(own, abs=0.05)
+    assert values["contacts"]["R = 16"]["all"] != pytest.approx(own)
+    table = made.table({NO_SPLIT: values})
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert table.rows[0][-1] == f"{own:.1%}"
 
 
 @pytest.mark.parametrize(

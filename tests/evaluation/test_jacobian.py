@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+import protlm
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.jacobian import jacobian_contacts
 from protlm.model.pretrained import PretrainedModel
+from protlm.paths import sample_dir
 from tests.small_models import small_model
 
 SEQUENCE = "MKTAYIAKQRWCF"
@@ -69,6 +71,14 @@ def test_blocks_change_nothing(rows: int) -> None:
     np.testing.assert_allclose(blocks, whole, atol=1e-5 * np.abs(whole).max(), rtol=0)
 
 
+def test_bfloat16_products_change_little(tiny_run: Path) -> None:
+    """Of logits with 8 bits; where the Jacobian is small, rounding shows."""
+    model = protlm.load(tiny_run)
+    exact, rounded = (jacobian_contacts(model, 2 * SEQUENCE, bfloat16=x) for x in (False, True))
+    pairs = np.triu_indices(len(exact), 1)
+    assert 0.9 < np.corrcoef(exact[pairs], rounded[pairs])[0, 1] < 1 - 1e-9
+
+
 def test_two_coupled_positions_stand_out() -> None:
     """A model that copies the residue at position 3 to position 9 and back."""
 
@@ -100,9 +110,6 @@ def test_two_coupled_positions_stand_out() -> None:
 
 
 def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
-    import protlm
-    from protlm.paths import sample_dir
-
     folder = tmp_path / "structures"
     folder.mkdir()
     for path in sorted((sample_dir() / "structures" / "test").iterdir())[:2]:

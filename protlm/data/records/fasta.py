@@ -68,8 +68,8 @@ class FastaBlock(Block):
                 titles, numbers, map(UNIPROT.match, titles), strict=True
             )
         ]
-        unknown = repeat(None)
-        fields = zip(identifiers, titles, letters, numbers, unknown, unknown, unknown, strict=False)
+        unknown = [repeat(None)] * (len(Record._fields) - 4)
+        fields = zip(identifiers, titles, letters, numbers, *unknown, strict=False)
         # Equivalent to `Record(...)`, three times as fast.
         return [tuple.__new__(Record, values) for values in fields]
 

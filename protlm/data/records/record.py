@@ -4,13 +4,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
+class Feature(NamedTuple):
+    """An annotated part of a protein, as UniProt lists it.
+
+    `kind` is that of the source: `BINDING` in flat files, `binding site` in XML. `first` and `last`
+    are positions counted from 0, both included; None where the source has no certain position in
+    this sequence: it is unknown, uncertain, beyond the end of a fragment, or in another isoform.
+    """
+
+    kind: str
+    first: int | None
+    last: int | None
+
+
 class Record(NamedTuple):
     """A protein of a sequence file.
 
     `sequence` consists of the 25 residue letters in upper case; `line` is the line of the record,
     counted from 1. Information that the source lacks is None. `organism` is the name as written in
     the source: the scientific name, in flat files followed by other names in parentheses; `taxon`
-    is its NCBI taxon number.
+    is its NCBI taxon number. `features` are those of flat files and XML, where they were asked for.
     """
 
     identifier: str
@@ -20,6 +33,7 @@ class Record(NamedTuple):
     taxon: int | None = None
     is_fragment: bool | None = None
     organism: str | None = None
+    features: tuple[Feature, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,7 @@ class ReadOptions:
         ignore_trailing_garbage: ignores other data after the gzip data.
         origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
             time for reading.
+        features: parses the features of flat files and XML.
     """
 
     allow_nucleotides: bool = False
@@ -40,6 +55,7 @@ class ReadOptions:
     allow_gaps: bool = False
     ignore_trailing_garbage: bool = False
     origins: bool = True
+    features: bool = False
 
 
 STRICT = ReadOptions()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar, final
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Record
+from protlm.data.records.record import Feature, Record
 from protlm.data.records.residues import residues
 from protlm.data.records.tally import Tally
 
@@ -21,6 +21,8 @@ _FRAGMENT = re.compile(rb"\nDE   .*(?:Flags:.*\bFragments?;|\(Fragments?\))")
 _LENGTH = re.compile(rb"\nSQ   SEQUENCE +(\d{1,18}) AA;.*")
 # The first line of residues, or the end of an entry without residues.
 _BODY_END = re.compile(rb"\n(?:  |//)")
+_FEATURE = re.compile(rb"\nFT   (\S+) +(\S+)(.*)")
+_POSITION = re.compile(rb"[1-9]\d{0,8}")
 _DATABASES = {b"Reviewed": "sp", b"STANDARD": "sp"}
 
 
@@ -40,7 +42,10 @@ class SwissProtBlock(Block):
             if reason:
                 self._reject(tally, reason, _name(entry) or f"line:{line}", line)
             else:
-                yield Record(_name(entry), _header(entry), sequence, line, *_origin(entry))
+                features = _features(entry) if self.options.features else None
+                yield Record(
+                    _name(entry), _header(entry), sequence, line, *_origin(entry), features
+                )
             line += entry.count(b"\n") + 1
 
     def _identify(self, record: bytes) -> tuple[str, str]:
@@ -103,3 +108,19 @@ def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
         name, end = text.rstrip().removesuffix("."), organism.start()
     is_fragment = _FRAGMENT.search(entry, 0, end) is not None
     return int(taxon[1]) if taxon else None, is_fragment, name
+
+
+def _features(entry: bytes) -> tuple[Feature, ...]:
+    """Returns the features: `BINDING 52`, `CHAIN 27..700`, or before 2019 `CHAIN 27 700 Note`."""
+    found = []
+    for kind, location, rest in _FEATURE.findall(entry):
+        first, is_range, last = location.partition(b"..")
+        if not is_range:
+            last = next(iter(rest.split()), first)
+        name = kind.decode("utf-8", "backslashreplace")
+        found.append(Feature(name, _position(first), _position(last)))
+    return tuple(found)
+
+
+def _position(text: bytes) -> int | None:
+    return int(text) - 1 if _POSITION.fullmatch(text) else None

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Record
+from protlm.data.records.record import Feature, Record
 from protlm.data.records.residues import residues
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.records.tally import Tally
@@ -35,6 +35,7 @@ _SAFE: dict[str, Any] = {
     "remove_comments": True,
     "remove_pis": True,
 }
+_POSITION = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _TAXON = re.compile(r"\d{1,18}", re.ASCII)
 # Above this line number, libxml2 reports the line of the first node inside an entry.
 _MAX_KNOWN_LINE = 65_535
@@ -62,7 +63,10 @@ class XmlBlock(Block):
                 if reason:
                     self._reject(tally, reason, accession or f"line:{place}", place)
                 else:
-                    yield Record(accession, _header(entry), letters, place, *_origin(entry))
+                    features = _features(entry) if self.options.features else None
+                    yield Record(
+                        accession, _header(entry), letters, place, *_origin(entry), features
+                    )
         except etree.XMLSyntaxError as error:
             last = accession or self._identify(data)[0]
             # lxml reports the position in the block, and its message may quote any text.
@@ -203,3 +207,27 @@ def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
             taxon = int(child.get("id"))
     is_fragment = _child(entry, "sequence", from_end=True).get("fragment") is not None
     return taxon, is_fragment, name
+
+
+def _features(entry: Any) -> tuple[Feature, ...]:
+    """Returns the features; those of another isoform name its sequence."""
+    found = []
+    for feature in entry.iterchildren("{*}feature"):
+        location = _child(feature, "location")
+        first = last = None
+        if location is not None and location.get("sequence") is None:
+            first = _position(location, "begin")
+            last = _position(location, "end")
+        found.append(Feature(feature.get("type", ""), first, last))
+    return tuple(found)
+
+
+def _position(location: Any, name: str) -> int | None:
+    """Returns the first or last position, which are written as one if they are equal."""
+    place = _child(location, name)
+    if place is None:
+        place = _child(location, "position")
+    if place is None or place.get("status", "certain") != "certain":
+        return None
+    text = place.get("position", "")
+    return int(text) - 1 if _POSITION.fullmatch(text) else None

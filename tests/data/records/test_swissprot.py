@@ -40,6 +40,31 @@ def test_real_entries_match_biopython(read_path, path):
         assert lines[record.line - 1].startswith(f"ID   {entry.entry_name} ")
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_features_match_biopython(read_path, feature_of, path):
+    """Of releases before and after 2019, when the format changed."""
+    records, _ = read_path(path, features=True)
+    entries = by_biopython(gzip.decompress(path.read_bytes()))
+    for record, entry in zip(records, entries, strict=True):
+        assert list(record.features) == list(map(feature_of, entry.features))
+
+
+def test_features_are_parsed_on_request_only(read_path):
+    assert {record.features for record in read_path(FILES[0])[0]} == {None}
+
+
+def test_uncertain_positions_and_those_of_isoforms_are_none(read):
+    (record,), _ = read(gzip.decompress((FIXTURES / SMALL[0]).read_bytes()), features=True)
+    assert record.features[0] == ("CHAIN", 0, len(record.sequence) - 1)
+    content = gzip.decompress((FIXTURES / SMALL[0]).read_bytes())
+    lines = ["?..7", "?3..>7", "P12345-2:3..7", "0..7", "7", "3..", "word"]
+    written = "".join(f"FT   SITE            {line}\n" for line in lines).encode()
+    (record,), _ = read(content.replace(b"FT   CHAIN", written + b"FT   CHAIN", 1), features=True)
+    found = [(first, last) for kind, first, last in record.features if kind == "SITE"]
+    expected = [(None, 6), (None, None), (None, 6), (None, 6), (6, 6), (2, None), (None, None)]
+    assert found == expected
+
+
 def test_the_fixtures_hold_fragments_and_unreviewed_entries(read_path):
     records = [record for path in FILES for record in read_path(path)[0]]
     assert len(records) > 150

@@ -3,6 +3,7 @@
 import gzip
 import io
 import random
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,6 +37,24 @@ def test_real_entries_match_biopython(read_path, path):
     assert tally.records == len(records)
     lines = content.decode().splitlines()
     assert all(lines[record.line - 1].lstrip().startswith("<entry ") for record in records)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_features_match_biopython(read_path, feature_of, path):
+    records, _ = read_path(path, features=True)
+    entries = SeqIO.parse(io.BytesIO(gzip.decompress(path.read_bytes())), "uniprot-xml")
+    for record, entry in zip(records, entries, strict=True):
+        assert list(record.features) == list(map(feature_of, entry.features))
+
+
+def test_features_of_another_isoform_or_without_a_place_have_no_positions(read):
+    content = re.sub(rb"<location>(\s*<begin)", rb'<location sequence="P1-2">\1', SEVERAL, count=1)
+    content = re.sub(rb"<begin .*?/>", b'<begin position="x"/>', content)
+    changed, plain = (read(x, features=True)[0][0].features for x in (content, SEVERAL))
+    assert changed[0] == (plain[0].kind, None, None) != plain[0]
+    for found, expected in list(zip(changed, plain, strict=True))[1:]:
+        is_one = expected.first == expected.last
+        assert found == expected._replace(first=expected.first if is_one else None)
 
 
 def test_the_formats_agree_on_the_same_proteins(read_path):

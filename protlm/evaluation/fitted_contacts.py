@@ -1,0 +1,53 @@
+"""Contacts of changed models by the regression that was fitted to the unchanged one."""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from protlm.evaluation.contacts import ContactRegression, head_features
+from protlm.evaluation.head_survey import ALL_SEPARATIONS
+from protlm.evaluation.precision import precision
+from protlm.evaluation.proteins import Protein
+from protlm.model.pretrained import PretrainedModel
+
+
+@final
+class FittedContacts:
+    """P@L of each protein by a contact regression, over pairs 6 or more apart.
+
+    Args:
+        model: the model that the regression is fitted to.
+        fit: the proteins of the fit.
+        proteins: the proteins to predict.
+        seed: seed of the solver.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        fit: Sequence[Protein],
+        proteins: Sequence[Protein],
+        *,
+        seed: int,
+    ) -> None:
+        self._proteins = proteins
+        self._regression = ContactRegression(seed=seed).fit(
+            (head_features(model, protein.sequence), protein.contacts()) for protein in fit
+        )
+
+    def of(self, model: PretrainedModel, ablated: int | None = None) -> np.ndarray:
+        """Returns P@L of each protein by the maps of a model, without the features of one head."""
+        found = []
+        for protein in self._proteins:
+            features_HLL = head_features(model, protein.sequence)
+            if ablated is not None:
+                features_HLL[ablated] = 0.0
+            hits, count = precision(
+                self._regression.predict(features_HLL),
+                protein.contacts(),
+                separation=ALL_SEPARATIONS,
+                divisor=1,
+            )
+            found.append(hits / count if count else 0.0)
+        return np.array(found)

@@ -1,0 +1,99 @@
+"""Sites and bonds of UniProt's features, on real entries and on entries written here."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.errors import InputDataError
+from protlm.evaluation.uniprot_features import BOND, SITES, read_annotated
+
+FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
+SEQUENCE = "MKTAYCAKQRCISFVKSHFS"
+
+
+def entry(*features: str, accession: str = "P00001", sequence: str = SEQUENCE) -> str:
+    """A Swiss-Prot entry with these lines of features."""
+    lines = [
+        f"ID   TEST_HUMAN              Reviewed;         {len(sequence)} AA.",
+        f"AC   {accession};",
+        *(f"FT   {feature}" for feature in features),
+        f"SQ   SEQUENCE   {len(sequence)} AA;  1 MW;  0 CRC64;",
+        f"     {sequence}",
+        "//",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def flat_file(tmp_path: Path) -> Path:
+    """Two entries: one with features in the present format, one without."""
+    path = tmp_path / "x.dat"
+    path.write_text(
+        entry(
+            "BINDING         3..5",
+            "BINDING         9",
+            'FT                   /note="a note"',
+            "SIGNAL          1..?",
+            "TRANSMEM        ?2..7",
+            "MOD_RES         <1",
+            "ACT_SITE        21",
+            "DISULFID        6..11",
+            "DISULFID        11",
+            "HELIX           1..20",
+        )
+        + entry("CHAIN           1..20", accession="P00002")
+    )
+    return path
+
+
+def test_sites_and_bonds_are_at_their_positions(flat_file: Path) -> None:
+    (protein,), left_out = read_annotated(flat_file, max_proteins=10, max_residues=100)
+    sites = dict(zip(SITES, protein.is_site(), strict=True))
+    assert np.flatnonzero(sites["binding_site"]).tolist() == [2, 3, 4, 8]
+    assert not any(sites[name].any() for name in SITES if name != "binding_site")
+    assert np.argwhere(protein.bonds()).tolist() == [[5, 10], [10, 5]]
+    assert left_out == {
+        "unknown or uncertain position": 3,
+        "position outside the sequence": 1,
+        "disulfide bond to another chain": 1,
+    }
+
+
+def test_xml_and_flat_file_have_the_same_sites() -> None:
+    flat, xml = (
+        read_annotated(FIXTURES / f"multi_ex.{kind}.gz", max_proteins=10, max_residues=1000)
+        for kind in ("dat", "xml")
+    )
+    assert len(flat.proteins) > 3 and flat == xml
+    assert flat.left_out["unknown or uncertain position"] > 0
+    assert {name for protein in flat.proteins for name in protein.features} >= {
+        BOND,
+        "binding_site",
+        "active_site",
+    }
+
+
+def test_proteins_are_limited_in_number_and_length() -> None:
+    path = FIXTURES / "emboss_swissprot_100.dat.gz"
+    found, _ = read_annotated(path, max_proteins=3, max_residues=300)
+    assert len(found) == 3 and all(len(protein.sequence) <= 300 for protein in found)
+
+
+def test_bonded_residues_are_cysteines() -> None:
+    """Positions shifted by one would be other residues."""
+    found, _ = read_annotated(
+        FIXTURES / "emboss_swissprot_100.dat.gz", max_proteins=100, max_residues=1000
+    )
+    bonded = [p.sequence[i] for p in found for pair in p.features.get(BOND, ()) for i in pair]
+    assert len(bonded) > 50 and set(bonded) == {"C"}
+
+
+def test_files_without_features_are_refused(tmp_path: Path) -> None:
+    fasta, none = tmp_path / "x.fasta", tmp_path / "none.dat.gz"
+    fasta.write_text(f">x\n{SEQUENCE}\n")
+    none.write_bytes(gzip.compress(entry("CHAIN           1..20").encode()))
+    for path, message in ((fasta, "FASTA file, which has no features"), (none, "no protein of")):
+        with pytest.raises(InputDataError, match=message):
+            read_annotated(path, max_proteins=10, max_residues=100)
