@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from protlm.attention.linearized.fused.causal import causal_attention
 from protlm.attention.linearized.fused.relu import relu_attention
 from protlm.attention.linearized.fused.softmax import softmax_attention
 
@@ -95,21 +96,32 @@ def _compile(card: str, dtype: torch.dtype, width: int) -> list[tuple[str, Any]]
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        name = f"{kernel.fn.__module__.rpartition('.')[2]}: {kernel.fn.__name__}"
-        name = name.replace("_kernels", "")
-        return lambda *arguments, **options: compiled.append(
-            (name, kernel.warmup(*arguments, grid=grid, **options))
-        )
+        def compile_only(*arguments: Any, **options: Any) -> None:
+            name = _name(kernel, dict(zip(kernel.arg_names, arguments, strict=True)))
+            compiled.append((name, kernel.warmup(*arguments, grid=grid, **options)))
+
+        return compile_only
 
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
+    bias_R = rows_RK[:, 0].contiguous()
     with _target(card), mock.patch.object(JITFunction, "__getitem__", launch):
         for out in (
-            softmax_attention(x, x, x, mask, rows_RK, rows_RK[:, 0].contiguous())[0],
+            softmax_attention(x, x, x, mask, rows_RK, bias_R)[0],
             relu_attention(x, x, x, mask, rows_RK, 1e-3)[0],
+            causal_attention(x, x, x, mask, rows_RK, bias_R, 0.0)[0],
+            causal_attention(x, x, x, mask, rows_RK, None, 1e-3)[0],
         ):
             out.float().sum().backward()
     return compiled
+
+
+def _name(kernel: Any, arguments: Mapping[str, Any]) -> str:
+    module = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
+    if module == "causal":
+        # Constants c are those of the softmax kernel.
+        module += " relu" if arguments["bias"] is None else " softmax"
+    return f"{module}: {kernel.fn.__name__}"
 
 
 @contextmanager

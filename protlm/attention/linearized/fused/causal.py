@@ -7,6 +7,7 @@ from torch import Tensor
 
 from protlm.attention.linearized.fused import causal_gradients as gradients
 from protlm.attention.linearized.fused import causal_kernels as kernels
+from protlm.attention.linearized.fused import direct_kernels
 from protlm.attention.linearized.fused.launch import (
     CAUSAL,
     CAUSAL_GRADIENTS,
@@ -55,6 +56,12 @@ def causal_attention(
             *(*states, vectors(out_BHLC), totals_BHL, directs, heads, length, grid.sizes),
             **grid.options,
         )
+        if bias_R is not None:
+            direct_kernels.attend_directly[grid.by_positions](
+                *(vectors(q_BHLK), vectors(k_BHLK), vectors(v_BHLC), mask, w_RK, bias_R, *states),
+                *(vectors(out_BHLC), totals_BHL, directs, heads, length, grid.sizes),
+                **grid.options,
+            )
     return out_BHLC, totals_BHL, directs
 
 
@@ -113,11 +120,23 @@ def _gradients(
             *(heads, length, back.sizes),
             **back.options,
         )
-        gradients.key_gradients[back.by_positions](
-            *(q, k, v, mask, w_RK, bias_R, epsilon, references, totals_BHL, directs, dout),
-            *(along_BHL, ds, dz, vectors(dk_BHLK), vectors(dv_BHLC), heads, length, back.sizes),
+        gradients.value_gradients[back.by_positions](
+            *(q, k, mask, w_RK, bias_R, epsilon, references, totals_BHL, directs, dout, ds),
+            *(vectors(dv_BHLC), heads, length, back.sizes),
             **back.options,
         )
+        gradients.key_gradients[back.by_positions](
+            *(q, k, v, mask, w_RK, bias_R, epsilon, references, totals_BHL, directs, dout),
+            *(along_BHL, ds, dz, vectors(dk_BHLK), heads, length, back.sizes),
+            **back.options,
+        )
+        if bias_R is not None:
+            direct_kernels.add_direct_gradients[back.by_positions](
+                *(q, k, v, mask, w_RK, bias_R, totals_BHL, directs, dout, along_BHL),
+                *(vectors(dq_BHLK), vectors(dk_BHLK), vectors(dv_BHLC), heads, length),
+                *(back.sizes,),
+                **back.options,
+            )
     return dq_BHLK, dk_BHLK, dv_BHLC
 
 

@@ -37,7 +37,7 @@ from protlm.attention.linearized.fused.blocks import (
     load_matrix,
     load_rows,
     multiply,
-    project,
+    project_split,
     project_transposed,
     store_matrix,
     store_rows,
@@ -56,43 +56,66 @@ def state_row(head, chunk, length, S: tl.constexpr):
 
 
 @triton.jit
-def load_state(x, head, chunk, length, features, S: tl.constexpr):
+def load_sums(z, head, chunk, length, features, S: tl.constexpr):
+    """Loads z of a chunk; 0 outside."""
     row = state_row(head, chunk, length, S) + features
-    return tl.load(x + row, mask=features < S.R, other=0.0)
+    return tl.load(z + row, mask=features < S.R, other=0.0)
 
 
 @triton.jit
-def load_references(x, head, chunk, length, features, S: tl.constexpr):
-    """Loads the references before a chunk; there is one chunk more than states."""
-    row = state_row(head, chunk, length, S) + head.to(tl.int64) * S.R + features
-    return tl.load(x + row, mask=features < S.R, other=0.0)
+def _references_row(head, chunk, length, S: tl.constexpr):
+    # There is one chunk more than states.
+    return state_row(head, chunk, length, S) + head.to(tl.int64) * S.R
 
 
 @triton.jit
-def _store_references(x, head, chunk, length, features, references, S: tl.constexpr):
-    row = state_row(head, chunk, length, S) + head.to(tl.int64) * S.R + features
-    tl.store(x + row, references, mask=features < S.R)
+def load_references(references, head, chunk, length, features, S: tl.constexpr):
+    """Loads M before a chunk; None for ReLU."""
+    if references is None:
+        return None
+    else:
+        row = _references_row(head, chunk, length, S) + features
+        return tl.load(references + row, mask=features < S.R, other=0.0)
 
 
 @triton.jit
-def load_bias(bias, features, S: tl.constexpr):
-    """Loads c; no feature outside has weight."""
-    return tl.load(bias + features, mask=features < S.R, other=float("-inf"))
+def _store_references(references, head, chunk, length, features, block, S: tl.constexpr):
+    row = _references_row(head, chunk, length, S) + features
+    tl.store(references + row, block, mask=features < S.R)
 
 
 @triton.jit
-def relu(projected, epsilon, is_seen):
-    return tl.where(is_seen, tl.maximum(projected, 0.0) + epsilon, 0.0)
+def add_bias(bias, references, features, S: tl.constexpr):
+    """Returns c + M; no feature outside has weight; None for ReLU."""
+    if bias is None:
+        return None
+    else:
+        return references + tl.load(bias + features, mask=features < S.R, other=float("-inf"))
 
 
 @triton.jit
-def load_terms(q_block, k_block, half_squares, w, bias, feature, S: tl.constexpr):
-    """Returns a_i and b_j of one feature, both without M, and its row."""
-    columns = tl.arange(0, S.BK)
-    row = tl.load(w + feature * S.K + columns, mask=columns < S.K, other=0.0)
-    query = tl.sum(q_block.to(tl.float32) * row[None, :], axis=1) + tl.load(bias + feature)
-    key = tl.sum(k_block.to(tl.float32) * row[None, :], axis=1) - half_squares
-    return query, key, row
+def load_half_squares(k_block, bias, S: tl.constexpr):
+    """Returns the halves of the squares of keys; None for ReLU."""
+    if bias is None:
+        return None
+    else:
+        return half_square(k_block, S.K)
+
+
+@triton.jit
+def key_features(
+    k_block, w_block, half_squares, references, epsilon, is_seen, features, S: tl.constexpr
+):
+    """Returns φk, with a row for each key."""
+    projected = project_split(k_block, w_block, S.precision)
+    if references is None:
+        phi = tl.maximum(projected, 0.0) + epsilon
+        return tl.where(is_seen[:, None] & (features < S.R)[None, :], phi, 0.0)
+    else:
+        exponents = projected - half_squares[:, None] - references[None, :]
+        # Larger ones have weight in direct rows only.
+        exponents = tl.minimum(exponents, LARGEST_RISE)
+        return tl.where(is_seen[:, None], tl.exp2(exponents), 0.0)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -114,11 +137,11 @@ def sum_keys(
         k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
         v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
         first = state_row(head, chunk, length, S)
-        projected = project_transposed(k_block, w_block, S.precision)
         store_matrix(s, first, features, S.R, S.BC, S.C, s_block)
         tl.store(z + first + features, z_block, mask=features < S.R)
+        projected = project_transposed(k_block, w_block, S.precision)
         if bias is None:
-            phi = relu(projected, epsilon, is_seen[None, :])
+            phi = tl.where(is_seen[None, :], tl.maximum(projected, 0.0) + epsilon, 0.0)
         else:
             exponents = projected - half_square(k_block, S.K)[None, :]
             # The first reference is the exponent of the first key.
@@ -146,7 +169,7 @@ def attend(
     q, k, v, mask, w, bias, epsilon, s, z, references, out, totals, directs, num_heads, length,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Computes O of a chunk; D, or log₂ D with the exponents' M; and the first direct row."""
+    """Computes O of a chunk; D, or log₂ D with exponents; and the first direct row."""
     head, chunk = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, S.BL)
     positions = chunk * S.BL + rows
@@ -157,56 +180,34 @@ def attend(
     total = tl.full([S.BL], 0.0, tl.float32)
     sums = tl.full([S.BL, S.BC], 0.0, tl.float32)
     weights = tl.full([S.BL, S.BL], 0.0, tl.float32)
-    if bias is not None:
-        half_squares = half_square(k_block, S.K)
-        highest = tl.full([S.BL], float("-inf"), tl.float32)
-        peaks = tl.full([S.BL], float("-inf"), tl.float32)
+    highest = tl.full([S.BL], float("-inf"), tl.float32)
+    peaks = tl.full([S.BL], 0.0, tl.float32)
+    half_squares = load_half_squares(k_block, bias, S)
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
-        z_block = load_state(z, head, chunk, length, features, S)
-        projected_q = project(q_block, w_block, S.precision)
-        projected_k = project_transposed(k_block, w_block, S.precision)
+        z_block = load_sums(z, head, chunk, length, features, S)
+        reference = load_references(references, head, chunk, length, features, S)
+        phi_k = key_features(
+            k_block, w_block, half_squares, reference, epsilon, is_seen, features, S
+        )
+        projected = project_split(q_block, w_block, S.precision)
         if bias is None:
-            phi_q = tl.maximum(projected_q, 0.0) + epsilon
-            phi_k = relu(projected_k, epsilon, is_seen[None, :] & (features < S.R)[:, None])
+            phi_q = tl.maximum(projected, 0.0) + epsilon
         else:
-            reference = load_references(references, head, chunk, length, features, S)
-            exponents = projected_q + (load_bias(bias, features, S) + reference)[None, :]
+            exponents = projected + add_bias(bias, reference, features, S)[None, :]
             raised = tl.maximum(highest, tl.max(exponents, axis=1))
             phi_q = tl.exp2(exponents - raised[:, None])
             factor = tl.exp2(highest - raised)
             total *= factor
             sums, weights = sums * factor[:, None], weights * factor[:, None]
             highest = raised
-            exponents = projected_k - half_squares[None, :] - reference[:, None]
-            exponents = tl.where(is_seen[None, :], exponents, float("-inf"))
-            peaks = tl.maximum(peaks, tl.max(exponents, axis=0))
-            phi_k = tl.exp2(tl.minimum(exponents, LARGEST_RISE))
+            peaks = tl.maximum(peaks, tl.max(phi_k, axis=1))
         total += tl.sum(phi_q * z_block[None, :], axis=1)
         sums += multiply(phi_q, s_block, dtype, S.precision)
-        weights += multiply(phi_q, phi_k, dtype, S.precision)
-    is_visible = (rows[:, None] >= rows[None, :]) & is_seen[None, :]
-    weights = tl.where(is_visible, weights, 0.0)
-    if bias is not None:
-        first_direct = tl.min(tl.where(peaks > LARGEST_RISE, rows, S.BL), axis=0)
-        tl.store(directs + head.to(tl.int64) * tl.num_programs(1) + chunk, first_direct)
-        if first_direct < S.BL:
-            raised = highest
-            direct = tl.full([S.BL, S.BL], 0.0, tl.float32)
-            for feature in range(0, S.R):
-                query, key, _ = load_terms(q_block, k_block, half_squares, w, bias, feature, S)
-                terms = tl.where(is_visible, query[:, None] + key[None, :], float("-inf"))
-                higher = tl.maximum(raised, tl.max(terms, axis=1))
-                direct = direct * tl.exp2(raised - higher)[:, None]
-                direct += tl.exp2(terms - higher[:, None])
-                raised = higher
-            is_direct = rows >= first_direct
-            weights = tl.where(is_direct[:, None], direct, weights)
-            raised = tl.where(is_direct, raised, highest)
-            factor = tl.exp2(highest - raised)
-            total, sums, highest = total * factor, sums * factor[:, None], raised
+        weights += multiply(phi_q, tl.trans(phi_k), dtype, S.precision)
+    weights = tl.where(rows[:, None] >= rows[None, :], weights, 0.0)
     v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
     total += tl.sum(weights, axis=1)
     sums += multiply(weights, v_block, dtype, S.precision)
@@ -214,6 +215,9 @@ def attend(
     total = tl.where(is_seen & (total > 0), total, float("inf"))
     store_rows(out, head, num_heads, positions, length, S.BC, S.C, sums / total[:, None])
     if bias is not None:
-        total = tl.where(is_seen, highest + tl.log2(total), float("inf"))
+        total = highest + tl.log2(total)
+        is_above = peaks >= tl.exp2(LARGEST_RISE)
+        first_direct = tl.min(tl.where(is_above, rows, S.BL), axis=0)
+        tl.store(directs + head.to(tl.int64) * tl.num_programs(1) + chunk, first_direct)
     place = head.to(tl.int64) * length + positions
     tl.store(totals + place, total, mask=positions < length)
