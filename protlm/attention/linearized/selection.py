@@ -28,8 +28,11 @@ from protlm.errors import UserError
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 # The largest relative errors in the small case, of outputs and gradients.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
-# Float32 takes twice the registers.
-WIDEST = {torch.bfloat16: 128, torch.float32: 64}
+# By the mode: wider heads would spill registers.
+WIDEST = {
+    False: {torch.bfloat16: 128, torch.float32: 64},
+    True: {torch.bfloat16: 64, torch.float32: 32},
+}
 _BATCH, _HEADS, _LENGTH = 2, 2, 330
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Why fused kernels are not used in a case; an empty string if they are.
@@ -79,7 +82,7 @@ class Case(NamedTuple):
         """Whether there are fused kernels for these dtypes and widths."""
         dtypes = self.query_dtype, self.key_dtype, self.value_dtype
         width = max(self.key_width, self.value_width)
-        return all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.value_dtype]
+        return all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.causal][self.value_dtype]
 
 
 def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
@@ -150,9 +153,11 @@ def _require(case: Case) -> None:
             "attention.kernel=auto"
         )
     if not case.is_supported:
+        widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
         raise UserError(
-            f"{given} takes heads of up to 128 channels in bfloat16 and 64 in float32, not "
-            f"{case.key_width} in {case.value_dtype}; set attention.kernel=auto"
+            f"{given} takes heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
+            f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
+            f"{case.value_dtype}; set attention.kernel=auto"
         )
     if case.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(f"{given} needs a GPU, not {case.device}; set attention.kernel=auto")

@@ -51,7 +51,6 @@ def check(found: dict[str, Any], dtype: str) -> None:
     [
         ("performer_softmax", "float32", 24, 256),
         ("performer_softmax", "bfloat16", 16, 32),
-        ("performer_softmax", "bfloat16", 128, 20),
         ("performer_relu", "float32", 24, 0),
         ("performer_relu", "bfloat16", 24, 100),
     ],
@@ -61,6 +60,13 @@ def test_kernels_are_exact_within_the_dtype(
 ) -> None:
     for found in interpret(mechanism, dtype, mode, width, features, 1, 64, 65, 257):
         check(found, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "width"), [("bidirectional", 128), ("causal", 64)])
+def test_wide_heads(mode: str, width: int) -> None:
+    for found in interpret("performer_softmax", "bfloat16", mode, width, 20, 1, 65, 257):
+        check(found, "bfloat16")
 
 
 @pytest.mark.parametrize("mechanism", ["performer_softmax", "performer_relu"])
@@ -207,12 +213,21 @@ def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_
         protlm.attention.create("performer_softmax", options | {"kernel": "triton"}, **SIZES)
 
 
+def test_wider_heads_are_refused_in_causal_attention() -> None:
+    sizes = SIZES | {"head_dim": 64, "model_dim": 128}
+    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **sizes)
+    q = torch.zeros(1, 2, 3, 64)
+    inputs = {"hidden_BLD": torch.zeros(1, 3, 128), "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
+    with pytest.raises(UserError, match="32 in float32 in causal attention, not 64"):
+        mechanism(q, q, q, **inputs, causal=True)
+
+
 def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
     stand_in(does_not_compile)
     mechanism = protlm.attention.create("performer_softmax", {"kernel": "triton"}, **SIZES)
     q, k = torch.randn(2, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-    mask_BL = torch.ones(1, 9, dtype=torch.bool)
-    rows_BHLL = mechanism.attention_map(q, k, hidden_BLD=q, mask_BL=mask_BL, causal=True)
+    inputs = {"hidden_BLD": torch.zeros(1, 9, 16), "mask_BL": torch.ones(1, 9, dtype=torch.bool)}
+    rows_BHLL = mechanism.attention_map(q, k, **inputs, causal=True)
     torch.testing.assert_close(rows_BHLL.sum(-1), torch.ones(1, 2, 9))
 
 

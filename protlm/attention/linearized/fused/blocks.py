@@ -107,9 +107,10 @@ def project_split(x, w, precision: tl.constexpr):
     if x.dtype == tl.bfloat16:
         high = w.to(tl.bfloat16)
         low = (w - high.to(tl.float32)).to(tl.bfloat16)
-        return tl.dot(x, tl.trans(low)) + tl.dot(x, tl.trans(high))
+        projected = tl.dot(x, tl.trans(low)) + tl.dot(x, tl.trans(high))
     else:
-        return project(x, w, precision)
+        projected = project(x, w, precision)
+    return projected
 
 
 @triton.jit

@@ -17,6 +17,9 @@ from protlm.attention.linearized.fused.launch import (
     vectors,
 )
 
+# They hold the most in registers, and are rarely needed.
+_DIRECT_OPTIONS = {"num_warps": 8, "num_stages": 1}
+
 
 @torch.library.custom_op("protlm::causal_attention", mutates_args=())
 def causal_attention(
@@ -60,7 +63,7 @@ def causal_attention(
             direct_kernels.attend_directly[grid.by_positions](
                 *(vectors(q_BHLK), vectors(k_BHLK), vectors(v_BHLC), mask, w_RK, bias_R, *states),
                 *(vectors(out_BHLC), totals_BHL, directs, heads, length, grid.sizes),
-                **grid.options,
+                **_DIRECT_OPTIONS,
             )
     return out_BHLC, totals_BHL, directs
 
@@ -115,15 +118,15 @@ def _gradients(
             **back.options,
         )
         ds, dz = s, z
-        gradients.sum_queries[back.by_features[:1]](
+        gradients.sum_queries[grid.by_features[:1]](
             *(q, mask, w_RK, bias_R, epsilon, references, totals_BHL, dout, along_BHL, ds, dz),
-            *(heads, length, back.sizes),
-            **back.options,
+            *(heads, length, grid.sizes),
+            **grid.options,
         )
-        gradients.value_gradients[back.by_positions](
+        gradients.value_gradients[grid.by_positions](
             *(q, k, mask, w_RK, bias_R, epsilon, references, totals_BHL, directs, dout, ds),
-            *(vectors(dv_BHLC), heads, length, back.sizes),
-            **back.options,
+            *(vectors(dv_BHLC), heads, length, grid.sizes),
+            **grid.options,
         )
         gradients.key_gradients[back.by_positions](
             *(q, k, v, mask, w_RK, bias_R, epsilon, references, totals_BHL, directs, dout),
@@ -131,11 +134,11 @@ def _gradients(
             **back.options,
         )
         if bias_R is not None:
-            direct_kernels.add_direct_gradients[back.by_positions](
+            direct_kernels.add_direct_gradients[grid.by_positions](
                 *(q, k, v, mask, w_RK, bias_R, totals_BHL, directs, dout, along_BHL),
                 *(vectors(dq_BHLK), vectors(dk_BHLK), vectors(dv_BHLC), heads, length),
-                *(back.sizes,),
-                **back.options,
+                *(grid.sizes,),
+                **_DIRECT_OPTIONS,
             )
     return dq_BHLK, dk_BHLK, dv_BHLC
 

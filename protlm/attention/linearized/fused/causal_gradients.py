@@ -22,7 +22,6 @@ from protlm.attention.linearized.fused.blocks import (
 from protlm.attention.linearized.fused.causal_kernels import (
     add_bias,
     key_features,
-    load_half_squares,
     load_references,
     load_sums,
     state_row,
@@ -34,20 +33,21 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def _query_weights(q_block, w_block, shift, epsilon, total, S: tl.constexpr):
     """Returns p, with a row for each query."""
-    projected = project_split(q_block, w_block, S.precision)
+    weights = project_split(q_block, w_block, S.precision)
     if shift is None:
-        return (tl.maximum(projected, 0.0) + epsilon) / total[:, None]
+        weights = (tl.maximum(weights, 0.0) + epsilon) / total[:, None]
     else:
-        return tl.exp2(projected + shift[None, :] - total[:, None])
+        weights = tl.exp2(weights + shift[None, :] - total[:, None])
+    return weights
 
 
 @triton.jit
 def _load_fast_rows(directs, head, chunk, rows, bias):
     """Returns which rows are not direct."""
-    if bias is None:
-        return rows >= 0
-    else:
-        return rows < tl.load(directs + head.to(tl.int64) * tl.num_programs(1) + chunk)
+    is_fast = rows >= 0
+    if bias is not None:
+        is_fast = rows < tl.load(directs + head.to(tl.int64) * tl.num_programs(1) + chunk)
+    return is_fast
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -74,16 +74,13 @@ def query_gradients(
     dweights = multiply(dout_block, tl.trans(v_block), dtype, S.precision) + along_block[:, None]
     dweights = tl.where((rows[:, None] >= rows[None, :]) & is_fast[:, None], dweights, 0.0)
     dq_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
-    half_squares = load_half_squares(k_block, bias, S)
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
         z_block = load_sums(z, head, chunk, length, features, S)
         reference = load_references(references, head, chunk, length, features, S)
-        phi_k = key_features(
-            k_block, w_block, half_squares, reference, epsilon, is_seen, features, S
-        )
+        phi_k = key_features(k_block, w_block, reference, epsilon, is_seen, features, S)
         dphi = multiply(dout_block, tl.trans(s_block), dtype, S.precision)
         dphi += along_block[:, None] * z_block[None, :]
         dphi += multiply(dweights, phi_k, dtype, S.precision)
@@ -154,18 +151,17 @@ def value_gradients(
     dtype: tl.constexpr = dv.pointer.dtype.element_ty
     weights = tl.full([S.BL, S.BL], 0.0, tl.float32)
     dv_block = tl.full([S.BL, S.BC], 0.0, tl.float32)
-    half_squares = load_half_squares(k_block, bias, S)
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         ds_block = load_matrix(ds, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
         before = load_references(references, head, chunk, length, features, S)
         after = load_references(references, head, chunk + 1, length, features, S)
-        phi = key_features(k_block, w_block, half_squares, before, epsilon, is_seen, features, S)
         shift = add_bias(bias, before, features, S)
+        phi = key_features(k_block, w_block, before, epsilon, is_seen, features, S)
         phi_q = _query_weights(q_block, w_block, shift, epsilon, total, S)
         weights += multiply(phi, tl.trans(phi_q), dtype, S.precision)
-        phi = key_features(k_block, w_block, half_squares, after, epsilon, is_seen, features, S)
+        phi = key_features(k_block, w_block, after, epsilon, is_seen, features, S)
         dv_block += multiply(phi, ds_block, dtype, S.precision)
     is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
     weights = tl.where((rows[:, None] <= rows[None, :]) & is_fast[None, :], weights, 0.0)
@@ -197,7 +193,6 @@ def key_gradients(
     dweights = tl.where((rows[:, None] <= rows[None, :]) & is_fast[None, :], dweights, 0.0)
     dk_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
     dsquare = tl.full([S.BL], 0.0, tl.float32)
-    half_squares = load_half_squares(k_block, bias, S)
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
@@ -209,14 +204,12 @@ def key_gradients(
         phi_q = _query_weights(q_block, w_block, shift, epsilon, total, S)
         within = multiply(dweights, phi_q, dtype, S.precision)
         dphi = multiply(v_block, tl.trans(ds_block), dtype, S.precision) + dz_block[None, :]
-        phi = key_features(k_block, w_block, half_squares, before, epsilon, is_seen, features, S)
+        phi = key_features(k_block, w_block, before, epsilon, is_seen, features, S)
         if bias is None:
             dphi = tl.where(phi > epsilon, dphi + within, 0.0)
         else:
             within *= phi
-            phi = key_features(
-                k_block, w_block, half_squares, after, epsilon, is_seen, features, S
-            )
+            phi = key_features(k_block, w_block, after, epsilon, is_seen, features, S)
             dphi = (dphi * phi + within) * _LN_2
             dsquare += tl.sum(dphi, axis=1)
         dk_block += multiply(dphi, w_block, dtype, S.precision)

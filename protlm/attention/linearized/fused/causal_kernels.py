@@ -17,9 +17,9 @@ Features are relu(w_r·x) + ε, or, where constants c are given, powers of 2 wit
 
     a_ir = w_r·q_i + c_r + M_r,   b_jr = w_r·k_j - |k_j|² log₂e / (2√K) - M_r
 
-relative to a reference M_r, as in `linearized.chunks`: that of a chunk depends on earlier keys only,
-and rises after a chunk in which b_jr is above 64. The rows from such a key on are direct: without
-products of features, which would overflow.
+relative to a reference M_r, as in `linearized.chunks`: that of a chunk depends on earlier keys
+only, and rises after a chunk in which b_jr is above 64. The rows from such a key on are direct:
+they are computed by `direct_kernels`, because products of their features would overflow.
 
 States are stored chunk by chunk: (B, H, chunks, R, C) and (B, H, chunks, R); references are
 (B, H, chunks + 1, R). Products with values are in the dtype of the values, and their sums in
@@ -71,11 +71,10 @@ def _references_row(head, chunk, length, S: tl.constexpr):
 @triton.jit
 def load_references(references, head, chunk, length, features, S: tl.constexpr):
     """Loads M before a chunk; None for ReLU."""
-    if references is None:
-        return None
-    else:
+    if references is not None:
         row = _references_row(head, chunk, length, S) + features
-        return tl.load(references + row, mask=features < S.R, other=0.0)
+        references = tl.load(references + row, mask=features < S.R, other=0.0)
+    return references
 
 
 @triton.jit
@@ -87,35 +86,24 @@ def _store_references(references, head, chunk, length, features, block, S: tl.co
 @triton.jit
 def add_bias(bias, references, features, S: tl.constexpr):
     """Returns c + M; no feature outside has weight; None for ReLU."""
-    if bias is None:
-        return None
-    else:
-        return references + tl.load(bias + features, mask=features < S.R, other=float("-inf"))
+    if bias is not None:
+        bias = references + tl.load(bias + features, mask=features < S.R, other=float("-inf"))
+    return bias
 
 
 @triton.jit
-def load_half_squares(k_block, bias, S: tl.constexpr):
-    """Returns the halves of the squares of keys; None for ReLU."""
-    if bias is None:
-        return None
-    else:
-        return half_square(k_block, S.K)
-
-
-@triton.jit
-def key_features(
-    k_block, w_block, half_squares, references, epsilon, is_seen, features, S: tl.constexpr
-):
+def key_features(k_block, w_block, references, epsilon, is_seen, features, S: tl.constexpr):
     """Returns φk, with a row for each key."""
-    projected = project_split(k_block, w_block, S.precision)
+    phi = project_split(k_block, w_block, S.precision)
     if references is None:
-        phi = tl.maximum(projected, 0.0) + epsilon
-        return tl.where(is_seen[:, None] & (features < S.R)[None, :], phi, 0.0)
+        is_seen = is_seen[:, None] & (features < S.R)[None, :]
+        phi = tl.maximum(phi, 0.0) + epsilon
     else:
-        exponents = projected - half_squares[:, None] - references[None, :]
+        is_seen = is_seen[:, None]
         # Larger ones have weight in direct rows only.
-        exponents = tl.minimum(exponents, LARGEST_RISE)
-        return tl.where(is_seen[:, None], tl.exp2(exponents), 0.0)
+        exponents = phi - half_square(k_block, S.K)[:, None] - references[None, :]
+        phi = tl.exp2(tl.minimum(exponents, LARGEST_RISE))
+    return tl.where(is_seen, phi, 0.0)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -182,16 +170,13 @@ def attend(
     weights = tl.full([S.BL, S.BL], 0.0, tl.float32)
     highest = tl.full([S.BL], float("-inf"), tl.float32)
     peaks = tl.full([S.BL], 0.0, tl.float32)
-    half_squares = load_half_squares(k_block, bias, S)
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
         z_block = load_sums(z, head, chunk, length, features, S)
         reference = load_references(references, head, chunk, length, features, S)
-        phi_k = key_features(
-            k_block, w_block, half_squares, reference, epsilon, is_seen, features, S
-        )
+        phi_k = key_features(k_block, w_block, reference, epsilon, is_seen, features, S)
         projected = project_split(q_block, w_block, S.precision)
         if bias is None:
             phi_q = tl.maximum(projected, 0.0) + epsilon
