@@ -82,7 +82,9 @@ class Case(NamedTuple):
         """Whether there are fused kernels for these dtypes and widths."""
         dtypes = self.query_dtype, self.key_dtype, self.value_dtype
         width = max(self.key_width, self.value_width)
-        return all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.causal][self.value_dtype]
+        return (
+            all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.causal][self.value_dtype]
+        )
 
 
 def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:

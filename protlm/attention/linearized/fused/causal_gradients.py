@@ -214,5 +214,8 @@ def key_gradients(
             dsquare += tl.sum(dphi, axis=1)
         dk_block += multiply(dphi, w_block, dtype, S.precision)
     if bias is not None:
+        # Loaded with another mask, and therefore again: kept, it would take registers in the loop.
+        is_seen = is_seen & (positions < length)
+        k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
         dk_block -= k_block.to(tl.float32) * (dsquare / (_LN_2 * S.K**0.5))[:, None]
     store_rows(dk, head, num_heads, positions, length, S.BK, S.K, dk_block)

@@ -42,7 +42,6 @@ KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): Blocks(32, 32, 
 # States are stored for every block of positions: shorter blocks take more memory.
 CAUSAL: BlockTable = {
     (torch.bfloat16, True): Blocks(64, 32, 4),
-    (torch.bfloat16, False): Blocks(64, 16, 8),
     (torch.float32, True): Blocks(32, 16, 4),
 }
 CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): Blocks(64, 16, 4)}
