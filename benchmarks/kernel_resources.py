@@ -52,7 +52,7 @@ REGISTERS = 65_536
 # By the mode: causal or not.
 WIDTHS = {
     False: ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)),
-    True: ((torch.bfloat16, 64), (torch.float32, 32)),
+    True: ((torch.bfloat16, 64), (torch.float32, 16)),
 }
 # The dtype of the values, the width of a head, and the kernel.
 Key = tuple[str, str, str]
