@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,11 +101,9 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        def compile_only(*arguments: Any, **options: Any) -> None:
-            name = _name(kernel, dict(zip(kernel.arg_names, arguments, strict=True)))
-            compiled.append((name, kernel.warmup(*arguments, grid=grid, **options)))
-
-        return compile_only
+        return lambda *arguments, **options: compiled.append(
+            (_name(kernel, arguments), kernel.warmup(*arguments, grid=grid, **options))
+        )
 
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
@@ -122,11 +120,12 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     return compiled
 
 
-def _name(kernel: Any, arguments: Mapping[str, Any]) -> str:
+def _name(kernel: Any, arguments: Sequence[Any]) -> str:
     module = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
     if module == "causal":
         # Constants c are those of the softmax kernel.
-        module += " relu" if arguments["bias"] is None else " softmax"
+        bias = arguments[kernel.arg_names.index("bias")]
+        module += " relu" if bias is None else " softmax"
     return f"{module}: {kernel.fn.__name__}"
 
 
