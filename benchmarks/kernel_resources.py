@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from protlm.attention.linearized.fused.causal import causal_attention
 from protlm.attention.linearized.fused.relu import relu_attention
 from protlm.attention.linearized.fused.softmax import softmax_attention
 
@@ -48,7 +49,11 @@ CARDS = {
     "sm_100": Card(227 << 10, 228 << 10),
 }
 REGISTERS = 65_536
-WIDTHS = ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64))
+# By the mode: causal or not.
+WIDTHS = {
+    False: ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)),
+    True: ((torch.bfloat16, 64), (torch.float32, 16)),
+}
 # The dtype of the values, the width of a head, and the kernel.
 Key = tuple[str, str, str]
 
@@ -77,8 +82,9 @@ def usages(card: str) -> dict[Key, Usage]:
     """Compiles every kernel for a card."""
     return {
         (str(dtype).removeprefix("torch."), str(width), name): _usage(CARDS[card], compiled)
-        for dtype, width in WIDTHS
-        for name, compiled in _compile(card, dtype, width)
+        for causal, widths in WIDTHS.items()
+        for dtype, width in widths
+        for name, compiled in _compile(card, dtype, width, causal=causal)
     }
 
 
@@ -91,25 +97,36 @@ def table(cards: Sequence[str]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _compile(card: str, dtype: torch.dtype, width: int) -> list[tuple[str, Any]]:
+def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list[tuple[str, Any]]:
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        name = f"{kernel.fn.__module__.rpartition('.')[2]}: {kernel.fn.__name__}"
-        name = name.replace("_kernels", "")
         return lambda *arguments, **options: compiled.append(
-            (name, kernel.warmup(*arguments, grid=grid, **options))
+            (_name(kernel, arguments), kernel.warmup(*arguments, grid=grid, **options))
         )
 
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
+    bias_R = rows_RK[:, 0].contiguous()
     with _target(card), mock.patch.object(JITFunction, "__getitem__", launch):
-        for out in (
-            softmax_attention(x, x, x, mask, rows_RK, rows_RK[:, 0].contiguous())[0],
-            relu_attention(x, x, x, mask, rows_RK, 1e-3)[0],
-        ):
+        if causal:
+            softmax = causal_attention(x, x, x, mask, rows_RK, bias_R, 0.0)
+            relu = causal_attention(x, x, x, mask, rows_RK, None, 1e-3)
+        else:
+            softmax = softmax_attention(x, x, x, mask, rows_RK, bias_R)
+            relu = relu_attention(x, x, x, mask, rows_RK, 1e-3)
+        for out, *_ in (softmax, relu):
             out.float().sum().backward()
     return compiled
+
+
+def _name(kernel: Any, arguments: Sequence[Any]) -> str:
+    module = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
+    if module == "causal":
+        # Constants c are those of the softmax kernel.
+        bias = arguments[kernel.arg_names.index("bias")]
+        module += " relu" if bias is None else " softmax"
+    return f"{module}: {kernel.fn.__name__}"
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from protlm.attention import names
 ROWS = 128, 256
 # Features of a block in the forward and in the backward pass (`fused.launch`).
 BLOCKS = 64, 32
+# Positions of a chunk of causal attention.
+CHUNK = 64
 # Kernels reach about half of the rates of data sheets.
 REACHED = 0.5
 
@@ -96,6 +98,25 @@ def fused(rows: int, *, is_exponential: bool) -> Cost:
     return Cost(memory, cache, bfloat16=8 * pair, tf32=5 * pair, exponentials=exponentials)
 
 
+def fused_causal(rows: int, *, is_exponential: bool) -> Cost:
+    """Returns the cost of the causal kernels in chunks of 64.
+
+    The states S are written and read by the forward pass, written and read again by the backward
+    pass, and their gradients are written once and read twice; z and references likewise, in
+    float32. Chunks project queries and keys, each in two bfloat16 products, in four kernels; sums
+    over chunks project in TF32, in three. Each kernel of chunks reads w, and blocks of features
+    read q, k, v and dO again, in three sums.
+    """
+    pair = 2 * rows * WIDTH
+    vectors = 2 * WIDTH
+    # Forward k, v, then q, k, v, O; backward k, v, then q, k, v, O, dO, dq, then q, dO, then q, k,
+    # dO, dv, then q, k, v, dO, dk.
+    memory = (2 + 4 + 2 + 6 + 2 + 4 + 5) * vectors + 7 * rows * (2 * WIDTH + 4 + 4) / CHUNK
+    cache = memory + 4 * rows * WIDTH * 4 / CHUNK + 3 * 2 * vectors * (rows / 32 - 1)
+    exponentials = 13 * rows if is_exponential else 0
+    return Cost(memory, cache, bfloat16=29 * pair, tf32=3 * pair, exponentials=exponentials)
+
+
 @cache
 def unfused(
     name: str, length: int, *, causal: bool = False, num_features: int | None = None
@@ -119,8 +140,12 @@ def flash(length: float, card: Card) -> float:
     return measured * CARDS["H200"].bfloat16 / card.bfloat16
 
 
-def passing_length(nanoseconds: float, card: Card) -> float:
-    """Returns the length from which on exact attention is slower; 0 if it always is."""
+def passing_length(nanoseconds: float, card: Card, *, causal: bool = False) -> float:
+    """Returns the length from which on exact attention is slower; 0 if it always is.
+
+    Causal exact attention takes half the time.
+    """
+    nanoseconds *= 2 if causal else 1
     start, slope = flash(0, card), flash(1, card) - flash(0, card)
     return max((nanoseconds - start) / slope, 0) if slope else inf
 
@@ -161,6 +186,24 @@ def predictions() -> list[tuple[str, ...]]:
     return rows
 
 
+CAUSAL_TITLES = (
+    *("card", "mechanism", "fused, causal, ns", "faster from L"),
+    "exact, causal at 1,024 / 8,192, ns",
+)
+
+
+def causal_predictions() -> list[tuple[str, ...]]:
+    """Returns the rows of the table of causal attention."""
+    rows = []
+    for name, card in CARDS.items():
+        exact = f"{flash(1024, card) / 2:.1f} / {flash(8192, card) / 2:.1f}"
+        for mechanism, number, is_exponential in MECHANISMS:
+            time = fused_causal(number, is_exponential=is_exponential).nanoseconds(card)
+            length = round(passing_length(time, card, causal=True), -1)
+            rows.append((name, mechanism, f"{time:.2f}", f"{length:,.0f}", exact))
+    return rows
+
+
 def mechanism_rows(mechanisms: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yields the rows of the table of all mechanisms in PyTorch."""
     for name in mechanisms:
@@ -182,8 +225,9 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Prints the tables."""
     print(table(TITLES, predictions()))
+    print(table(CAUSAL_TITLES, causal_predictions()))
     sys.stdout.write(table(TITLES_OF_MECHANISMS, list(mechanism_rows(names()))))
 
 

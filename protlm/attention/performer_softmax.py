@@ -54,8 +54,7 @@ class PerformerSoftmax(Performer):
         denominator_floor: the smallest denominator, for `trigonometric` only.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
-            elsewhere; `torch` or `triton` always runs one of them. Causal attention has no fused
-            kernels.
+            elsewhere; `torch` or `triton` always runs one of them.
         seed: the seed of the projections, together with the redraw index.
 
     Raises:

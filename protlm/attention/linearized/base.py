@@ -42,7 +42,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         normalizer: maps the sums to outputs.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         seed: the seed of the projections, together with the redraw index.
-        implementation: `auto`, `torch`, or `triton` for fused kernels, which are bidirectional.
+        implementation: `auto`, `torch`, or `triton` for fused kernels.
 
     Raises:
         UserError: a number of steps below 1, redraws without a projection, an unknown
@@ -84,7 +84,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._implementation = Implementation(implementation)
         if implementation == Implementation.triton:
             _check_fused(first_map, normalizer)
-            self.supports_causal = False
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
@@ -111,11 +110,10 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         """
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         inputs, kernel = (q_BHLK, k_BHLK, v_BHLC, mask_BL), self._kernel(q_BHLK)
-        if not causal:
-            case = Case.of(q_BHLK, k_BHLK, v_BHLC, self.projection)
-            chosen = self._implementation, kernel.feature_map, self._normalizer, case
-            if fused := chosen_attention(*chosen):
-                return fused(*inputs)
+        case = Case.of(q_BHLK, k_BHLK, v_BHLC, self.projection, causal=causal)
+        chosen = self._implementation, kernel.feature_map, self._normalizer, case
+        if fused := chosen_attention(*chosen):
+            return fused(*inputs)
         attend = CausalAttention.apply if causal else BidirectionalAttention.apply
         out_BHLC = attend(*inputs, kernel)
         assert isinstance(out_BHLC, Tensor)
@@ -145,6 +143,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             # their sum is right for every normalizer.
             normalized = copy(self)
             normalized._normalizer = Denominator()
+            # Identity values are as wide as the sequence is long.
+            normalized._implementation = Implementation.torch
             return Attention.attention_map(
                 normalized,
                 q_BHLK,

@@ -1,4 +1,4 @@
-"""The choice between fused kernels and PyTorch for bidirectional linear attention.
+"""The choice between fused kernels and PyTorch for linear attention.
 
 On CUDA, fused kernels are first checked on a small case, once for each device, dtype and size: they
 may not compile there, or not correctly.
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.compiler import assume_constant_result
 
 from protlm.attention.linearized.bidirectional import BidirectionalAttention
+from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, Normalizer
@@ -27,8 +28,11 @@ from protlm.errors import UserError
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 # The largest relative errors in the small case, of outputs and gradients.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
-# Float32 takes twice the registers.
-WIDEST = {torch.bfloat16: 128, torch.float32: 64}
+# By the mode: wider heads would spill registers.
+WIDEST = {
+    False: {torch.bfloat16: 128, torch.float32: 64},
+    True: {torch.bfloat16: 64, torch.float32: 16},
+}
 _BATCH, _HEADS, _LENGTH = 2, 2, 330
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Why fused kernels are not used in a case; an empty string if they are.
@@ -55,20 +59,32 @@ class Case(NamedTuple):
     key_width: int
     value_width: int
     num_rows: int | None
+    causal: bool
 
     @classmethod
-    def of(cls, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, rows_RK: Tensor | None) -> "Case":
+    def of(
+        cls,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        rows_RK: Tensor | None,
+        *,
+        causal: bool,
+    ) -> "Case":
         """Returns the case of these tensors."""
         dtypes = q_BHLK.dtype, k_BHLK.dtype, v_BHLC.dtype
         widths = q_BHLK.shape[-1], v_BHLC.shape[-1]
-        return cls(q_BHLK.device, *dtypes, *widths, None if rows_RK is None else len(rows_RK))
+        num_rows = None if rows_RK is None else len(rows_RK)
+        return cls(q_BHLK.device, *dtypes, *widths, num_rows, causal)
 
     @property
     def is_supported(self) -> bool:
         """Whether there are fused kernels for these dtypes and widths."""
         dtypes = self.query_dtype, self.key_dtype, self.value_dtype
         width = max(self.key_width, self.value_width)
-        return all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.value_dtype]
+        return (
+            all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.causal][self.value_dtype]
+        )
 
 
 def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
@@ -77,8 +93,10 @@ def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
     return normalizer == Denominator() and (is_relu or isinstance(feature_map, PositiveFeatures))
 
 
-def fused_attention(feature_map: FeatureMap) -> Attend:
+def fused_attention(feature_map: FeatureMap, *, causal: bool) -> Attend:
     """Returns attention by fused kernels; imports Triton."""
+    if causal:
+        return _fused_causal(feature_map)
     if isinstance(feature_map, PositiveFeatures):
         from protlm.attention.linearized.fused.softmax import softmax_attention
 
@@ -92,6 +110,18 @@ def fused_attention(feature_map: FeatureMap) -> Attend:
     )[0]
 
 
+def _fused_causal(feature_map: FeatureMap) -> Attend:
+    from protlm.attention.linearized.fused.causal import causal_attention
+
+    if isinstance(feature_map, PositiveFeatures):
+        rows = feature_map.log2_rows()
+        return lambda q, k, v, mask: causal_attention(q, k, v, mask, *rows, 0.0)[0]
+    assert isinstance(feature_map, GeneralizedFeatures)
+    return lambda q, k, v, mask: causal_attention(
+        q, k, v, mask, feature_map.rows(like=q), None, feature_map.epsilon
+    )[0]
+
+
 def chosen_attention(
     implementation: Implementation, feature_map: FeatureMap, normalizer: Normalizer, case: Case
 ) -> Attend | None:
@@ -102,13 +132,15 @@ def chosen_attention(
     """
     if implementation == Implementation.triton:
         _require(case)
-        return fused_attention(feature_map)
+        return fused_attention(feature_map, causal=case.causal)
     if implementation == Implementation.torch or not _is_card(case.device):
         return None
     if not has_fused(feature_map, normalizer):
         return None
     is_exponential = isinstance(feature_map, PositiveFeatures)
-    return fused_attention(feature_map) if is_usable(is_exponential, *case) else None
+    if not is_usable(is_exponential, *case):
+        return None
+    return fused_attention(feature_map, causal=case.causal)
 
 
 def _is_card(device: torch.device) -> bool:
@@ -123,9 +155,11 @@ def _require(case: Case) -> None:
             "attention.kernel=auto"
         )
     if not case.is_supported:
+        widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
         raise UserError(
-            f"{given} takes heads of up to 128 channels in bfloat16 and 64 in float32, not "
-            f"{case.key_width} in {case.value_dtype}; set attention.kernel=auto"
+            f"{given} takes heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
+            f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
+            f"{case.value_dtype}; set attention.kernel=auto"
         )
     if case.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(f"{given} needs a GPU, not {case.device}; set attention.kernel=auto")
@@ -166,13 +200,14 @@ def failure(feature_map_in: Callable[[torch.dtype], FeatureMap], case: Case) -> 
     num_features = case.num_rows or case.key_width
     exact_map = feature_map_in(torch.float64)
     exact = Kernel(exact_map, Denominator(), num_features, projection_RK=None)
+    attend = CausalAttention.apply if case.causal else BidirectionalAttention.apply
     *inputs, cotangent_BHLC, mask_BL = _small_inputs(case)
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            fused = fused_attention(feature_map_in(torch.float32))
+            fused = fused_attention(feature_map_in(torch.float32), causal=case.causal)
             found = _with_gradients(fused, inputs, cotangent_BHLC, mask_BL)
             wanted = _with_gradients(
-                lambda *x: BidirectionalAttention.apply(*x, exact),
+                lambda *x: attend(*x, exact),
                 [x.double() for x in inputs],
                 cotangent_BHLC.double(),
                 mask_BL,
@@ -220,6 +255,9 @@ def _small_inputs(case: Case) -> list[Tensor]:
     ]
     mask_BL = torch.ones(_BATCH, _LENGTH, dtype=torch.bool, device=device)
     mask_BL[1, _LENGTH // 3 :] = False
+    # Features of the first key are then far below those of others, for which causal kernels have
+    # code of their own.
+    drawn[1][0, 0] *= 8
     return [*(x.transpose(1, 2) for x in drawn), mask_BL]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 import protlm.attention
 from protlm.attention.linearized import selection
 from protlm.attention.linearized.bidirectional import BidirectionalAttention
+from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Kernel
 from protlm.errors import UserError
@@ -26,33 +27,55 @@ BUDGETS = {"float32": 1e-5, "bfloat16": 1e-2}
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
 
-def interpret(mechanism: str, dtype: str, *numbers: int) -> list[dict[str, Any]]:
+def interpret(mechanism: str, dtype: str, mode: str, *numbers: int) -> list[dict[str, Any]]:
     """Runs kernels with a head width, a number of features, and lengths."""
     pytest.importorskip("triton")
-    command = [sys.executable, PROGRAM, mechanism, dtype, *map(str, numbers)]
+    command = [sys.executable, PROGRAM, mechanism, dtype, mode, *map(str, numbers)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def check(found: dict[str, Any], dtype: str) -> None:
+    """Asserts what `interpret` found for a length."""
+    assert max(found["errors"]) <= BUDGETS[dtype], found
+    assert found["is_clear"], found
+    assert found.get("is_causal", True), found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mechanism", "dtype", "width", "features"),
+    ("mechanism", "dtype", "mode", "width", "features"),
     [
-        ("performer_softmax", "float32", 24, 256),
-        ("performer_softmax", "bfloat16", 16, 32),
-        ("performer_softmax", "bfloat16", 128, 20),
-        ("performer_relu", "float32", 24, 0),
-        ("performer_relu", "bfloat16", 24, 100),
+        ("performer_softmax", "float32", "bidirectional", 24, 256),
+        ("performer_softmax", "float32", "causal", 16, 256),
+        ("performer_softmax", "bfloat16", "bidirectional", 16, 32),
+        ("performer_softmax", "bfloat16", "causal", 24, 32),
+        ("performer_relu", "float32", "bidirectional", 24, 0),
+        ("performer_relu", "float32", "causal", 16, 0),
+        ("performer_relu", "bfloat16", "bidirectional", 24, 100),
+        ("performer_relu", "bfloat16", "causal", 24, 100),
     ],
 )
 def test_kernels_are_exact_within_the_dtype(
-    mechanism: str, dtype: str, width: int, features: int
+    mechanism: str, dtype: str, mode: str, width: int, features: int
 ) -> None:
-    for found in interpret(mechanism, dtype, width, features, 1, 64, 65, 257):
-        assert max(found["errors"]) <= BUDGETS[dtype], found
-        assert found["is_clear"], found
+    for found in interpret(mechanism, dtype, mode, width, features, 1, 64, 65, 257):
+        check(found, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "width"), [("bidirectional", 128), ("causal", 64)])
+def test_wide_heads(mode: str, width: int) -> None:
+    for found in interpret("performer_softmax", "bfloat16", mode, width, 20, 1, 65, 257):
+        check(found, "bfloat16")
+
+
+@pytest.mark.parametrize("mechanism", ["performer_softmax", "performer_relu"])
+def test_causal_kernels_on_two_chunks(mechanism: str) -> None:
+    (found,) = interpret(mechanism, "float32", "causal", 16, 20, 40)
+    check(found, "float32")
 
 
 @pytest.mark.slow
@@ -64,26 +87,27 @@ def test_kernels_fit_every_card_without_spills(card: str) -> None:
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     titles = next(row for row in rows if row[-1] == "sm_100 |")
     found = usages(card)
-    assert len(found) == 30
+    assert len(found) == 58
     for key, usage in found.items():
         assert usage.spilled == 0, key
         assert usage.shared <= CARDS[card].shared, key
         (row,) = [row for row in rows if row[:3] == [f"| {key[0]}", *key[1:]]]
         of_page = dict(zip(titles, row, strict=True))
-        assert str(usage) in of_page.get(card, of_page.get(f"{card} |")), key
+        assert str(usage) in str(of_page.get(card, of_page.get(f"{card} |"))), key
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["performer_softmax", "performer_relu"])
 def test_sums_over_parts_of_long_sequences(mechanism: str) -> None:
-    (found,) = interpret(mechanism, "float32", 16, 16, 600)
+    (found,) = interpret(mechanism, "float32", "bidirectional", 16, 16, 600)
     assert max(found["errors"]) <= BUDGETS["float32"], found
 
 
-def torch_attention(feature_map: Any) -> Callable[..., Tensor | None]:
+def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
     """Attention in PyTorch, in place of fused kernels."""
     kernel = Kernel(feature_map, Denominator(), 16, projection_RK=None)
-    return lambda *inputs: BidirectionalAttention.apply(*inputs, kernel)
+    attend = CausalAttention.apply if causal else BidirectionalAttention.apply
+    return lambda *inputs: attend(*inputs, kernel)
 
 
 @pytest.fixture
@@ -99,48 +123,57 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return replace
 
 
-def run(mechanism: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+def run(mechanism: Any, dtype: torch.dtype = torch.float32, *, causal: bool = False) -> Tensor:
     """The output for random inputs."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 9, 8, generator=generator).to(dtype)
     mask_BL = torch.ones(2, 9, dtype=torch.bool)
-    return mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=False)
+    return mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_that_agree_are_used(name: str, dtype: torch.dtype, stand_in: Any) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_that_agree_are_used(
+    name: str, dtype: torch.dtype, causal: bool, stand_in: Any
+) -> None:
     calls = []
 
-    def fused(feature_map: Any) -> Any:
-        calls.append(feature_map)
-        return torch_attention(feature_map)
+    def fused(feature_map: Any, *, causal: bool) -> Any:
+        calls.append(causal)
+        return torch_attention(feature_map, causal=causal)
 
     stand_in(fused)
     mechanism = protlm.attention.create(name, {}, **SIZES)
-    expected = run(protlm.attention.create(name, {"kernel": "torch"}, **SIZES), dtype)
-    assert torch.equal(run(mechanism, dtype), expected)
-    assert len(calls) == 2, "one for the check, one for the output"
-    run(mechanism, dtype)
+    plain = protlm.attention.create(name, {"kernel": "torch"}, **SIZES)
+    expected = run(plain, dtype, causal=causal)
+    assert torch.equal(run(mechanism, dtype, causal=causal), expected)
+    assert calls == [causal] * 2, "one for the check, one for the output"
+    run(mechanism, dtype, causal=causal)
     assert len(calls) == 3, "the check is made once"
+    run(mechanism, dtype, causal=not causal)
+    assert len(calls) == 5, "each mode has a check"
 
 
-def wrong_output(feature_map: Any) -> Any:
+def wrong_output(feature_map: Any, *, causal: bool) -> Any:
     """Attention that is a little too large."""
-    return lambda *inputs: 1.05 * torch_attention(feature_map)(*inputs)
+    attend = torch_attention(feature_map, causal=causal)
+    return lambda *inputs: 1.05 * attend(*inputs)
 
 
-def wrong_gradient(feature_map: Any) -> Any:
+def wrong_gradient(feature_map: Any, *, causal: bool) -> Any:
     """Attention without a part of the gradient."""
-    return lambda q, k, v, mask: torch_attention(feature_map)(q.detach() + 0 * q, k, v, mask)
+    attend = torch_attention(feature_map, causal=causal)
+    return lambda q, k, v, mask: attend(q.detach() + 0 * q, k, v, mask)
 
 
-def not_a_number(feature_map: Any) -> Any:
+def not_a_number(feature_map: Any, *, causal: bool) -> Any:
     """Attention that is NaN."""
-    return lambda *inputs: torch.nan * torch_attention(feature_map)(*inputs)
+    attend = torch_attention(feature_map, causal=causal)
+    return lambda *inputs: torch.nan * attend(*inputs)
 
 
-def does_not_compile(feature_map: Any) -> Any:
+def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
     """Attention whose kernels do not compile."""
     raise RuntimeError("PassManager::run failed\nand more")
 
@@ -154,17 +187,19 @@ def does_not_compile(feature_map: Any) -> Any:
         (does_not_compile, "RuntimeError: PassManager::run failed;"),
     ],
 )
+@pytest.mark.parametrize("causal", [False, True])
 def test_kernels_that_fail_are_replaced_with_one_warning(
-    fused: Any, reason: str, stand_in: Any
+    fused: Any, reason: str, causal: bool, stand_in: Any
 ) -> None:
     stand_in(fused)
     mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
-    expected = run(protlm.attention.create("performer_softmax", {"kernel": "torch"}, **SIZES))
+    plain = protlm.attention.create("performer_softmax", {"kernel": "torch"}, **SIZES)
+    expected = run(plain, causal=causal)
     with pytest.warns(UserWarning, match=reason):
-        assert torch.equal(run(mechanism), expected)
+        assert torch.equal(run(mechanism, causal=causal), expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(run(mechanism), expected)
+        assert torch.equal(run(mechanism, causal=causal), expected)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +216,23 @@ def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_
         protlm.attention.create("performer_softmax", options | {"kernel": "triton"}, **SIZES)
 
 
-def test_kernels_are_bidirectional() -> None:
-    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **SIZES)
-    assert mechanism.supports_bidirectional
-    assert not mechanism.supports_causal
+def test_wider_heads_are_refused_in_causal_attention() -> None:
+    sizes = SIZES | {"head_dim": 64, "model_dim": 128}
+    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **sizes)
+    q = torch.zeros(1, 2, 3, 64)
+    inputs = {"hidden_BLD": torch.zeros(1, 3, 128), "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
+    with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
+        mechanism(q, q, q, **inputs, causal=True)
+
+
+def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
+    stand_in(does_not_compile)
+    mechanism = protlm.attention.create("performer_softmax", {"kernel": "triton"}, **SIZES)
+    q, k = torch.randn(2, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    inputs: dict[str, Any]
+    inputs = {"hidden_BLD": torch.zeros(1, 9, 16), "mask_BL": torch.ones(1, 9, dtype=torch.bool)}
+    rows_BHLL = mechanism.attention_map(q, k, **inputs, causal=True)
+    torch.testing.assert_close(rows_BHLL.sum(-1), torch.ones(1, 2, 9))
 
 
 def test_kernels_need_a_gpu() -> None:
@@ -199,7 +247,7 @@ def test_an_unknown_kernel_is_refused() -> None:
 
 
 def test_the_choice_does_not_break_a_graph(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(lambda feature_map: lambda q, k, v, mask: v + 1)
+    stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
     monkeypatch.setattr(selection, "failure", lambda feature_map_in, case: "")
     mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
     compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
@@ -219,7 +267,7 @@ def test_a_missing_triton_and_wide_heads_are_said(
 
 
 def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
-    def full(feature_map: Any) -> Any:
+    def full(feature_map: Any, *, causal: bool) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     stand_in(full)

@@ -39,6 +39,12 @@ GRADIENTS: BlockTable = {
 }
 # They hold the most in registers: k, v, dk and dv.
 KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): Blocks(32, 32, 4)}
+# States are stored for every block of positions: shorter blocks take more memory.
+CAUSAL: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 32, 4),
+    (torch.float32, True): Blocks(32, 16, 4),
+}
+CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): Blocks(64, 16, 4)}
 
 
 def vectors(x_BHLK: Tensor) -> Vectors:
@@ -91,6 +97,16 @@ class Grid:
             part_length=part_length,
             options={"num_warps": blocks.num_warps, "num_stages": 2 if table is FORWARD else 1},
         )
+
+    def states_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Allocates, for each block of positions, a vector of width C and a number per feature."""
+        shape = (*v_BHLC.shape[:2], self.by_positions[1], self.sizes.R)
+        return v_BHLC.new_empty(*shape, self.sizes.C), v_BHLC.new_empty(shape, dtype=torch.float32)
+
+    def references_like(self, v_BHLC: Tensor) -> Tensor:
+        """Allocates a number per feature for each block of positions, and one more."""
+        shape = (*v_BHLC.shape[:2], self.by_positions[1] + 1, self.sizes.R)
+        return v_BHLC.new_empty(shape, dtype=torch.float32)
 
     def parts_like(self, w_RK: Tensor, batch: int, heads: int) -> tuple[Tensor, Tensor]:
         """Allocates, for each part, a vector of width C and a number for each feature."""

@@ -45,7 +45,8 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _half_square(k, K: tl.constexpr):
+def half_square(k, K: tl.constexpr):
+    """Returns |k|² log₂e / (2√K)."""
     k = k.to(tl.float32)
     return tl.sum(k * k, axis=1) * (0.5 / _LN_2 / K**0.5)
 
@@ -75,7 +76,7 @@ def attend_to_keys(k, v, mask, w, u, log_sums, num_heads, length, part_length, S
         k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
         v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
         exponents = project_transposed(k_block, w_block, S.precision)
-        exponents -= _half_square(k_block, S.K)[None, :]
+        exponents -= half_square(k_block, S.K)[None, :]
         exponents = tl.where(is_seen[None, :], exponents, float("-inf"))
         raised = tl.maximum(highest, tl.max(exponents, axis=1))
         weights = tl.exp2(exponents - raised[:, None])
@@ -196,7 +197,7 @@ def key_gradients(k, v, mask, w, log_sums, du, d, dk, dv, num_heads, length, S: 
     is_seen = load_mask(mask, head, num_heads, positions, length)
     k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
     v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
-    half_square = tl.where(is_seen, _half_square(k_block, S.K), float("inf"))
+    half_squares = tl.where(is_seen, half_square(k_block, S.K), float("inf"))
     dtype: tl.constexpr = v.pointer.dtype.element_ty
     dk_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
     dv_block = tl.full([S.BL, S.BC], 0.0, tl.float32)
@@ -210,7 +211,7 @@ def key_gradients(k, v, mask, w, log_sums, du, d, dk, dv, num_heads, length, S: 
         log_sum = tl.load(log_sums + first + features, mask=is_inside, other=float("inf"))
         d_block = tl.load(d + first + features, mask=is_inside, other=0.0)
         exponents = project(k_block, w_block, S.precision)
-        weights = tl.exp2(exponents - half_square[:, None] - log_sum[None, :])
+        weights = tl.exp2(exponents - half_squares[:, None] - log_sum[None, :])
         dv_block += multiply(weights, du_block, dtype, S.precision)
         dweights = multiply(v_block, tl.trans(du_block), dtype, S.precision)
         dexponents = weights * (dweights + d_block[None, :])

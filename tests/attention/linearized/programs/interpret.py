@@ -1,6 +1,8 @@
 """Runs the fused kernels in Triton's interpreter, and prints their errors as lines of JSON.
 
-TRITON_INTERPRET=1 python interpret.py MECHANISM DTYPE K R LENGTH...
+TRITON_INTERPRET=1 python interpret.py MECHANISM DTYPE MODE K R LENGTH...
+
+MODE is bidirectional or causal. In causal mode the features of keys rise far, in some heads.
 """
 
 import json
@@ -58,27 +60,46 @@ def draw(length: int, width: int, dtype: torch.dtype) -> tuple[list[Tensor], Ten
 
 
 def with_gradients(
-    mechanism: Any, inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor
+    mechanism: Any, inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor, *, causal: bool
 ) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
     leaves = [x.detach().requires_grad_() for x in inputs]
-    out = mechanism(*leaves, hidden_BLD=None, mask_BL=mask_BL, causal=False)
+    out = mechanism(*leaves, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+
+
+def raise_features(k_BHLK: Tensor) -> None:
+    """Makes the features of the first keys of sample 0 tiny: those of later keys rise."""
+    k_BHLK[0, 0, :1] *= 8
+    k_BHLK[0, 1, : k_BHLK.shape[2] // 2] *= 8
+
+
+def is_causal(mechanism: Any, inputs: list[Tensor], mask_BL: Tensor, out_BHLC: Tensor) -> bool:
+    """Whether outputs are bitwise equal when a later key and later values are other ones."""
+    position = mask_BL.shape[1] * 2 // 3
+    q, k, v = (x.clone() for x in inputs)
+    k[:, :, position] *= 30
+    v[:, :, position:] *= 1e4
+    out = mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=True)
+    return torch.equal(out[:, :, :position], out_BHLC[:, :, :position])
 
 
 def main() -> None:
     """Prints, for each length, the errors of the output and of the gradients against float64."""
     emulate_bfloat16()
-    name, dtype, (width, features) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:5])
+    (name, dtype, mode), (width, features) = sys.argv[1:4], map(int, sys.argv[4:6])
+    causal = mode == "causal"
     sizes = {"num_heads": HEADS, "head_dim": width, "model_dim": 8, "max_length": 8}
     options = {"num_features": features or None}
     fused = protlm.attention.create(name, options | {"kernel": "triton"}, **sizes)
     exact = protlm.attention.create(name, options | {"kernel": "torch"}, **sizes).double()
-    for length in map(int, sys.argv[5:]):
+    for length in map(int, sys.argv[6:]):
         inputs, cotangent, mask_BL = draw(length, width, getattr(torch, dtype))
-        found = with_gradients(fused, inputs, cotangent, mask_BL)
+        if causal:
+            raise_features(inputs[1])
+        found = with_gradients(fused, inputs, cotangent, mask_BL, causal=causal)
         wide = [x.double() for x in inputs]
-        wanted = with_gradients(exact, wide, cotangent.double(), mask_BL)
+        wanted = with_gradients(exact, wide, cotangent.double(), mask_BL, causal=causal)
         # Gradients of queries and keys are 0 for a single position.
         scales = [y.norm() if y.norm() > 1e-9 else wanted[-1].norm() for y in wanted]
         errors = [
@@ -87,7 +108,10 @@ def main() -> None:
         ]
         padding = [x.transpose(1, 2)[~mask_BL] for x in found]
         is_clear = not any(bool(x.any()) for x in padding)
-        print(json.dumps({"length": length, "errors": errors, "is_clear": is_clear}), flush=True)
+        report = {"length": length, "errors": errors, "is_clear": is_clear}
+        if causal:
+            report["is_causal"] = is_causal(fused, inputs, mask_BL, found[0])
+        print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

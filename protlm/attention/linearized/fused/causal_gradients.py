@@ -1,0 +1,221 @@
+"""Triton kernels of the gradients of causal linear attention; formulas are in `causal_kernels`.
+
+Direct rows have no part in products within a chunk; `direct_kernels` adds theirs.
+"""
+
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
+
+import triton
+import triton.language as tl
+
+from protlm.attention.linearized.fused.blocks import (
+    load_mask,
+    load_matrix,
+    load_rows,
+    multiply,
+    project_split,
+    project_transposed,
+    store_matrix,
+    store_rows,
+)
+from protlm.attention.linearized.fused.causal_kernels import (
+    add_bias,
+    key_features,
+    load_references,
+    load_sums,
+    state_row,
+)
+
+_LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _query_weights(q_block, w_block, shift, epsilon, total, S: tl.constexpr):
+    """Returns p, with a row for each query."""
+    weights = project_split(q_block, w_block, S.precision)
+    if shift is None:
+        weights = (tl.maximum(weights, 0.0) + epsilon) / total[:, None]
+    else:
+        weights = tl.exp2(weights + shift[None, :] - total[:, None])
+    return weights
+
+
+@triton.jit
+def _load_fast_rows(directs, head, chunk, rows, bias):
+    """Returns which rows are not direct."""
+    is_fast = rows >= 0
+    if bias is not None:
+        is_fast = rows < tl.load(directs + head.to(tl.int64) * tl.num_programs(1) + chunk)
+    return is_fast
+
+
+@triton.jit(do_not_specialize=["length"])
+def query_gradients(
+    q, k, v, mask, w, bias, epsilon, s, z, references, out, totals, directs, dout, dq, along,
+    num_heads, length, S: tl.constexpr,
+):  # fmt: skip
+    """Computes dq and d of a chunk."""
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    rows = tl.arange(0, S.BL)
+    positions = chunk * S.BL + rows
+    is_seen = load_mask(mask, head, num_heads, positions, length)
+    q_block = load_rows(q, head, num_heads, positions, is_seen, S.BK, S.K)
+    k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
+    v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
+    out_block = load_rows(out, head, num_heads, positions, is_seen, S.BC, S.C).to(tl.float32)
+    dout_block = load_rows(dout, head, num_heads, positions, is_seen, S.BC, S.C)
+    place = head.to(tl.int64) * length + positions
+    total = tl.load(totals + place, mask=is_seen, other=float("inf"))
+    along_block = -tl.sum(out_block * dout_block.to(tl.float32), axis=1)
+    tl.store(along + place, along_block, mask=positions < length)
+    dtype: tl.constexpr = out.pointer.dtype.element_ty
+    is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
+    dweights = multiply(dout_block, tl.trans(v_block), dtype, S.precision) + along_block[:, None]
+    dweights = tl.where((rows[:, None] >= rows[None, :]) & is_fast[:, None], dweights, 0.0)
+    dq_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
+    for start in range(0, S.R, S.BR):
+        features = start + tl.arange(0, S.BR)
+        w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
+        s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
+        z_block = load_sums(z, head, chunk, length, features, S)
+        reference = load_references(references, head, chunk, length, features, S)
+        phi_k = key_features(k_block, w_block, reference, epsilon, is_seen, features, S)
+        dphi = multiply(dout_block, tl.trans(s_block), dtype, S.precision)
+        dphi += along_block[:, None] * z_block[None, :]
+        dphi += multiply(dweights, phi_k, dtype, S.precision)
+        projected = project_split(q_block, w_block, S.precision)
+        if bias is None:
+            dphi = tl.where(projected > 0, dphi, 0.0) / total[:, None]
+        else:
+            shift = add_bias(bias, reference, features, S)
+            dphi *= tl.exp2(projected + shift[None, :] - total[:, None]) * _LN_2
+        dq_block += multiply(dphi, w_block, dtype, S.precision)
+    store_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block)
+
+
+@triton.jit(do_not_specialize=["length"])
+def sum_queries(
+    q, mask, w, bias, epsilon, references, totals, dout, along, ds, dz, num_heads, length,
+    S: tl.constexpr,
+):  # fmt: skip
+    """Computes dS and dz of a block of features after each chunk."""
+    blocks: tl.constexpr = tl.cdiv(S.R, S.BR)
+    head = tl.program_id(0) // blocks
+    features = tl.program_id(0) % blocks * S.BR + tl.arange(0, S.BR)
+    w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
+    ds_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
+    dz_block = tl.full([S.BR], 0.0, tl.float32)
+    num_chunks = tl.cdiv(length, S.BL)
+    after = load_references(references, head, num_chunks, length, features, S)
+    for step in range(0, num_chunks):
+        chunk = num_chunks - 1 - step
+        positions = chunk * S.BL + tl.arange(0, S.BL)
+        is_seen = load_mask(mask, head, num_heads, positions, length)
+        q_block = load_rows(q, head, num_heads, positions, is_seen, S.BK, S.K)
+        dout_block = load_rows(dout, head, num_heads, positions, is_seen, S.BC, S.C)
+        place = head.to(tl.int64) * length + positions
+        total = tl.load(totals + place, mask=is_seen, other=float("inf"))
+        along_block = tl.load(along + place, mask=is_seen, other=0.0)
+        first = state_row(head, chunk, length, S)
+        store_matrix(ds, first, features, S.R, S.BC, S.C, ds_block)
+        tl.store(dz + first + features, dz_block, mask=features < S.R)
+        projected = project_transposed(q_block, w_block, S.precision)
+        if bias is None:
+            weights = (tl.maximum(projected, 0.0) + epsilon) / total[None, :]
+        else:
+            before = load_references(references, head, chunk, length, features, S)
+            shift = add_bias(bias, before, features, S)
+            weights = tl.exp2(projected + shift[:, None] - total[None, :])
+            factor = tl.exp2(before - after)
+            ds_block, dz_block = ds_block * factor[:, None], dz_block * factor
+            after = before
+        ds_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.precision)
+        dz_block += tl.sum(weights * along_block[None, :], axis=1)
+
+
+@triton.jit(do_not_specialize=["length"])
+def value_gradients(
+    q, k, mask, w, bias, epsilon, references, totals, directs, dout, ds, dv, num_heads, length,
+    S: tl.constexpr,
+):  # fmt: skip
+    """Computes dv of a chunk; the matrix of weights has a row for each key."""
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    rows = tl.arange(0, S.BL)
+    positions = chunk * S.BL + rows
+    is_seen = load_mask(mask, head, num_heads, positions, length)
+    q_block = load_rows(q, head, num_heads, positions, is_seen, S.BK, S.K)
+    k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
+    place = head.to(tl.int64) * length + positions
+    total = tl.load(totals + place, mask=is_seen, other=float("inf"))
+    dtype: tl.constexpr = dv.pointer.dtype.element_ty
+    weights = tl.full([S.BL, S.BL], 0.0, tl.float32)
+    dv_block = tl.full([S.BL, S.BC], 0.0, tl.float32)
+    for start in range(0, S.R, S.BR):
+        features = start + tl.arange(0, S.BR)
+        w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
+        ds_block = load_matrix(ds, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
+        before = load_references(references, head, chunk, length, features, S)
+        after = load_references(references, head, chunk + 1, length, features, S)
+        shift = add_bias(bias, before, features, S)
+        phi = key_features(k_block, w_block, before, epsilon, is_seen, features, S)
+        phi_q = _query_weights(q_block, w_block, shift, epsilon, total, S)
+        weights += multiply(phi, tl.trans(phi_q), dtype, S.precision)
+        phi = key_features(k_block, w_block, after, epsilon, is_seen, features, S)
+        dv_block += multiply(phi, ds_block, dtype, S.precision)
+    is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
+    weights = tl.where((rows[:, None] <= rows[None, :]) & is_fast[None, :], weights, 0.0)
+    dout_block = load_rows(dout, head, num_heads, positions, is_seen, S.BC, S.C)
+    dv_block += multiply(weights, dout_block, dtype, S.precision)
+    store_rows(dv, head, num_heads, positions, length, S.BC, S.C, dv_block)
+
+
+@triton.jit(do_not_specialize=["length"])
+def key_gradients(
+    q, k, v, mask, w, bias, epsilon, references, totals, directs, dout, along, ds, dz, dk,
+    num_heads, length, S: tl.constexpr,
+):  # fmt: skip
+    """Computes dk of a chunk; the matrix of weights has a row for each key."""
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    rows = tl.arange(0, S.BL)
+    positions = chunk * S.BL + rows
+    is_seen = load_mask(mask, head, num_heads, positions, length)
+    q_block = load_rows(q, head, num_heads, positions, is_seen, S.BK, S.K)
+    k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
+    v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
+    dout_block = load_rows(dout, head, num_heads, positions, is_seen, S.BC, S.C)
+    place = head.to(tl.int64) * length + positions
+    total = tl.load(totals + place, mask=is_seen, other=float("inf"))
+    along_block = tl.load(along + place, mask=is_seen, other=0.0)
+    dtype: tl.constexpr = v.pointer.dtype.element_ty
+    is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
+    dweights = multiply(v_block, tl.trans(dout_block), dtype, S.precision) + along_block[None, :]
+    dweights = tl.where((rows[:, None] <= rows[None, :]) & is_fast[None, :], dweights, 0.0)
+    dk_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
+    dsquare = tl.full([S.BL], 0.0, tl.float32)
+    for start in range(0, S.R, S.BR):
+        features = start + tl.arange(0, S.BR)
+        w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
+        ds_block = load_matrix(ds, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
+        dz_block = load_sums(dz, head, chunk, length, features, S)
+        before = load_references(references, head, chunk, length, features, S)
+        after = load_references(references, head, chunk + 1, length, features, S)
+        shift = add_bias(bias, before, features, S)
+        phi_q = _query_weights(q_block, w_block, shift, epsilon, total, S)
+        within = multiply(dweights, phi_q, dtype, S.precision)
+        dphi = multiply(v_block, tl.trans(ds_block), dtype, S.precision) + dz_block[None, :]
+        phi = key_features(k_block, w_block, before, epsilon, is_seen, features, S)
+        if bias is None:
+            dphi = tl.where(phi > epsilon, dphi + within, 0.0)
+        else:
+            within *= phi
+            phi = key_features(k_block, w_block, after, epsilon, is_seen, features, S)
+            dphi = (dphi * phi + within) * _LN_2
+            dsquare += tl.sum(dphi, axis=1)
+        dk_block += multiply(dphi, w_block, dtype, S.precision)
+    if bias is not None:
+        # Loaded with another mask, and therefore again: kept, it would take registers in the loop.
+        is_seen = is_seen & (positions < length)
+        k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
+        dk_block -= k_block.to(tl.float32) * (dsquare / (_LN_2 * S.K**0.5))[:, None]
+    store_rows(dk, head, num_heads, positions, length, S.BK, S.K, dk_block)
