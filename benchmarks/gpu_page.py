@@ -12,7 +12,7 @@ _INTRODUCTION = (
     "`performer_relu` and its peer `softmax`, PyTorch's exact attention, are otherwise equal "
     "models and take turns."
 )
-_KERNELS = ("kernel", "values", "channels", "features", "outputs and gradients")
+_KERNELS = ("kernel", "causal", "values", "channels", "features", "outputs and gradients")
 _TRAINING = (
     *("model", "attention", "parameters", "L", "tokens of a step", "tokens/s"),
     *("times as fast as softmax", "TFLOP/s", "MFU", "of the measured products", "peak, GB"),
@@ -61,7 +61,8 @@ def _machine_line(machine: Mapping[str, Any], failure: str) -> str:
 def _kernel_lines(results: Sequence[Mapping[str, Any]], failure: str) -> list[str]:
     rows = [
         (
-            *(each["kernel"], each["values"], each["channels"], each["features"]),
+            *(each["kernel"], "yes" if each["causal"] else "no", each["values"]),
+            *(each["channels"], each["features"]),
             each["failure"] or "agrees",
         )
         for each in results

@@ -44,10 +44,12 @@ MODELS = {
 # Linear attention and its peer, exact attention, in otherwise equal models.
 ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
-# Values, channels of a head and features of the fused kernels that are checked.
+# Values, channels of a head, features and causality of the fused kernels that are checked.
 KERNELS = (
-    *((torch.bfloat16, *sizes) for sizes in ((64, 128), (64, 256), (24, 64), (128, 128))),
-    (torch.float32, 64, 128),
+    *((torch.bfloat16, *sizes, False) for sizes in ((64, 128), (64, 256), (24, 64), (128, 128))),
+    (torch.float32, 64, 128, False),
+    *((torch.bfloat16, *sizes, True) for sizes in ((64, 128), (64, 256), (24, 64))),
+    (torch.float32, 16, 64, True),
 )
 
 
@@ -96,10 +98,10 @@ def describe(device: torch.device, effort: Effort) -> None:
 def kernels(device: torch.device) -> None:
     """Reports whether each fused kernel agrees with PyTorch in float64, and why if not."""
     for name in ("softmax", "ReLU"):
-        for dtype, width, features in KERNELS:
+        for dtype, width, features, causal in KERNELS:
             rows_RK = torch.randn(features, width, device=device)
             x_BHLK = torch.empty(1, 1, 1, width, dtype=dtype, device=device)
-            case = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK)
+            case = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK, causal=causal)
 
             def feature_map(
                 precise: torch.dtype, name: str = name, rows_RK: Tensor = rows_RK
@@ -113,7 +115,7 @@ def kernels(device: torch.device) -> None:
             reason = failure(feature_map, case) if device.type == "cuda" else "needs a GPU"
             values = str(dtype).removeprefix("torch.")
             found = {"kernel": name, "values": values, "channels": width, "features": features}
-            _report(found | {"failure": reason})
+            _report(found | {"causal": causal, "failure": reason})
 
 
 def training(

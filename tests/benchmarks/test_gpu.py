@@ -64,7 +64,8 @@ def test_a_step_that_hangs_is_ended_with_its_children(here: Path) -> None:
 
 
 def test_failures_are_on_the_page() -> None:
-    agreed = {"kernel": "ReLU", "values": "float32", "channels": 64, "features": 8, "failure": ""}
+    agreed = {"kernel": "ReLU", "causal": True, "values": "float32", "channels": 64}
+    agreed |= {"features": 8, "failure": ""}
     text = page_text(
         {
             "machine": ([], "ended with 1"),
@@ -75,8 +76,8 @@ def test_failures_are_on_the_page() -> None:
         }
     )
     assert "# Results on an unknown device" in text
-    assert "| ReLU | float32 | 64 | 8 | agrees |" in text
-    assert "| ReLU | float32 | 24 | 8 | no digits |" in text
+    assert "| ReLU | yes | float32 | 64 | 8 | agrees |" in text
+    assert "| ReLU | yes | float32 | 24 | 8 | no digits |" in text
     assert "The step did not finish within 90 s." in text
     assert "L=1,024: out of memory" in text
     assert "The step ended with 1: no kernel." in text
