@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from protlm.analysis.precision import precision, top_pairs
 from protlm.data.vocabulary import STANDARD
 from protlm.errors import UserError, one_of
-from protlm.evaluation.precision import precision, top_pairs
 from protlm.paths import complete_file
 
 if TYPE_CHECKING:

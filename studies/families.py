@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.evaluation.contacts import apc
-from protlm.evaluation.precision import SEPARATIONS, precision
-from protlm.evaluation.structures import contact_map, read_structure
+from protlm.analysis.contact_regression import apc
+from protlm.analysis.precision import SEPARATIONS, precision
+from protlm.analysis.structures import contact_map, read_structure
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
 FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from protlm.analysis.replacement import Mechanism, favor, with_attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.build import load_model
 from protlm.data.shards.data_set import open_split
@@ -18,7 +19,6 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
-from protlm.evaluation.replacement import Mechanism, favor, with_attention
 from protlm.model.pretrained import PretrainedModel, TokenBatch
 from studies.estimates import UniformAttention
 

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from protlm.analysis.structures import contact_map, read_structure
 from protlm.errors import OutputError, UserError
-from protlm.evaluation.structures import contact_map, read_structure
 from protlm.paths import sample_dir
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
 from tests.marks import slow_but

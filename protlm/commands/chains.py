@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from protlm.evaluation.structures import Structure, read_structure
+from protlm.analysis.structures import Structure, read_structure
 from protlm.terminal import printable
 
 

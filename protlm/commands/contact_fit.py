@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from protlm.analysis.contact_regression import ContactRegression
 from protlm.errors import InputDataError
-from protlm.evaluation.contacts import ContactRegression
 from protlm.paths import existing_file
 
 

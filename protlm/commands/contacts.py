@@ -11,6 +11,14 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.precision import SEPARATIONS, precision
+from protlm.analysis.structures import (
+    contact_map,
+    is_structure,
+    read_structure,
+    structure_files,
+)
 from protlm.build import load_model
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import read_fit
@@ -24,14 +32,6 @@ from protlm.commands.outputs import (
 )
 from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError, interrupt_explained
-from protlm.evaluation.contacts import ContactRegression, head_features
-from protlm.evaluation.precision import SEPARATIONS, precision
-from protlm.evaluation.structures import (
-    contact_map,
-    is_structure,
-    read_structure,
-    structure_files,
-)
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protlm.analysis.contact_regression import ContactRegression
+from protlm.analysis.structures import is_structure
 from protlm.build import load_model
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import STANDARD_INPUT, Proteins
 from protlm.errors import InputDataError, UserError
-from protlm.evaluation.contacts import ContactRegression
-from protlm.evaluation.structures import is_structure
 from protlm.paths import check_output, complete_file, existing_file
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.page import assemble

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from protlm.analysis.structure_probe import StructureProbe
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.build import (
@@ -36,7 +37,6 @@ from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
 from protlm.downstream.assay_probe import AssayProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
-from protlm.evaluation.structure_probe import StructureProbe
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
-from protlm.evaluation.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import explain_os_error
 

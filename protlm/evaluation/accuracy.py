@@ -14,6 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from protlm.analysis.label_tables import read_labels
+from protlm.analysis.sequence_sums import (
+    BASELINES,
+    SequenceSums,
+    by_group,
+    intervals,
+    ratio,
+    write_sums,
+)
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.order import EpochOrder
@@ -26,15 +35,6 @@ from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.labels import read_labels
-from protlm.evaluation.sequence_sums import (
-    BASELINES,
-    SequenceSums,
-    by_group,
-    intervals,
-    ratio,
-    write_sums,
-)
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from protlm.data.vocabulary import STANDARD
-from protlm.evaluation.attention_properties import (
+from protlm.analysis.attention_properties import (
     LOWEST_P,
     PropertySums,
     check_threshold,
@@ -24,12 +23,13 @@ from protlm.evaluation.attention_properties import (
     property_sums,
     sign_flip_p_values,
 )
+from protlm.analysis.contact_regression import MIN_SEPARATION
+from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
+from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.uniprot_features import BOND, SITES, AnnotatedProtein, read_annotated
+from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.contacts import MIN_SEPARATION
-from protlm.evaluation.dssp import HELIX, STRAND, secondary_structure
-from protlm.evaluation.proteins import Protein, ProteinChoice
 from protlm.evaluation.similarity import MIN_ARCS
-from protlm.evaluation.uniprot_features import BOND, SITES, AnnotatedProtein, read_annotated
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.analysis.fitted_contacts import FittedContacts
+from protlm.analysis.masked_proteins import masked_scores
+from protlm.analysis.proteins import ProteinChoice, sequences_of
+from protlm.analysis.replacement import favor, with_attention
+from protlm.analysis.softmax_estimates import compare_estimates
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
 from protlm.errors import UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.fitted_contacts import FittedContacts
-from protlm.evaluation.masked_proteins import masked_scores
-from protlm.evaluation.proteins import ProteinChoice, sequences_of
-from protlm.evaluation.replacement import favor, with_attention
-from protlm.evaluation.softmax_estimates import compare_estimates
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
 from protlm.terminal import JobProgress

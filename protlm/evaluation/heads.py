@@ -9,13 +9,13 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.evaluation.ablation import ablate_heads
+from protlm.analysis.ablation import ablate_heads
+from protlm.analysis.contact_regression import features
+from protlm.analysis.head_clusters import head_clusters, head_distances
+from protlm.analysis.head_survey import HeadSurvey, survey_heads
+from protlm.analysis.precision import scores
+from protlm.analysis.proteins import Protein, ProteinChoice
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.contacts import features
-from protlm.evaluation.head_clusters import head_clusters, head_distances
-from protlm.evaluation.head_survey import HeadSurvey, survey_heads
-from protlm.evaluation.precision import scores
-from protlm.evaluation.proteins import Protein, ProteinChoice
 from protlm.model.pretrained import PretrainedModel
 
 _SHOWN = 16

@@ -11,16 +11,16 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.data.batching.order import EpochOrder
-from protlm.data.shards.reader import SplitReader
-from protlm.errors import InputDataError, UserError
-from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.labels import read_labels
-from protlm.evaluation.sequence_features import (
+from protlm.analysis.label_tables import read_labels
+from protlm.analysis.sequence_features import (
     compositions,
     mean_embeddings,
     three_mers,
 )
+from protlm.data.batching.order import EpochOrder
+from protlm.data.shards.reader import SplitReader
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")

@@ -4,18 +4,24 @@ Labels are computed from coordinates (`dssp.py`). Baselines are the same archite
 weights, a window of residues without a model, and the most common state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from protlm.analysis.probes import Examples, class_scores, probe
+from protlm.analysis.residue_states import (
+    groups,
+    residue_embeddings,
+    residue_examples,
+    resolved,
+    state_labels,
+)
+from protlm.analysis.structures import Structure, read_structure, structure_files
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.dssp import STATES, secondary_structure
-from protlm.evaluation.probes import Examples, class_scores, probe
-from protlm.evaluation.structures import Structure, read_structure, structure_files
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 
@@ -65,11 +71,11 @@ class SecondaryStructure(Evaluation):
             result[who] = self._scored(*sides)
         windows = (residue_examples(side, [_windows(side)]) for side in (fit, test))
         result["residues_around"] = self._scored(*windows)
-        labels, groups = _labels(test), _groups(test)
-        commonest = np.bincount(_labels(fit)).argmax()
+        labels, proteins = state_labels(test), groups(test)
+        commonest = np.bincount(state_labels(fit)).argmax()
         chosen = np.full_like(labels, commonest)
-        result["commonest"] = class_scores(chosen, labels, groups, seed=self.seed)
-        residues = {"num_fit_residues": len(_labels(fit)), "num_test_residues": len(labels)}
+        result["commonest"] = class_scores(chosen, labels, proteins, seed=self.seed)
+        residues = {"num_fit_residues": len(state_labels(fit)), "num_test_residues": len(labels)}
         return result | {"num_fit": len(fit), "num_test": len(test)} | residues
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
@@ -101,46 +107,6 @@ def _read(directory: Path, max_residues: int | None) -> list[Structure]:
     return short
 
 
-def _resolved(structure: Structure) -> np.ndarray:
-    """Returns whether the backbone of each residue is resolved, bool [L]."""
-    return np.asarray(~np.isnan(structure.backbone_L43).any(axis=(1, 2)))
-
-
-def _labels(structures: list[Structure]) -> np.ndarray:
-    """Returns the states of all resolved residues, int64."""
-    labels = []
-    for structure in structures:
-        is_proline = np.array([letter == "P" for letter in structure.sequence])
-        states = secondary_structure(structure.backbone_L43, is_proline)
-        numbers = np.array([STATES.index(state) for state in states])
-        labels.append(numbers[_resolved(structure)])
-    return np.concatenate(labels)
-
-
-def _groups(structures: list[Structure]) -> np.ndarray:
-    counts = [int(_resolved(structure).sum()) for structure in structures]
-    return np.repeat(np.arange(len(structures)), counts)
-
-
-def residue_examples(structures: list[Structure], features: list[np.ndarray]) -> Examples:
-    """Returns the states of the resolved residues of structures, with their features."""
-    return Examples(features, _labels(structures), _groups(structures))
-
-
-def residue_embeddings(
-    model: PretrainedModel, structures: list[Structure], layers: Sequence[int] | None = None
-) -> list[np.ndarray]:
-    """Returns hidden states of the resolved residues by layer, float32 [residues, D]."""
-    layers = range(model.num_layers + 1) if layers is None else layers
-    parts: list[list[np.ndarray]] = [[] for _ in layers]
-    for structure in structures:
-        out = model(model.tokenize([structure.sequence]), layers=list(layers))
-        for part, layer in zip(parts, layers, strict=True):
-            hidden_LD = out.hidden[layer][0, 1:-1].float().cpu().numpy()
-            part.append(hidden_LD[_resolved(structure)])
-    return [np.concatenate(part) for part in parts]
-
-
 def _windows(structures: list[Structure]) -> np.ndarray:
     """Returns one-hot letters of each resolved residue and eight on either side, float32."""
     rows = []
@@ -150,5 +116,5 @@ def _windows(structures: list[Structure]) -> np.ndarray:
         padded = np.pad(one_hot, ((_FLANK, _FLANK), (0, 0)))
         length = len(tokens)
         shifted = [padded[shift : shift + length] for shift in range(2 * _FLANK + 1)]
-        rows.append(np.concatenate(shifted, axis=1)[_resolved(structure)])
+        rows.append(np.concatenate(shifted, axis=1)[resolved(structure)])
     return np.concatenate(rows)

@@ -10,13 +10,13 @@ from typing import Any, final
 
 import numpy as np
 
+from protlm.analysis.label_tables import read_labels
+from protlm.analysis.probes import Examples, class_scores, probe
+from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.labels import read_labels
-from protlm.evaluation.probes import Examples, class_scores, probe
-from protlm.evaluation.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.model.pretrained import PretrainedModel
 
 TEST = "test"

@@ -11,15 +11,15 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.data.vocabulary import STANDARD
-from protlm.evaluation.attention_properties import (
+from protlm.analysis.attention_properties import (
     PropertySums,
     check_threshold,
     pooled,
     property_sums,
 )
+from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
-from protlm.evaluation.proteins import Protein, ProteinChoice
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 

@@ -8,9 +8,9 @@ from typing import Any, final
 import numpy as np
 
 from protlm import __version__, attention
+from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.data.vocabulary import VOCABULARY
-from protlm.evaluation.contacts import ContactRegression, head_features
-from protlm.evaluation.precision import DIVISORS, SEPARATIONS, precision
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.report.codes import Codes

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.evaluation.contacts import MIN_SEPARATION, features
-from protlm.evaluation.head_statistics import head_statistics, sink_mass
-from protlm.evaluation.precision import SEPARATIONS, precision
+from protlm.analysis.contact_regression import MIN_SEPARATION, features
+from protlm.analysis.head_statistics import head_statistics, sink_mass
+from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.codes import Codes, binned
 from protlm.report.plan import PagePlan

@@ -6,8 +6,8 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.evaluation.dssp import secondary_structure
-from protlm.evaluation.structures import Structure, contact_map
+from protlm.analysis.dssp import secondary_structure
+from protlm.analysis.structures import Structure, contact_map
 
 _SHORTEST_CONTACT = 3
 _LONGEST_TEXT = 5_000

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import protlm
+from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.precision import precision
+from protlm.analysis.structures import contact_map, read_structure
 from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.errors import InputDataError, OutputError, UserError
-from protlm.evaluation.contacts import ContactRegression, head_features
-from protlm.evaluation.precision import precision
-from protlm.evaluation.structures import contact_map, read_structure
 from protlm.paths import sample_dir
 from protlm.report.plan import plan_page
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import protlm
+from protlm.analysis.sequence_sums import SequenceSums, intervals
 from protlm.data.shards.data_set import open_split
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
-from protlm.evaluation.sequence_sums import SequenceSums, intervals
 from protlm.model.pretrained import PretrainedModel
 
 

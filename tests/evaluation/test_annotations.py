@@ -7,22 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.evaluation.test_uniprot_features import entry
 
-from protlm.build import load_model
-from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError
-from protlm.evaluation import attention_properties, create
-from protlm.evaluation.annotations import NAMES
-from protlm.evaluation.attention_properties import (
+from protlm.analysis import attention_properties
+from protlm.analysis.attention_properties import (
     pooled,
     property_sums,
     sign_flip_p_values,
 )
+from protlm.build import load_model
+from protlm.data.vocabulary import STANDARD
+from protlm.errors import UserError
+from protlm.evaluation import create
+from protlm.evaluation.annotations import NAMES
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
-from tests.evaluation.test_uniprot_features import entry
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 LENGTH = len(SEQUENCE)

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.build import build_network
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Objective
-from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.evaluation.contacts import (
+from protlm.analysis.contact_regression import (
     ContactRegression,
-    Contacts,
     apc,
     features,
     head_features,
     symmetrize,
 )
-from protlm.evaluation.precision import precision
-from protlm.evaluation.structures import read_structure, structure_files
+from protlm.analysis.precision import precision
+from protlm.analysis.structures import read_structure, structure_files
+from protlm.build import build_network
+from protlm.checkpoints.description import ModelDescription
+from protlm.config import ModelConfig, Objective
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import InputDataError, UserError
+from protlm.evaluation.contacts import Contacts
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.paths import sample_dir

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.build import load_model
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
-from protlm.evaluation.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.model.pretrained import PretrainedModel
 
 
@@ -171,7 +171,7 @@ def test_missing_settings_are_named(settings: dict[str, Any], words: str) -> Non
     ],
 )
 def test_a_bad_table_is_named(content: str, words: str, tmp_path: Path) -> None:
-    from protlm.evaluation.labels import read_labels
+    from protlm.analysis.label_tables import read_labels
 
     (tmp_path / "t.tsv").write_bytes(content.encode("latin-1"))
     with pytest.raises(InputDataError, match=words):

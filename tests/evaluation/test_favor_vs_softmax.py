@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from protlm.analysis.fitted_contacts import FittedContacts
+from protlm.analysis.masked_proteins import masked_scores
+from protlm.analysis.proteins import Protein
+from protlm.analysis.replacement import favor, with_attention
+from protlm.analysis.softmax_estimates import compare_estimates
+from protlm.analysis.structures import read_folder
 from protlm.build import load_model
 from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
-from protlm.evaluation.contacts import read_folder
 from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
-from protlm.evaluation.fitted_contacts import FittedContacts
-from protlm.evaluation.masked_proteins import masked_scores
-from protlm.evaluation.proteins import Protein
-from protlm.evaluation.replacement import favor, with_attention
-from protlm.evaluation.softmax_estimates import compare_estimates
 from protlm.paths import sample_dir
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "GSHMLEDPVEAVLKKWDERRG"]

@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from protlm.analysis.ablation import mean_outputs, without_head
+from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.head_clusters import PooledMap, head_clusters, head_distances
+from protlm.analysis.masked_proteins import masked_scores
+from protlm.analysis.rollout import rollout
 from protlm.attention import names
 from protlm.build import build_network, load_model
 from protlm.checkpoints.description import ModelDescription
@@ -16,12 +21,7 @@ from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
-from protlm.evaluation.ablation import mean_outputs, without_head
 from protlm.evaluation.base import NO_SPLIT
-from protlm.evaluation.bootstrap import ratio_interval
-from protlm.evaluation.head_clusters import PooledMap, head_clusters, head_distances
-from protlm.evaluation.masked_proteins import masked_scores
-from protlm.evaluation.rollout import rollout
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.paths import sample_dir

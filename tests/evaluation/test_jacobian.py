@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import protlm
+from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
-from protlm.evaluation.jacobian import jacobian_contacts
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 from tests.small_models import small_model

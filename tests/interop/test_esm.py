@@ -14,9 +14,9 @@ from torch import Tensor
 
 import protlm
 from protlm import interop
+from protlm.analysis.contact_regression import ContactRegression, head_features
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
-from protlm.evaluation.contacts import ContactRegression, head_features
 from protlm.interop.base import renamed
 from protlm.model.transformer import ProteinLM
 from tests.interop.conftest import LAYERS, WIDTH, esm_tensors

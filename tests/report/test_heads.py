@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import protlm
+from protlm.analysis.contact_regression import features
+from protlm.analysis.precision import SEPARATIONS, precision
+from protlm.analysis.structures import contact_map, read_structure
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.evaluation.contacts import features
-from protlm.evaluation.precision import SEPARATIONS, precision
-from protlm.evaluation.structures import contact_map, read_structure
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 from protlm.report.codes import Codes

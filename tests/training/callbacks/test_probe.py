@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from protlm.analysis.structure_probe import StructureProbe
 from protlm.build import load_model
 from protlm.checkpoints.format import latest
 from protlm.checkpoints.metrics import METRICS, read_metrics
@@ -16,7 +17,6 @@ from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.variants import read_variants
 from protlm.errors import InputDataError, UserError
-from protlm.evaluation.structure_probe import StructureProbe
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import loss_curve
 

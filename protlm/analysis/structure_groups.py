@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from protlm.analysis.label_tables import read_labels
+from protlm.analysis.precision import DIVISORS, scores
+from protlm.analysis.structures import Structure
 from protlm.errors import InputDataError
-from protlm.evaluation.labels import read_labels
-from protlm.evaluation.precision import DIVISORS, scores
-from protlm.evaluation.structures import Structure
 
 ALL = "all"
 

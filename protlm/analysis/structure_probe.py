@@ -4,11 +4,11 @@ from typing import final
 
 import numpy as np
 
-from protlm.evaluation.contacts import ContactRegression, head_features, read_folder
-from protlm.evaluation.precision import scores
-from protlm.evaluation.probes import class_scores, probe
-from protlm.evaluation.secondary_structure import residue_embeddings, residue_examples
-from protlm.evaluation.structures import Structure, contact_map
+from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.precision import scores
+from protlm.analysis.probes import class_scores, probe
+from protlm.analysis.residue_states import residue_embeddings, residue_examples
+from protlm.analysis.structures import Structure, contact_map, read_folder
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 

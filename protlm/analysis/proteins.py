@@ -7,10 +7,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 
+from protlm.analysis.structures import Structure, contact_map, read_folder
 from protlm.data.records import Tally, read_records
 from protlm.errors import InputDataError, UserError
-from protlm.evaluation.contacts import read_folder
-from protlm.evaluation.structures import Structure, contact_map
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.errors import InputDataError
-from protlm.evaluation.structures import (
+from protlm.analysis.structures import (
     Structure,
     contact_map,
     imputed_cb,
     read_structure,
     structure_files,
 )
+from protlm.errors import InputDataError
 from protlm.paths import sample_dir
 
 DATA = Path(__file__).resolve().parent.parent / "data_files"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision, scores, top_pairs
 from protlm.errors import InputDataError
-from protlm.evaluation.precision import DIVISORS, SEPARATIONS, precision, scores, top_pairs
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 EVERYWHERE = (0, None)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.build import build_network
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Objective
-from protlm.data.vocabulary import VOCABULARY
-from protlm.evaluation.head_statistics import (
+from protlm.analysis.head_statistics import (
     MAX_OFFSET,
     head_statistics,
     model_head_statistics,
     residue_blocks,
 )
+from protlm.build import build_network
+from protlm.checkpoints.description import ModelDescription
+from protlm.config import ModelConfig, Objective
+from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from tests.rounding import error_bound
@@ -120,7 +120,7 @@ def test_offsets_beyond_a_short_protein_are_missing() -> None:
 
 
 def test_symmetry_is_left_out_of_long_proteins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protlm.evaluation.head_statistics.MAX_SYMMETRY_RESIDUES", 5)
+    monkeypatch.setattr("protlm.analysis.head_statistics.MAX_SYMMETRY_RESIDUES", 5)
     found = head_statistics([torch.full((2, 6, 6), 1 / 6)])
     assert found["symmetry"].isnan().all()
     assert found["entropy"].isfinite().all()
@@ -149,7 +149,7 @@ def test_statistics_of_a_model_are_those_of_its_maps(
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(mechanism)
-    monkeypatch.setattr("protlm.evaluation.head_statistics._BLOCK_ENTRIES", 5 * 32 * 2)
+    monkeypatch.setattr("protlm.analysis.head_statistics._BLOCK_ENTRIES", 5 * 32 * 2)
     sequence = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
     maps = model.attention_maps(model.tokenize([sequence]))
     found = model_head_statistics(model, sequence)

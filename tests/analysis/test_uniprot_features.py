@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
 from protlm.errors import InputDataError
-from protlm.evaluation.uniprot_features import BOND, SITES, read_annotated
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
 SEQUENCE = "MKTAYCAKQRCISFVKSHFS"

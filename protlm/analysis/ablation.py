@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.fitted_contacts import FittedContacts
+from protlm.analysis.masked_proteins import ProteinScores, masked_scores
+from protlm.analysis.proteins import Protein, sequences_of
+from protlm.analysis.replacement import with_attention
 from protlm.attention import Attention
-from protlm.evaluation.bootstrap import ratio_interval
-from protlm.evaluation.fitted_contacts import FittedContacts
-from protlm.evaluation.masked_proteins import ProteinScores, masked_scores
-from protlm.evaluation.proteins import Protein, sequences_of
-from protlm.evaluation.replacement import with_attention
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 

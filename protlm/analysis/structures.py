@@ -246,3 +246,15 @@ def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
         + np.sin(_CB_ANGLE) * np.cos(_CB_DIHEDRAL) * np.cross(normal, bond)
         - np.sin(_CB_ANGLE) * np.sin(_CB_DIHEDRAL) * normal
     )
+
+
+def read_folder(directory: Path, max_residues: int) -> tuple[list[Structure], list[str]]:
+    """Returns the structures of a folder, and the names of those that are too long."""
+    structures = [read_structure(path) for path in structure_files(directory)]
+    short = [structure for structure in structures if len(structure) <= max_residues]
+    if not short:
+        raise InputDataError(
+            f"{directory} has no structure of at most {max_residues} residues; "
+            "give shorter ones or raise max_residues"
+        )
+    return short, [s.identifier for s in structures if len(s) > max_residues]

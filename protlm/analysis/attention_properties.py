@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.analysis.head_statistics import residue_blocks
 from protlm.errors import UserError
-from protlm.evaluation.head_statistics import residue_blocks
 from protlm.model.pretrained import PretrainedModel
 
 # Random sign changes of a test, and the smallest p-value that they can give.

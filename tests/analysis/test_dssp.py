@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.evaluation.dssp import STATES, hydrogen_bonds, secondary_structure
-from protlm.evaluation.structures import read_structure
+from protlm.analysis.dssp import STATES, hydrogen_bonds, secondary_structure
+from protlm.analysis.structures import read_structure
 from protlm.paths import sample_dir
 
 GOLDEN = Path(__file__).parent.parent / "data_files" / "dssp.tsv"

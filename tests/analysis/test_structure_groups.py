@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.errors import InputDataError
-from protlm.evaluation.precision import scores
-from protlm.evaluation.structure_groups import (
+from protlm.analysis.precision import scores
+from protlm.analysis.structure_groups import (
     by_predictor,
     read_groups,
     scores_by_group,
     table_rows,
 )
-from protlm.evaluation.structures import Structure
+from protlm.analysis.structures import Structure
+from protlm.errors import InputDataError
 
 
 def structure(name: str) -> Structure:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.evaluation.contacts import MIN_SEPARATION, features
-from protlm.evaluation.head_clusters import PooledMap
-from protlm.evaluation.head_statistics import head_statistics, residue_blocks
-from protlm.evaluation.precision import precision
-from protlm.evaluation.proteins import Protein
+from protlm.analysis.contact_regression import MIN_SEPARATION, features
+from protlm.analysis.head_clusters import PooledMap
+from protlm.analysis.head_statistics import head_statistics, residue_blocks
+from protlm.analysis.precision import precision
+from protlm.analysis.proteins import Protein
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 

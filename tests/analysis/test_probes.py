@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from protlm.analysis.probes import Examples, class_scores, probe
 from protlm.errors import InputDataError
-from protlm.evaluation.probes import Examples, class_scores, probe
 
 
 def planted(seed: int, *, groups: int = 40, width: int = 6, shift: float = 3.0) -> Examples:

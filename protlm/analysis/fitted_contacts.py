@@ -5,10 +5,10 @@ from typing import final
 
 import numpy as np
 
-from protlm.evaluation.contacts import ContactRegression, head_features
-from protlm.evaluation.head_survey import ALL_SEPARATIONS
-from protlm.evaluation.precision import precision
-from protlm.evaluation.proteins import Protein
+from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.head_survey import ALL_SEPARATIONS
+from protlm.analysis.precision import precision
+from protlm.analysis.proteins import Protein
 from protlm.model.pretrained import PretrainedModel
 
 
