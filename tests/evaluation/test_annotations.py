@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.evaluation.test_uniprot_features import entry
 
 from protlm.analysis import attention_properties
 from protlm.analysis.attention_properties import (
@@ -24,6 +23,7 @@ from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+from tests.analysis.test_uniprot_features import entry
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 LENGTH = len(SEQUENCE)
