@@ -37,8 +37,8 @@ from benchmarks.harness import (
     speed_table,
     write_json,
 )
-from protlm.build import pick_device
 from protlm.errors import exit_with_message
+from protlm.loading import pick_device
 from protlm.paths import check_output
 from protlm.plots import save_figure
 

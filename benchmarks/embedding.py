@@ -31,13 +31,13 @@ from benchmarks.harness import (
     write_json,
 )
 from benchmarks.language_models import Sizes
-from protlm.build import build_network
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Activation, ModelConfig, Objective, Positions
 from protlm.data.dataset import collate
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.embedding import Embedder, batches
+from protlm.model.network import build_network
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir

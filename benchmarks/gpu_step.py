@@ -19,11 +19,11 @@ from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.attention.linearized.selection import Case, failure
-from protlm.build import build_network
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.network import build_network
 from protlm.model.objective import target_sums
 from protlm.model.transformer import num_parameters
 from protlm.training.compilation import compile_blocks

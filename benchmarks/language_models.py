@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.attention_contenders import installed
-from protlm.build import build_network
 from protlm.config import Activation, ModelConfig, Positions
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.network import build_network
 from protlm.model.objective import target_sums
 
 ESM = "ESM (Hugging Face)"

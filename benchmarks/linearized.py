@@ -32,13 +32,15 @@ from benchmarks.harness import (
     take_turns,
     write_json,
 )
-from protlm.build import build_network, describe, model_of
+from protlm.build import describe
 from protlm.checkpoints.format import Checkpoint
 from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
 from protlm.conversion import convert
 from protlm.data.vocabulary import STANDARD
+from protlm.loading import model_of
 from protlm.model.embedding import Embedder
+from protlm.model.network import build_network
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 

@@ -33,8 +33,8 @@ from benchmarks.harness import (
     write_json,
 )
 from protlm.attention import mechanism, names
-from protlm.build import pick_device
 from protlm.errors import exit_with_message
+from protlm.loading import pick_device
 from protlm.paths import check_output
 from protlm.plots import save_figure
 

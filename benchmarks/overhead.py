@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Comparison, machine, median_table, show, speed_table, write_json
-from protlm.build import build_data, build_module, build_network, open_data
+from protlm.build import build_data, build_module, open_data
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.data.dataset import Batch
 from protlm.data_prep import prepare, split
 from protlm.errors import exit_with_message
+from protlm.model.network import build_network
 from protlm.model.objective import target_sums
 from protlm.paths import check_output, sample_dir
 from protlm.training.module import LanguageModeling

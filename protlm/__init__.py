@@ -23,7 +23,7 @@ def load(path: "str | Path", *, device: str = "cpu") -> "Model":
     """
     from pathlib import Path
 
-    from protlm.build import load_model
     from protlm.interface import Model
+    from protlm.loading import load_model
 
     return Model.of(load_model(Path(path), device=device))

@@ -4,18 +4,13 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 `protlm.evaluation`.
 """
 
-import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from protlm import attention, interop
+from protlm import attention
 from protlm.checkpoints import description as descriptions
-from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.description import ModelDescription
 from protlm.composition import to_plain
 from protlm.config import (
@@ -36,10 +31,8 @@ from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.model.network import build_network
-from protlm.model.pretrained import PretrainedModel
-from protlm.model.selfattention import keep_stored_norms
+from protlm.errors import UserError
+from protlm.loading import load_model, read_model
 from protlm.model.transformer import ProteinLM
 
 if TYPE_CHECKING:
@@ -253,84 +246,3 @@ def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
         return MaskingSchedule(rule)
     decay = decay_steps(config.schedule, max_steps=max_steps)
     return MaskingSchedule(rule, narrowing=(max_steps - decay, max_steps))
-
-
-def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
-    """Loads a model from a run folder, a checkpoint, an exported model or that of another program.
-
-    A name OWNER/MODEL is one of the Hugging Face Hub.
-
-    Raises:
-        InputDataError: the model is missing or damaged, has another vocabulary, or does not
-            match its description.
-    """
-    return model_of(read_model(path), device=device)
-
-
-def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> PretrainedModel:
-    """Builds a model that was read.
-
-    Raises:
-        InputDataError: its weights are NaN or do not match its description.
-    """
-    described = found.description
-    descriptions.check_sizes(found.path, described.model, found.weights)
-
-    def rebuild(seed: int) -> ProteinLM:
-        network = build_network(described.model, described.attention_config, seed=seed)
-        keep_stored_norms(network, found.weights)
-        return network
-
-    try:
-        with descriptions.LimitedMemory(found.path, found.weights):
-            network = rebuild(described.seed)
-        network.load_state_dict(found.weights)
-    except InputDataError:
-        raise
-    except UserError as error:
-        raise InputDataError(f"{found.path} describes an impossible model: {error}") from error
-    except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-        raise InputDataError(f"{found.path} does not match its description: {reason}") from None
-    descriptions.check_finite(found.path, found.weights)
-    return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
-
-
-def read_model(path: Path) -> checkpoints.Checkpoint:
-    """Reads a model without building it: its description and its weights.
-
-    Raises:
-        InputDataError: the model is missing or damaged, or has another vocabulary.
-        UserError: the path is a run of `protlm finetune`, which contains a model.
-    """
-    path = interop.local_path(path)
-    inner = path / "model"
-    # Unlike Path.is_file, it is false for names that no file can have.
-    if os.path.isfile(inner / checkpoints.CONFIG):  # noqa: PTH113
-        raise UserError(
-            f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"
-        )
-    found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
-    if found.description.vocabulary != VOCABULARY.hash:
-        raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")
-    return found
-
-
-def pick_device(name: str) -> torch.device:
-    """Returns the named device; `auto` is a GPU if there is one, and `gpu` is `cuda`.
-
-    Raises:
-        UserError: there is no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        # Lightning's name for it.
-        device = torch.device(re.sub("^gpu", "cuda", name))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n", 1)[0][:80]
-        raise UserError(
-            f"--device {name} cannot be used ({reason}); use auto, cpu or cuda"
-        ) from None
-    return device

@@ -93,8 +93,8 @@ def finetune(
     devices: Annotated[int, typer.Option(help="Number of GPUs, or of processes of CPUs.")] = 1,
 ) -> None:
     """Train all weights, or LoRA, on labels; resumable."""
-    from protlm.build import pick_device
     from protlm.commands.finetune import FinetuneOptions, finetune_labels
+    from protlm.loading import pick_device
     from protlm.training.finetuning import FinetuneSettings
 
     reading = _reading(sequences, label, task, min_count, cluster_table, cluster)

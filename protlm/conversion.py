@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from protlm.attention import mechanism
-from protlm.build import build_network, model_of
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.errors import UserError
+from protlm.loading import model_of
+from protlm.model.network import build_network
 from protlm.model.selfattention import keep_stored_norms
 
 _MECHANISM = ".attention.mechanism."

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protlm.build import pick_device
 from protlm.commands.finetune import HEAD, FinetuneOptions, finetune_labels
 from protlm.commands.finetune_run import MERGED
 from protlm.commands.label_inputs import LabelOptions
@@ -27,6 +26,7 @@ from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tables import read_table
+from protlm.loading import pick_device
 from protlm.paths import complete_file
 from protlm.training.finetuning import FinetuneSettings
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.build import load_model, read_model
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.format import CHECKPOINTS, checkpoint_name
 from protlm.commands.train import train
@@ -27,6 +26,7 @@ from protlm.conversion import convert
 from protlm.data.shards.data_set import open_split
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
+from protlm.loading import load_model, read_model
 
 # Softmax is the control: the original, trained as the others are in stage 2.
 MECHANISMS = ("softmax", "performer_softmax", "hedgehog")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from protlm import evaluation
-from protlm.build import load_model
 from protlm.commands.evaluate import evaluate
 from protlm.composition import compose
 from protlm.config import EvaluateConfig
 from protlm.errors import UserError
+from protlm.loading import load_model
 from protlm.paths import complete_file, sample_dir
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"

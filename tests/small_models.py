@@ -1,9 +1,9 @@
 """Models with random weights, in float64: small, but none of their predictions are alike."""
 
-from protlm.build import build_network
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 

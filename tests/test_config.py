@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from protlm.attention import names
-from protlm.build import build_network, describe
+from protlm.build import describe
 from protlm.composition import compose, read_run_config, to_plain
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
 from protlm.errors import UserError
+from protlm.model.network import build_network
 from protlm.paths import conf_dir
 
 

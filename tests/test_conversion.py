@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.build import build_network, describe, load_model, model_of
+from protlm.build import describe
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
 from protlm.conversion import convert
 from protlm.errors import InputDataError, UserError
+from protlm.loading import load_model, model_of
+from protlm.model.network import build_network
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "MKVL", "GSHMLEDPVDAYWQ"]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.build import load_model
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.outputs import ProteinFile, check_hdf5_output, entry_bytes, protein_file
 from protlm.data.records import Record
 from protlm.errors import UserError, interrupt_explained
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output
 from protlm.plots import attention_grid, save_figure

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from protlm import interop
-from protlm.build import load_model, model_of, read_model
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.checksums import check_sum
@@ -20,6 +19,7 @@ from protlm.errors import InputDataError, UserError
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
 from protlm.interop.esm_export import is_esm
+from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.paths import check_output, complete_file
 

@@ -19,7 +19,6 @@ from protlm.analysis.structures import (
     read_structure,
     structure_files,
 )
-from protlm.build import load_model
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import Proteins
@@ -32,6 +31,7 @@ from protlm.commands.outputs import (
 )
 from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError, interrupt_explained
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure
@@ -48,7 +48,7 @@ class ContactOptions:
         fit: a folder of structures to fit the regression on, or the JSON file of an earlier fit;
             None fits on the shipped structures.
         chain: the chain of the structures.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
         figure: the PNG file to draw; of several proteins each gets its name before the suffix.
     """
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from protlm.build import load_model, pick_device
 from protlm.commands import machine
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.batching.plan import SPECIALS
 from protlm.errors import ExitCode, UserError
+from protlm.loading import load_model, pick_device
 from protlm.model.memory import forward_bytes
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
@@ -52,7 +52,7 @@ def doctor(
     Args:
         fasta: a sequence file, for which a model is needed.
         model_path: a run, a checkpoint or an exported model.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
         as_json: prints JSON.
     """
     report = Report()

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from protlm.build import load_model
 from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate, readable_size
 from protlm.commands.embedding.job import Job, Named
@@ -28,6 +27,7 @@ from protlm.commands.embedding.results import Results
 from protlm.commands.embedding.share_processes import check_processes, compute_in_processes
 from protlm.commands.outputs import check_suffix
 from protlm.errors import OutputError, UserError, interrupt_explained
+from protlm.loading import load_model
 from protlm.paths import check_output, explain_os_error
 from protlm.terminal import printable
 

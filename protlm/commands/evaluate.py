@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protlm import evaluation
-from protlm.build import load_model
+from protlm.loading import load_model
 from protlm.commands.models import announced_default
 from protlm.commands.settings import print_help
 from protlm.composition import compose, through_hydra

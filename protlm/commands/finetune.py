@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from protlm.build import load_model
 from protlm.checkpoints.checksums import write_sums
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.commands.finetune_run import (
@@ -30,6 +29,7 @@ from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task, targets_of
 from protlm.errors import ExitCode, UserError
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
 from protlm.training import lora
@@ -86,7 +86,7 @@ def finetune_labels(
         output: the folder of the run; gets the merged model, its head and the adapters.
         options: the settings.
         reading: how labels are read and split.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
 
     Raises:
         UserError: impossible settings, or those of another run.

@@ -6,11 +6,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TypeVar
 
-from protlm.build import load_model
 from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
+from protlm.loading import load_model
 from protlm.model.decoding import GeneratedSequence, Sampling
 from protlm.model.gibbs import Sweeps, resample
 from protlm.model.pretrained import PretrainedModel

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.structures import is_structure
-from protlm.build import load_model
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import STANDARD_INPUT, Proteins
 from protlm.errors import InputDataError, UserError
+from protlm.loading import load_model
 from protlm.paths import check_output, complete_file, existing_file
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.page import assemble
@@ -31,7 +31,7 @@ class InspectOptions:
         fits: NAME.fit.json files of `protlm contacts`, each fitted to one of the models.
         chain: the chain of a structure.
         predictions: whether to predict every residue.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
     """
 
     layers: tuple[int, ...] | None = None

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.build import load_model
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.probe_results import output_cells, output_columns
 from protlm.data.records import Record
@@ -15,6 +14,7 @@ from protlm.downstream.features import embeddings
 from protlm.downstream.probe_files import Probe, read_probe
 from protlm.downstream.tasks import Task
 from protlm.errors import UserError
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file
 from protlm.terminal import JobProgress
@@ -42,7 +42,7 @@ def predict(
         model_path: the model that it was fitted on.
         output: x.tsv or x.csv.
         tokens_per_batch: the largest number of rows times padded length.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
         duplicates: the treatment of repeated identifiers.
 
     Raises:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from protlm.build import load_model
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
 from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.downstream.probe_files import Probe, write_probe
@@ -11,6 +10,7 @@ from protlm.downstream.probing import MODEL, ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.downstream.tasks import targets_of
 from protlm.errors import UserError
+from protlm.loading import load_model
 from protlm.paths import check_output, complete_folder
 from protlm.terminal import JobProgress
 
@@ -35,7 +35,7 @@ def probe_labels(
         output: the new folder.
         options: the settings of the probe.
         reading: how labels are read and split.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
 
     Raises:
         UserError: options that exclude each other, or a layer that does not exist.

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.build import load_model
 from protlm.commands.inputs import one_protein
 from protlm.commands.score_results import (
     Result,
@@ -34,6 +33,7 @@ from protlm.downstream.predictions import Predictor
 from protlm.downstream.score_metrics import agreement, clusters_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
 from protlm.errors import InputDataError, UserError, interrupt_explained
+from protlm.loading import load_model
 from protlm.plots import save_figure, scan_figure
 from protlm.terminal import printable
 
@@ -50,7 +50,7 @@ class ScoreOptions:
         per_residue: as for `protlm.downstream.estimators.score`.
         tokens_per_batch: rows times length of a batch, at most.
         json: a file for all metrics and their intervals.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
         figure: the figure of a scan.
     """
 

@@ -15,7 +15,6 @@ from protlm.build import (
     batching_strategy,
     build_data,
     build_module,
-    build_network,
     load_initial_weights,
     masking_schedule,
     open_data,
@@ -37,6 +36,7 @@ from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
 from protlm.downstream.assay_probe import AssayProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure

@@ -13,10 +13,10 @@ from protlm.analysis.head_statistics import (
     model_head_statistics,
     residue_blocks,
 )
-from protlm.build import build_network
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from tests.rounding import error_bound

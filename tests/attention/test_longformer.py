@@ -9,10 +9,10 @@ from torch import Tensor
 
 from protlm.attention import Attention, create
 from protlm.attention.longformer import Longformer
-from protlm.build import build_network
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.errors import UserError
+from protlm.model.network import build_network
 
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
 

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.pretended_cuda import DEVICE, PretendedCuda
 from protlm.attention.linearized import chunks, selection
-from protlm.build import build_network
 from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.model.network import build_network
 from protlm.model.objective import target_sums
 
 

@@ -19,11 +19,12 @@ from benchmarks.synthetic_fasta import SAMPLE, Proteins
 from benchmarks.training_batches import Proteins as TrainingProteins
 from benchmarks.training_batches import batches
 from protlm.attention import names
-from protlm.build import build_module, build_network
+from protlm.build import build_module
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.data.batching.packing import Packing
 from protlm.data.masking import IGNORE
+from protlm.model.network import build_network
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

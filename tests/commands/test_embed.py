@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import protlm
-from protlm.build import pick_device
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.inputs import Duplicates
@@ -18,6 +17,7 @@ from protlm.commands.outputs import entry_name
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.loading import pick_device
 from protlm.model.embedding import batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel

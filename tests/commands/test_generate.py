@@ -15,7 +15,6 @@ from torch import Tensor
 
 import protlm
 from protlm.attention import Attention
-from protlm.build import build_network
 from protlm.commands.generate import GenerateOptions, generate
 from protlm.commands.train import cannot_generate
 from protlm.composition import compose
@@ -25,6 +24,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.decoding import Sampling
 from protlm.model.gibbs import Sweeps
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from protlm.build import load_model
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.commands.run_settings import compose_run, refuse_another_run
 from protlm.commands.train import train
 from protlm.composition import compose, to_plain
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.errors import UserError
+from protlm.loading import load_model
 
 TRICKY_NAMES = [
     "run (1)",

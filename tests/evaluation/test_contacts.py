@@ -17,12 +17,12 @@ from protlm.analysis.contact_regression import (
 )
 from protlm.analysis.precision import precision
 from protlm.analysis.structures import read_structure, structure_files
-from protlm.build import build_network
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.contacts import Contacts
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.paths import sample_dir

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
-from protlm.build import load_model
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 
 

@@ -15,13 +15,14 @@ from protlm.analysis.head_clusters import PooledMap, head_clusters, head_distanc
 from protlm.analysis.masked_proteins import masked_scores
 from protlm.analysis.rollout import rollout
 from protlm.attention import names
-from protlm.build import build_network, load_model
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
+from protlm.loading import load_model
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.paths import sample_dir

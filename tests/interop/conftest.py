@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protlm import interop
-from protlm.build import build_network
+from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
 
 LAYERS, WIDTH, HEADS, INNER = 2, 32, 4, 48

@@ -15,11 +15,12 @@ import torch
 
 import protlm
 from protlm import interop
-from protlm.build import build_network, load_initial_weights
+from protlm.build import load_initial_weights
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.config import Activation, NormOrder, Positions
 from protlm.errors import InputDataError, UserError
+from protlm.model.network import build_network
 from protlm.paths import sample_dir, sha256_of
 from tests.interop.conftest import esm_tensors
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm import attention, interop
-from protlm.build import build_network
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.composition import compose, to_plain
@@ -33,6 +32,7 @@ from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
 from protlm.interop.esm_export import is_esm
+from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
 from tests.interop.conftest import WIDTH, esm_tensors
 from tests.marks import slow_but

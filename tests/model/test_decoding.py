@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
-from protlm.build import build_network
 from protlm.config import ModelConfig, NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import UserError
 from protlm.model.decoding import Ended, GeneratedSequence, Sampling, generate
+from protlm.model.network import build_network
 from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
 from protlm.model.transformer import DecodingState, ProteinLM

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
-from protlm.build import build_network
 from protlm.config import ModelConfig
 from protlm.errors import UserError
 from protlm.model.block import Block
 from protlm.model.convolution import ShortConvolution
+from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
 from protlm.paths import conf_dir
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import protlm
-from protlm.build import build_network
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.checksums import write_sums
 from protlm.composition import compose
 from protlm.config import ModelConfig, TrainConfig
 from protlm.errors import UserError
 from protlm.model.block import Block
+from protlm.model.network import build_network
 from protlm.model.selfattention import Context
 from protlm.model.transformer import ProteinLM
 from protlm.paths import conf_dir

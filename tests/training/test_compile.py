@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from protlm.build import build_network
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
@@ -16,6 +15,7 @@ from protlm.config import TrainConfig
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream, RankSlice
+from protlm.model.network import build_network
 from protlm.training import run
 from protlm.training.compilation import RunEagerly, compile_blocks
 

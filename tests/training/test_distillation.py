@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import protlm
-from protlm.build import build_module, build_network, read_model
+from protlm.build import build_module
 from protlm.checkpoints.format import all_checkpoints, export, load_training
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
@@ -19,7 +19,9 @@ from protlm.conversion import convert
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.errors import UserError
+from protlm.loading import read_model
 from protlm.model.block import Block
+from protlm.model.network import build_network
 
 Train = Callable[..., Path]
 STEPS = 6

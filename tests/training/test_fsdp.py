@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from protlm.build import load_model
 from protlm.checkpoints.format import AVERAGE, latest, load_training
 from protlm.checkpoints.metrics import read_metrics
 from protlm.checkpoints.sharded import Ranks, consolidated, read_parts
 from protlm.commands.checkpoint import consolidate, verify
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError
+from protlm.loading import load_model
 from protlm.training.module import LanguageModeling
 
 SETTINGS = (

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import protlm
-from protlm.build import build_network, describe, load_initial_weights
+from protlm.build import describe, load_initial_weights
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.errors import InputDataError, UserError
+from protlm.model.network import build_network
 
 
 def config(*overrides: str) -> TrainConfig:

@@ -77,7 +77,7 @@ class EmbedOptions:
         tokens_per_batch: rows times length of a batch, at most.
         dtype: the type of the numbers in the output.
         compute_dtype: the type of matrix products.
-        device: as for `protlm.build.pick_device`.
+        device: as for `protlm.loading.pick_device`.
         duplicates: the treatment of repeated identifiers.
         ranges: a table of the residue ranges of `--include ranges`.
         windows: computes proteins that are longer than the model accepts in windows.

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from protlm.build import load_model, pick_device
 from protlm.commands.embedding.compute import compute
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import opened
 from protlm.commands.inputs import STANDARD_INPUT
 from protlm.errors import LostRankError, UserError
+from protlm.loading import load_model, pick_device
 
 
 def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from protlm.build import load_model
 from protlm.checkpoints.format import AVERAGE, NETWORK_PREFIX, load_training
 from protlm.checkpoints.metrics import read_metrics
 from protlm.commands.checkpoint import export
+from protlm.loading import load_model
 from protlm.training.module import LanguageModeling
 
 SETTINGS = (

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.build import build_network
 from protlm.checkpoints.metrics import read_metrics
 from protlm.data.dataset import Batch
+from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
 from protlm.training.callbacks import estimate
 from protlm.training.callbacks.estimate import WatchEstimates

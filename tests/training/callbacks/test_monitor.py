@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from benchmarks.pretended_cuda import PretendedCuda
-from protlm.build import build_network
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.data.dataset import Batch, SequenceDataset
+from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
 from protlm.training import data_wait
 from protlm.training.callbacks import monitor

@@ -9,7 +9,6 @@ import torch
 from scipy.stats import spearmanr
 
 from protlm.analysis.structure_probe import StructureProbe
-from protlm.build import load_model
 from protlm.checkpoints.format import latest
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.downstream.assay_probe import AssayProbe
@@ -17,6 +16,7 @@ from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.variants import read_variants
 from protlm.errors import InputDataError, UserError
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import loss_curve
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.build import build_data, build_network, open_data
+from protlm.build import build_data, open_data
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
 from protlm.config import TrainConfig
@@ -19,6 +19,7 @@ from protlm.data.batching.plan import BatchStream
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.errors import UserError
+from protlm.model.network import build_network
 from protlm.training.loggers import CsvFile
 
 
