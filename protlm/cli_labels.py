@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 Sequences = Annotated[
     Path | None, typer.Option(help="A sequence file, for labels without sequences.")
 ]
-Column = Annotated[str | None, typer.Option("--label", help="Its column; default: label, target.")]
+Column = Annotated[
+    str | None, typer.Option("--label", help="Column of the labels; default: label or target.")
+]
 TaskName = Annotated[
     str | None,
     typer.Option("--task", help="number, class, multi-label, per-residue; default: guessed."),
@@ -25,7 +27,7 @@ PerResidue = Annotated[
 ]
 Layers = Annotated[
     list[int] | None,
-    typer.Option("--layers", help="Candidates; 0: embedding; default: all layers."),
+    typer.Option("--layers", help="Layers to choose from; 0: embedding; default: all."),
 ]
 MinCount = Annotated[
     int, typer.Option(help="With several classes: ignore those of fewer proteins.")
@@ -52,10 +54,10 @@ def probe(
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
     toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
-    seed: Annotated[int, typer.Option(help="Of splits, random weights, bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of splits, random weights, bootstrap.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Predict labels from frozen embeddings, beside baselines."""
+    """Predict labels from frozen embeddings, and compare with baselines."""
     from protlm.commands.probe import probe_labels
     from protlm.downstream.probing import ProbeOptions
 
@@ -80,15 +82,15 @@ def finetune(
         int | None, typer.Option(help="Rank of LoRA adapters; default: train all weights.")
     ] = None,
     lora_targets: Annotated[
-        str, typer.Option(help="Their layers: of query,key,value,output,up,gate,down.")
+        str, typer.Option(help="Adapted layers, of query,key,value,output,up,gate,down.")
     ] = "query,key,value",
     epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = 20,
     patience: Annotated[
         int, typer.Option(help="Stop after this many epochs without a lower validation loss.")
     ] = 3,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-4,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-4,
     batch_size: Annotated[int, typer.Option(help="Proteins per step, of all devices.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of splits, order, bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of splits, order, bootstrap.")] = 0,
     device: Device = "auto",
     devices: Annotated[int, typer.Option(help="Number of GPUs, or of processes of CPUs.")] = 1,
 ) -> None:

@@ -188,7 +188,7 @@ def score(
     figure: Annotated[Path | None, typer.Option(help="Also draw a heat map of --scan.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Score variants of a protein, beside measured scores."""
+    """Score variants of a protein, and compare with measured scores."""
     from protlm.commands.score import ScoreOptions, scan_protein, score_variants
     from protlm.downstream.estimators import Estimator
 

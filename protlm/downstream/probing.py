@@ -17,7 +17,7 @@ from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
 from protlm.model.pretrained import PretrainedModel
 
-MODEL, RANDOM, CONSTANT = "model", "random_weights", "commonest"
+MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
 _HELD_OUT = 0.2
 # What the layer and the penalty are chosen by.
 _CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}

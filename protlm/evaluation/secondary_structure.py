@@ -72,9 +72,9 @@ class SecondaryStructure(Evaluation):
         windows = (residue_examples(side, [_windows(side)]) for side in (fit, test))
         result["residues_around"] = self._scored(*windows)
         labels, proteins = state_labels(test), groups(test)
-        commonest = np.bincount(state_labels(fit)).argmax()
-        chosen = np.full_like(labels, commonest)
-        result["commonest"] = class_scores(chosen, labels, proteins, seed=self.seed)
+        most_common = np.bincount(state_labels(fit)).argmax()
+        chosen = np.full_like(labels, most_common)
+        result["constant"] = class_scores(chosen, labels, proteins, seed=self.seed)
         residues = {"num_fit_residues": len(state_labels(fit)), "num_test_residues": len(labels)}
         return result | {"num_fit": len(fit), "num_test": len(test)} | residues
 
@@ -82,7 +82,7 @@ class SecondaryStructure(Evaluation):
         """Builds a row for each predictor."""
         values = results[NO_SPLIT]
         rows = []
-        for who in ("model", "random_weights", "residues_around", "commonest"):
+        for who in ("model", "random_weights", "residues_around", "constant"):
             q3, f1 = values[who]["accuracy"], values[who]["macro_f1"]
             interval = f"{q3['low']:.1%} to {q3['high']:.1%}"
             layer = str(values[who].get("layer", ""))

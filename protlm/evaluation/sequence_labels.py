@@ -77,15 +77,15 @@ class SequenceLabels(Evaluation):
         result: dict[str, Any] = {}
         for who, features in self._features(model, fit, test).items():
             result[who] = self._scored(*features, fit_labels, test_labels)
-        commonest = np.full_like(test_labels, np.bincount(fit_labels).argmax())
+        most_common = np.full_like(test_labels, np.bincount(fit_labels).argmax())
         each = np.arange(len(test_labels))
-        result["commonest"] = class_scores(commonest, test_labels, each, seed=self.seed)
+        result["constant"] = class_scores(most_common, test_labels, each, seed=self.seed)
         return result | {"num_fit": len(fit), "num_test": len(test), "classes": classes}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor."""
         values, rows = results[NO_SPLIT], []
-        for who in ("model", "random_weights", "composition", "three_mers", "commonest"):
+        for who in ("model", "random_weights", "composition", "three_mers", "constant"):
             accuracy, f1 = values[who]["accuracy"], values[who]["macro_f1"]
             interval = f"{accuracy['low']:.1%} to {accuracy['high']:.1%}"
             layer = str(values[who].get("layer", ""))

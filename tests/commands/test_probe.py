@@ -56,7 +56,7 @@ def test_a_probe_and_its_predictions(
     assert "the split leaks: of 2 test" in printed
     results = json.loads((folder / "results.json").read_text())
     assert set(results["predictors"]) == {
-        *("model", "random_weights", "composition", "three_mers", "length", "commonest")
+        *("model", "random_weights", "composition", "three_mers", "length", "constant")
     }
     assert results["test_proteins_with_relatives_to_fit_to"]["similar"] == 1
     assert results["predictors"]["model"]["layer"] in (0, 1)

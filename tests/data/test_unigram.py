@@ -57,7 +57,7 @@ def test_loss_on_its_own_counts_is_their_entropy() -> None:
     assert other > nats
 
 
-def test_the_commonest_residue_is_always_predicted() -> None:
+def test_the_most_common_residue_is_always_predicted() -> None:
     sequence = "LLLLLAAAGGKR"
     targets = VOCABULARY.encode(sequence)
     unigram = Unigram.from_counts(count_residues([targets]))

@@ -58,7 +58,7 @@ def test_classes_without_examples_have_no_probability(numbers) -> None:
     assert probabilities(found.outputs(x), Task.several_classes)[0, 1:].tolist() == [0, 1]
 
 
-def test_the_constant_predicts_the_mean_or_the_commonest_class() -> None:
+def test_the_constant_predicts_the_mean_or_the_most_common_class() -> None:
     assert constant(np.array([1.0, 3.0]), Task.number, num_classes=0, width=2).bias.tolist() == [2]
     classes = constant(np.array([1, 1, 0]), Task.one_class, num_classes=3, width=2)
     assert classes.outputs(np.zeros((1, 2))).argmax() == 1

@@ -120,7 +120,7 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
     assert (values["num_fit"], values["num_test"]) == (40, 20)
     assert values["composition"]["accuracy"]["value"] == 1
     assert values["model"]["accuracy"]["value"] == 1
-    assert values["commonest"]["accuracy"]["value"] == 0.5
+    assert values["constant"]["accuracy"]["value"] == 0.5
     assert len(made.table({NO_SPLIT: values}).rows) == 5
     (tmp_path / "x.fasta").write_text(">P1\nMK\n")
     with pytest.raises(InputDataError, match="lacks 59 of the 60 sequences"):
@@ -132,9 +132,9 @@ def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
     made = create("mine", {"name": "secondary_structure"})
     values = made.run(model, None)
     assert values["num_test"] == values["num_fit"] == 20
-    # The residues around know more than the commonest state, by far more than chance allows.
-    around, commonest = values["residues_around"]["accuracy"], values["commonest"]["accuracy"]
-    assert around["low"] > commonest["value"]
+    # The residues around know more than the most common state, by far more than chance allows.
+    around, constant = values["residues_around"]["accuracy"], values["constant"]["accuracy"]
+    assert around["low"] > constant["value"]
     assert 0.3 < values["model"]["accuracy"]["value"] < 0.8
     assert len(made.table({NO_SPLIT: values}).rows) == 4
 
