@@ -35,11 +35,13 @@ def test_the_commands_of_the_document(
     blocks = re.findall(r"^```bash\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     commands = [line.split() for line in "".join(blocks).replace("\\\n", " ").splitlines()]
     assert [words[1] for words in commands] == [
-        "checkpoint", "train", "train", "evaluate", "checkpoint",
+        "checkpoint", "train", "train", "evaluate", "checkpoint", "train",
+        "data", "generate", "prepare", "train",
     ]  # fmt: skip
     printed = {}
     for program, *words in commands:
         assert program == "protlm"
+        words = ["20" if word == "5000" else word for word in words]
         done = protlm_in_process(*words, *(SHORT if words[0] == "train" else ()), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         printed[words[-1]] = done

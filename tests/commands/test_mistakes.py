@@ -55,7 +55,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         ["--prefix", "'1' at residue 3"],
     ),
     "score without a wild type": (
-        ["score", "x.fasta", "-m", "run", "-o", "o.csv"],
+        ["score", "x.csv", "-m", "run", "-o", "o.csv"],
         2,
         ["--wild-type", "--reference"],
     ),
@@ -66,8 +66,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "score sequences": (
         ["score", "x.fasta", "-m", "run", "-o", "o.csv", "--wild-type", "x.fasta"],
-        3,
-        ["mutant", "mutated_sequence"],
+        2,
+        ["--scan", "--wild-type x.fasta"],
     ),
     "score by no estimator": (
         ["score", "x.csv", "-m", "run", "-o", "o.csv", "--estimator", "esm"],
