@@ -27,6 +27,7 @@ import numpy as np
 from protlm.analysis.contact_regression import apc
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
+from protlm.evaluation.base import NO_SPLIT
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
 FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
@@ -37,7 +38,20 @@ LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 # Zhang et al. 2024: the covariance of N rows is regularized by this number / sqrt(N).
 SHRINKAGE = 4.5
 RESAMPLES = 1000
+# The fewest proteins of a bootstrap interval.
+FEWEST = 6
 METHODS = ("contacts", "jacobian")
+
+
+def keep_settings(given: argparse.Namespace) -> None:
+    """Writes the settings of the study beside its results; ends if these are of other ones."""
+    settings = {"steps": given.steps, "tokens": given.tokens, "model": given.model}
+    path = given.out / "settings.json"
+    given.out.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_text(json.dumps(settings), encoding="utf-8")
+    if (there := json.loads(path.read_text(encoding="utf-8"))) != settings:
+        sys.exit(f"{given.out} has results of {there}, not of {settings}; choose another --out")
 
 
 def protlm(*arguments: str) -> None:
@@ -51,15 +65,20 @@ def structure_file(structures: Path, protein: str) -> Path:
     return structures / "pdb" / f"{identifier.lower()}_{chain}.pdb.gz"
 
 
-def adapt(protein: str, given: argparse.Namespace) -> Path:
-    """Prepares the homologs and trains on them, or continues; returns the run."""
-    folder = given.out / protein
-    family = folder / "data"
+def homologs(protein: str, given: argparse.Namespace) -> Path:
+    """Prepares the homologs of a protein, unless they are; returns the data set."""
+    family = given.out / protein / "data"
     alignment = given.structures / "msa" / f"{protein}.a3m.gz"
     if not (family / "manifest.json").exists():
         select = ("--allow-gaps", "--deduplicate", "--cluster", "--cluster-identity", "0.8")
         split = ("--valid-fraction", str(HELD_OUT), "--test-fraction", "0")
         protlm("prepare", str(alignment), *select, *split, "--out", str(family))
+    return family
+
+
+def adapt(protein: str, given: argparse.Namespace) -> Path:
+    """Trains on the homologs, or continues; returns the run."""
+    family, run = homologs(protein, given), given.out / protein / "run"
     sets = ((family, FAMILY_WEIGHT), (given.general, GENERAL_WEIGHT))
     mixture = ", ".join(f"{{dir: {path}, weight: {weight}}}" for path, weight in sets)
     protlm(
@@ -68,13 +87,13 @@ def adapt(protein: str, given: argparse.Namespace) -> Path:
         *("data.verify=sizes", f"data.tokens_per_batch={given.tokens}"),
         f"schedule.warmup_steps={min(WARMUP_STEPS, round(given.steps * WARMUP_FRACTION))}",
         *(f"trainer.max_steps={given.steps}", f"trainer.valid_every={max(given.steps // 4, 1)}"),
-        *(f"trainer.checkpoint_every={max(given.steps // 2, 1)}", f"run_dir={folder / 'run'}"),
+        *(f"trainer.checkpoint_every={max(given.steps // 2, 1)}", f"run_dir={run}"),
     )
-    return folder / "run"
+    return run
 
 
 def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> None:
-    """Evaluates the contacts of one protein, unless its results are there."""
+    """Evaluates the contacts of one protein, and held-out homologs, unless results are there."""
     folder = given.out / protein
     output = folder / f"{name}.json"
     if output.exists():
@@ -85,8 +104,9 @@ def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> 
     shutil.copyfile(source, tested / source.name)
     settings = [f"evaluation.{method}.structures={tested}" for method in METHODS]
     settings += [f"evaluation.{method}.max_residues=510" for method in METHODS]
-    methods = f"evaluation=[{','.join(METHODS)}]"
-    protlm("evaluate", f"checkpoint={model}", methods, *settings, f"output={output}")
+    held_out = (f"data.dir={homologs(protein, given)}", "split=valid")
+    chosen = f"evaluation=[{','.join(METHODS)},masked]"
+    protlm("evaluate", f"checkpoint={model}", chosen, *held_out, *settings, f"output={output}")
 
 
 def aligned_columns(path: Path) -> np.ndarray:
@@ -141,17 +161,16 @@ def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
     found = {}
     for name in ("before", "after"):
         report = json.loads((given.out / protein / f"{name}.json").read_text(encoding="utf-8"))
-        results = next(iter(report["results"].values()))
         for method in METHODS:
-            scores = results[method]["model"]
+            scores = report["results"][NO_SPLIT][method]["model"]
             found[f"{method}, {name}"] = scores["long"]["P@L"]["mean"]
     return found | baselines(protein, given)
 
 
 def interval(values: Sequence[float]) -> str:
-    """Formats the mean over proteins in percent; with two or more, its bootstrap interval."""
-    if len(values) < 2:
-        return f"{np.mean(values):.1%}"
+    """Formats the mean over proteins, with a bootstrap interval or, of few, the range."""
+    if len(values) < FEWEST:
+        return f"{np.mean(values):.1%} (range {min(values):.1%} to {max(values):.1%})"
     drawn = np.random.default_rng(0).choice(np.array(values), (RESAMPLES, len(values)))
     low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
     return f"{np.mean(values):.1%} ({low:.1%} to {high:.1%})"
@@ -169,11 +188,8 @@ def report(found: Mapping[str, Mapping[str, float]]) -> str:
     for method in METHODS:
         gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
         lines.append(f"{method}, after less before: {interval(gains)}")
-    rest = [
-        max(one[f"{method}, after"] for method in METHODS) - one["inverse covariance"]
-        for one in found.values()
-    ]
-    lines.append(f"The better of both after less inverse covariance: {interval(rest)}")
+        rest = [one[f"{method}, after"] - one["inverse covariance"] for one in found.values()]
+        lines.append(f"{method}, after less inverse covariance: {interval(rest)}")
     return "\n".join(lines)
 
 
@@ -188,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="performer-relu-3m")
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     given = parser.parse_args(arguments)
+    keep_settings(given)
     found = {}
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

@@ -41,8 +41,8 @@ def test_the_commands_of_the_document(
     printed = {}
     for program, *words in commands:
         assert program == "protlm"
-        words = ["20" if word == "5000" else word for word in words]
-        done = protlm_in_process(*words, *(SHORT if words[0] == "train" else ()), cwd=tmp_path)
+        few = ["20" if word == "5000" else word for word in words]
+        done = protlm_in_process(*few, *(SHORT if words[0] == "train" else ()), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         printed[words[-1]] = done
     swap = printed["runs/swapped"]

@@ -1,11 +1,20 @@
 """The parts of the study of families that compute something themselves."""
 
+import argparse
 import gzip
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from studies.families import aligned_columns, interval, inverse_covariance, report, structure_file
+from studies.families import (
+    aligned_columns,
+    interval,
+    inverse_covariance,
+    keep_settings,
+    report,
+    structure_file,
+)
 
 
 def test_insertions_are_left_out_and_unknown_residues_are_gaps(tmp_path: Path) -> None:
@@ -36,15 +45,25 @@ def test_the_report_compares_each_protein_with_itself() -> None:
     one = {**methods, "jacobian, after": 0.3, "inverse covariance": 0.25}
     other = {**one, "contacts, after": 0.4, "inverse covariance": 0.35}
     lines = report({"1ABC_A": one, "2ABC_A": other}).splitlines()
-    assert lines[3] == "| contacts, after | 20.0% | 40.0% | 30.0% (20.0% to 40.0%) |"
-    assert "contacts, after less before: 20.0% (10.0% to 30.0%)" in lines
-    assert "The better of both after less inverse covariance: 5.0% (5.0% to 5.0%)" in lines
+    assert lines[3] == "| contacts, after | 20.0% | 40.0% | 30.0% (range 20.0% to 40.0%) |"
+    assert "contacts, after less before: 20.0% (range 10.0% to 30.0%)" in lines
+    expected = "jacobian, after less inverse covariance: 0.0% (range -5.0% to 5.0%)"
+    assert expected in lines
 
 
 def test_a_structure_has_the_lower_case_identifier_of_its_alignment() -> None:
     assert structure_file(Path("x"), "1EGA_B") == Path("x/pdb/1ega_B.pdb.gz")
 
 
-def test_one_protein_has_no_interval() -> None:
-    assert interval([0.25]) == "25.0%"
-    assert interval([0.2, 0.4]) == "30.0% (20.0% to 40.0%)"
+def test_few_proteins_have_no_interval() -> None:
+    assert interval([0.2, 0.4]) == "30.0% (range 20.0% to 40.0%)"
+    assert interval([0.2, 0.4] * 3).startswith("30.0% (2")
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    given = argparse.Namespace(out=tmp_path / "study", steps=240, tokens=4096, model="m")
+    keep_settings(given)
+    keep_settings(given)
+    given.steps = 600
+    with pytest.raises(SystemExit, match="choose another --out"):
+        keep_settings(given)
