@@ -5,8 +5,8 @@ average product (APC, Dunn et al. 2008), and the regression is fitted to a few p
 structure.
 """
 
-from collections.abc import Iterable
-from typing import Any, final
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, final
 
 import numpy as np
 
@@ -148,6 +148,31 @@ class ContactRegression:
         regression.weights_H = np.array(values["weights"], dtype=np.float64)
         regression.intercept = float(values["intercept"])
         return regression
+
+
+class HasSequence(Protocol):
+    """A protein: a name and letters."""
+
+    @property
+    def identifier(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def sequence(self) -> str:
+        """The letters."""
+        ...
+
+
+def check_disjoint(fit: Sequence[HasSequence], test: Sequence[HasSequence]) -> None:
+    """Raises `InputDataError` if a sequence is in the fit and in the test."""
+    fitted = {protein.sequence: protein.identifier for protein in fit}
+    for protein in test:
+        if protein.sequence in fitted:
+            raise InputDataError(
+                f"{protein.identifier} of the test has the sequence of {fitted[protein.sequence]} "
+                "of the fit: fit to other proteins than those of the test"
+            )
 
 
 def _pairs(features_HLL: np.ndarray, contacts_LL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

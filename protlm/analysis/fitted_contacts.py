@@ -5,7 +5,7 @@ from typing import final
 
 import numpy as np
 
-from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.contact_regression import ContactRegression, check_disjoint, head_features
 from protlm.analysis.head_survey import ALL_SEPARATIONS
 from protlm.analysis.precision import precision
 from protlm.analysis.proteins import Protein
@@ -21,6 +21,9 @@ class FittedContacts:
         fit: the proteins of the fit.
         proteins: the proteins to predict.
         seed: seed of the solver.
+
+    Raises:
+        InputDataError: a protein is in both.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class FittedContacts:
         *,
         seed: int,
     ) -> None:
+        check_disjoint(fit, proteins)
         self._proteins = proteins
         self._regression = ContactRegression(seed=seed).fit(
             (head_features(model, protein.sequence), protein.contacts()) for protein in fit

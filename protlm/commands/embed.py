@@ -69,7 +69,8 @@ def embed(
     check_processes(fasta, options, with_jobs=run_jobs is not None)
     if run_jobs is not None:
         _compute_in_jobs(fasta, model_path, output, options, run_jobs)
-        options = replace(options, processes=1, merge=True)
+        # The machine that submits jobs need not have their devices.
+        options = replace(options, processes=1, merge=True, device="cpu")
     with interrupt_explained(
         f"the same command continues after the last batch that is finished in "
         f"{partial_folder(output)}"
@@ -82,6 +83,10 @@ def embed(
             _run(job, output, form, (fasta, model_path))
     if run_jobs is not None:
         shutil.rmtree(_job_folder(output))
+
+
+# Marks a folder of jobs, which is removed when the output is complete.
+_OURS = ".protlm-jobs"
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,10 @@ def _compute_in_jobs(
     mine = [replace(options, processes=1, share=share) for share in shares]
     folder = _job_folder(output)
     try:
+        if folder.exists() and not (folder / _OURS).is_file():
+            raise OutputError(f"{folder} exists and is not a folder of jobs of protlm; move it")
         folder.mkdir(exist_ok=True)
+        (folder / _OURS).touch()
     except OSError as error:
         raise explain_os_error(error, folder) from error
     with interrupt_explained("the same command continues what the jobs have not finished"):

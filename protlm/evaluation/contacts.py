@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.contact_regression import INVERSE_PENALTY, ContactRegression, head_features
+from protlm.analysis.contact_regression import (
+    INVERSE_PENALTY,
+    ContactRegression,
+    check_disjoint,
+    head_features,
+)
 from protlm.analysis.precision import DEFINITION, DIVISORS
 from protlm.analysis.structure_groups import (
     by_predictor,
@@ -20,7 +25,7 @@ from protlm.analysis.structure_groups import (
     table_rows,
 )
 from protlm.analysis.structures import Structure, contact_map, read_folder
-from protlm.errors import InputDataError, UserError
+from protlm.errors import UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
@@ -78,7 +83,7 @@ class Contacts(Evaluation):
             limit = min(limit, model.max_residues)
         fit, too_long_to_fit = read_folder(self.fit_dir, limit)
         test, too_long_to_test = read_folder(self.test_dir, limit)
-        self._check_disjoint(fit, test)
+        check_disjoint(fit, test)
         group_of = read_groups(self.groups, test)
         figures: dict[str, Any] = {}
         heads_used: dict[str, int] = {}
@@ -116,16 +121,6 @@ class Contacts(Evaluation):
         heads |= {f"{who}_mean_of_heads": "all" for who in used}
         rows = [(*row, heads[row[0].split(",")[0]]) for row in table_rows(values, list(heads))]
         return ResultTable(("contacts", "range", *DIVISORS, "proteins", "heads used"), rows)
-
-    def _check_disjoint(self, fit: list[Structure], test: list[Structure]) -> None:
-        fitted = {structure.sequence: structure.identifier for structure in fit}
-        for structure in test:
-            if structure.sequence in fitted:
-                raise InputDataError(
-                    f"{structure.identifier} of {self.test_dir} has the sequence of "
-                    f"{fitted[structure.sequence]} of {self.fit_dir}: fit to other proteins than "
-                    "those of the test"
-                )
 
 
 def _examples(

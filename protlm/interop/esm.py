@@ -131,6 +131,8 @@ def _contact_head(source: Source, config: ModelConfig) -> ContactHead | None:
     sizes = {part: value.numel() for part, value in parts.items()}
     if sizes != {"weight": num_heads, "bias": 1}:
         raise InputDataError(f"{source.path} has a contact head of other than {num_heads} heads")
+    if not all(value.isfinite().all() for value in parts.values()):
+        raise InputDataError(f"{source.path} has a contact head with NaN or infinite numbers")
     return ContactHead(parts["weight"].flatten().tolist(), parts["bias"].item())
 
 

@@ -198,16 +198,22 @@ def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any
     group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
     if isinstance(settings, argparse.Namespace):
-        return vars(settings)
+        return _plain(settings)
     if not isinstance(first, argparse.Namespace):
         return None
-    if (kind := vars(first).get("arch")) != _ESM_1B:
+    if (kind := _plain(first).get("arch")) != _ESM_1B:
         raise InputDataError(
             f"{path} is a model of fair-esm with arch={kind!r:.40}, such as ESM-1 or MSA "
             "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
         )
     # Released files have names with and without the prefix.
-    return {f"encoder_{key}": value for key, value in vars(first).items()} | vars(first)
+    return {f"encoder_{key}": value for key, value in _plain(first).items()} | _plain(first)
+
+
+def _plain(settings: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings that JSON could contain too: numbers, texts, switches, nothing."""
+    kinds = (bool, int, float, str, type(None))
+    return {key: value for key, value in vars(settings).items() if type(value) in kinds}
 
 
 def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:

@@ -87,6 +87,32 @@ def test_jobs_make_the_bytes_of_one_process(fasta: Path, tiny_run: Path, tmp_pat
         embed(Path("-"), tiny_run, tmp_path / "x.h5", options, local)
 
 
+def test_a_folder_of_others_is_not_removed(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.h5.jobs").mkdir()
+    mine = tmp_path / "out.h5.jobs" / "notes.txt"
+    mine.write_text("keep")
+    options = EmbedOptions(**OPTIONS, processes=2)
+    with pytest.raises(OutputError, match=r"out\.h5\.jobs exists and is not a folder of jobs"):
+        embed(fasta, tiny_run, tmp_path / "out.h5", options, lambda *_: None)
+    assert mine.read_text() == "keep"
+
+
+def test_the_parts_of_jobs_are_joined_without_their_device(
+    fasta: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    """A login node has no GPU: the jobs compute on another device than the merge."""
+    options = EmbedOptions(**{**OPTIONS, "device": "cuda:7"}, processes=2)
+
+    def elsewhere(_: Path, tasks: Sequence[Any]) -> None:
+        for task in tasks:
+            assert task.options.device == "cuda:7"
+            submission.run_task(replace(task, options=replace(task.options, device="cpu")))
+
+    embed(fasta, tiny_run, tmp_path / "out.h5", options, elsewhere)
+    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
 @pytest.mark.slow
 def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")

@@ -250,6 +250,19 @@ def test_fair_esm_files_with_learned_positions_have_the_same_model(
     assert_same(found.weights, expected.weights)
 
 
+def test_a_contact_head_of_nan_is_refused(write_esm: Write) -> None:
+    head = {n: torch.full_like(v, torch.nan) for n, v in esm_tensors().items() if "contact" in n}
+    with pytest.raises(InputDataError, match="contact head with NaN"):
+        interop.read(write_esm(tensors=esm_tensors() | head))
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), [], argparse.Namespace()], ids=type)
+def test_settings_that_json_could_not_contain_are_ignored(value: Any, tmp_path: Path) -> None:
+    sizes = {"embed_dim": WIDTH, "attention_heads": 4, "max_positions": 64}
+    with pytest.raises(InputDataError, match="layers"):
+        interop.read(fair_esm_1(tmp_path / "esm1.pt", norm=True, layers=value, **sizes))
+
+
 def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_path: Path) -> None:
     tensors, path = in_fairseq(esm_tensors()), tmp_path / "esm2.pt"
     trunk = {n: v for n, v in esm_tensors().items() if "contact_head" not in n}

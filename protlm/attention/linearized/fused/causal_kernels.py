@@ -201,7 +201,9 @@ def attend(
     store_rows(out, head, num_heads, positions, length, S.BC, S.C, sums / total[:, None])
     if bias is not None:
         total = highest + tl.log2(total)
-        is_above = peaks >= tl.exp2(LARGEST_RISE)
+        # Keys above the limit are clamped to it; their power is at least half of the largest one,
+        # however the card rounds.
+        is_above = peaks >= tl.exp2(LARGEST_RISE - 1)
         first_direct = tl.min(tl.where(is_above, rows, S.BL), axis=0)
         tl.store(directs + head.to(tl.int64) * tl.num_programs(1) + chunk, first_direct)
     place = head.to(tl.int64) * length + positions
