@@ -181,7 +181,8 @@ class LogitDistillation(Distillation):
     The loss of a target is its cross-entropy plus `objective.teacher_weight` times the divergence
     KL(teacher, model) of the predictions. The log has the cross-entropy. With
     `objective.lora_rank`, adapters of the projections of attention learn instead of all weights.
-    In every checkpoint they are merged into the weights, which are saved beside for resumption.
+    In every checkpoint they are merged into the weights; adapters and unmerged weights are saved
+    too, so that the run can be resumed.
     """
 
     def _check(self, teacher: PretrainedModel, config: TrainConfig) -> None:
