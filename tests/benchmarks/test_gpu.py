@@ -101,7 +101,7 @@ def test_on_a_cpu_the_script_runs_through(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert text in done.stdout
-    assert "| softmax | bfloat16 | 64 | 128 | needs a GPU |" in text
+    assert "| softmax | no | bfloat16 | 64 | 128 | needs a GPU |" in text
     assert "weights are equal bit for bit, and losses are equal." in text
     assert re.search(r"\| tiny \| performer_relu \| 0\.1 M \| 128 \| 512 \| [\d,]+ \|", text)
     assert "| performer_relu | 128 |" in text

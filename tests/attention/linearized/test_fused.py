@@ -23,7 +23,9 @@ from protlm.errors import UserError
 
 PROGRAM = Path(__file__).parent / "programs" / "interpret.py"
 PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
-BUDGETS = {"float32": 1e-5, "bfloat16": 1e-2}
+# Of outputs, and of gradients: their sums over the values cancel in part, so that the roundings of
+# the operands weigh more. The second one is the limit of the check at first use.
+BUDGETS = {"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)}
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
 
@@ -39,7 +41,9 @@ def interpret(mechanism: str, dtype: str, mode: str, *numbers: int) -> list[dict
 
 def check(found: dict[str, Any], dtype: str) -> None:
     """Asserts what `interpret` found for a length."""
-    assert max(found["errors"]) <= BUDGETS[dtype], found
+    output, *gradients = found["errors"]
+    budget, gradient_budget = BUDGETS[dtype]
+    assert output <= budget and max(gradients) <= gradient_budget, found
     assert found["is_clear"], found
     assert found.get("is_causal", True), found
 
@@ -100,7 +104,7 @@ def test_kernels_fit_every_card_without_spills(card: str) -> None:
 @pytest.mark.parametrize("mechanism", ["performer_softmax", "performer_relu"])
 def test_sums_over_parts_of_long_sequences(mechanism: str) -> None:
     (found,) = interpret(mechanism, "float32", "bidirectional", 16, 16, 600)
-    assert max(found["errors"]) <= BUDGETS["float32"], found
+    assert max(found["errors"]) <= BUDGETS["float32"][0], found
 
 
 def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
