@@ -67,7 +67,7 @@ def prepare(
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
     from protlm.data.records import ReadOptions
     from protlm.data_prep import prepare as building
-    from protlm.data_prep import rules, select, submission
+    from protlm.data_prep import rules, select, source_jobs, submission
     from protlm.data_prep import sources as files_of
 
     split = rules.SplitOptions(
@@ -97,6 +97,6 @@ def prepare(
     if jobs is None:
         building.prepare(files, out, split_rule=rule, clusters=clusters, options=options)
     else:
-        submission.prepare_by_jobs(
+        source_jobs.prepare_by_jobs(
             files, out, split_rule=rule, clusters=clusters, options=options, submission=jobs
         )

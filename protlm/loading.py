@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from protlm import interop
-from protlm.checkpoints import description as descriptions
 from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints import weight_checks
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
@@ -36,7 +36,7 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
         InputDataError: its weights are NaN or do not match its description.
     """
     described = found.description
-    descriptions.check_sizes(found.path, described.model, found.weights)
+    weight_checks.check_sizes(found.path, described.model, found.weights)
 
     def rebuild(seed: int) -> ProteinLM:
         network = build_network(described.model, described.attention_config, seed=seed)
@@ -44,7 +44,7 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
         return network
 
     try:
-        with descriptions.LimitedMemory(found.path, found.weights):
+        with weight_checks.LimitedMemory(found.path, found.weights):
             network = rebuild(described.seed)
         network.load_state_dict(found.weights)
     except InputDataError:
@@ -54,7 +54,7 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
         raise InputDataError(f"{found.path} does not match its description: {reason}") from None
-    descriptions.check_finite(found.path, found.weights)
+    weight_checks.check_finite(found.path, found.weights)
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
 
 

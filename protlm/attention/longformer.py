@@ -17,10 +17,10 @@ from protlm.attention.ops.global_tokens import (
 )
 from protlm.attention.ops.masking import visible_keys, zero_padding
 from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
 from protlm.attention.ops.windows import (
     SharedKeys,
     Window,
+    check_dilation,
     check_window,
     softmax_weights,
     visible_softmax,
@@ -102,7 +102,7 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
     ) -> None:
         super().__init__()
         check_window(window)
-        _check_dilation(dilation, dilated_heads, num_heads)
+        check_dilation(dilation, dilated_heads, num_heads)
         if num_global < 0:
             raise UserError(
                 f"attention.num_global={num_global} must be 0 or more; try attention.num_global=1"
@@ -290,17 +290,3 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
     def _of_heads(self, weights: Tensor, like: Tensor) -> Tensor:
         """Returns a projection by head: (D, H, K)."""
         return weights.to(like.dtype).unflatten(1, (self.num_heads, -1))
-
-
-def _check_dilation(dilation: int, dilated_heads: int, num_heads: int) -> None:
-    require_at_least("dilation", dilation, 1, example=2, otherwise="1 for no gaps")
-    if not 0 <= dilated_heads <= num_heads:
-        raise UserError(
-            f"attention.dilated_heads={dilated_heads} must be between 0 and the {num_heads} heads "
-            "(model.num_heads); the paper dilates 2"
-        )
-    if dilation > 1 and dilated_heads == 0:
-        raise UserError(
-            f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; set "
-            "attention.dilated_heads=2, or attention.dilation=1 for no gaps"
-        )

@@ -6,7 +6,6 @@ such as `${oc.env:TOKEN}` are never resolved.
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
@@ -14,10 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_type_hints
 
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
+from protlm.checkpoints.weight_checks import not_usable
 from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.errors import InputDataError, UserError, one_of
 
@@ -34,36 +30,12 @@ _KINDS = {
 # Where a model came from: an imported one, and one whose attention was replaced.
 _IMPORTED, _CONVERTED = ("family", "sha256"), ("converted_from", "converted_hash")
 _SOURCES = [set(_IMPORTED), set(_CONVERTED), {*_IMPORTED, *_CONVERTED}]
-_BLOCK = re.compile(r"blocks\.(\d+)\.")
-_EMBEDDING = "embedding.weight"
-# Numbers that may be created per weight, and for tables that are not saved.
-_DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
 _MAX_SEED = 1 << 63
 # Settings of the model that belong to training or to the use of memory.
 _SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
 # The epsilon of norms whose setting is null.
 _EPSILON = {Norm.layer: 1e-5, Norm.rms: 1e-6}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
-_NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"
-_FACTORIES = {getattr(torch, name) for name in _NAMES.split()}
-
-
-def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
-    """Returns the weights of a checkpoint if they are a dictionary of tensors.
-
-    Raises:
-        InputDataError: they are not, or a tensor is larger than its storage.
-    """
-    if not isinstance(weights, dict) or not weights:
-        raise _foreign(path, "it has no weights")
-    for name, value in weights.items():
-        is_plain = isinstance(name, str) and type(value) is Tensor
-        if not is_plain or value.layout is not torch.strided or value.is_quantized:
-            raise _foreign(path, f"{name!r:.60} is not a tensor of weights")
-        # A stride of 0 lets a small file claim any size.
-        if value.numel() * value.itemsize > value.untyped_storage().nbytes():
-            raise _foreign(path, f"{name!r:.60} has more numbers than are stored for it")
-    return weights
 
 
 @dataclass(frozen=True)
@@ -124,20 +96,20 @@ class ModelDescription:
             raise InputDataError(f"{path} was not written by protlm, or by a newer version of it")
         for key, (kind, allowed) in _KINDS.items():
             if type(stored.get(key)) is not kind:
-                raise _foreign(path, f"{key}={stored.get(key)!r:.60} must be {allowed}")
+                raise not_usable(path, f"{key}={stored.get(key)!r:.60} must be {allowed}")
         if stored["objective"] not in [objective.value for objective in Objective]:
             known = one_of([objective.value for objective in Objective])
-            raise _foreign(path, f"objective={stored['objective']!r:.60} must be one of {known}")
+            raise not_usable(path, f"objective={stored['objective']!r:.60} must be one of {known}")
         if not 0 <= stored["seed"] < _MAX_SEED:
-            raise _foreign(path, f"seed={stored['seed']} must be at least 0 and below 2^63")
+            raise not_usable(path, f"seed={stored['seed']} must be at least 0 and below 2^63")
         if stored["max_length"] < 3:
-            raise _foreign(path, f"max_length={stored['max_length']} must be at least 3")
+            raise not_usable(path, f"max_length={stored['max_length']} must be at least 3")
         options = dict(stored["attention"])
         if not all(isinstance(key, str) for key in options):
-            raise _foreign(path, "the settings of its attention have no names")
+            raise not_usable(path, "the settings of its attention have no names")
         name = options.pop("name", None)
         if not isinstance(name, str):
-            raise _foreign(path, f"attention.name={name!r:.60} must be the name of a mechanism")
+            raise not_usable(path, f"attention.name={name!r:.60} must be the name of a mechanism")
         return cls(
             vocabulary=stored["vocabulary"],
             objective=Objective(stored["objective"]),
@@ -156,22 +128,22 @@ def _source(path: Path, stored: object) -> dict[str, str] | None:
     values = stored if isinstance(stored, dict) else {}
     if set(values) not in _SOURCES or not all(isinstance(v, str) for v in values.values()):
         allowed = f"{one_of(list(_IMPORTED))}; {one_of(list(_CONVERTED))}; or all of them"
-        raise _foreign(path, f"source={stored!r:.60} must have {allowed}")
+        raise not_usable(path, f"source={stored!r:.60} must have {allowed}")
     return values
 
 
 def _model_config(path: Path, settings: Mapping[Any, Any]) -> ModelConfig:
     hints = get_type_hints(ModelConfig)
     if unknown := [key for key in settings if key not in hints]:
-        raise _foreign(path, f"model.{unknown[0]!r:.60} is not a setting of this protlm")
+        raise not_usable(path, f"model.{unknown[0]!r:.60} is not a setting of this protlm")
     required = [f.name for f in fields(ModelConfig) if f.default is MISSING]
     if missing := [name for name in required if name not in settings]:
-        raise _foreign(path, f"model.{missing[0]} is missing")
+        raise not_usable(path, f"model.{missing[0]} is missing")
     values = {name: _typed(path, name, v, hints[name]) for name, v in settings.items()}
     try:
         return ModelConfig(**values)
     except UserError as error:
-        raise _foreign(path, str(error)) from error
+        raise not_usable(path, str(error)) from error
 
 
 def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
@@ -188,7 +160,7 @@ def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
         elif type(value) is kind:
             return value
     allowed = " or ".join(_allowed(kind) for kind in kinds)
-    raise _foreign(path, f"model.{name}={value!r:.60} must be {allowed}")
+    raise not_usable(path, f"model.{name}={value!r:.60} must be {allowed}")
 
 
 def _allowed(kind: Any) -> str:
@@ -219,83 +191,3 @@ def _effective(config: ModelConfig, name: str) -> Any:
 def as_typed(value: Any) -> str:
     """Returns a value as it is typed after `model.NAME=`, which Hydra reads without quotes."""
     return json.dumps(value).replace('"', "")
-
-
-def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Compares the sizes in a description with the weights, before memory is allocated.
-
-    Raises:
-        InputDataError: the weights belong to another model.
-    """
-    blocks = {found[1] for name in weights if (found := _BLOCK.match(name))}
-    if len(blocks) != config.num_layers:
-        raise _misfit(path, f"model.num_layers={config.num_layers}, but {len(blocks)} have weights")
-    embedding = weights.get(_EMBEDDING)
-    width = None if embedding is None or embedding.ndim != 2 else embedding.shape[1]
-    if width != config.model_dim:
-        raise _misfit(path, f"model.model_dim={config.model_dim}, but its embedding has {width}")
-    has_table = config.positions is not Positions.rotary
-    if has_table and config.max_length * config.model_dim > _limit(weights):
-        raise _misfit(path, f"model.max_length={config.max_length} needs too much memory")
-
-
-def _limit(weights: Mapping[str, Tensor]) -> int:
-    return _DRAWS_PER_WEIGHT * sum(value.numel() for value in weights.values()) + _TABLE
-
-
-class LimitedMemory(TorchFunctionMode):
-    """A context that limits the memory of a model under construction by the size of its weights.
-
-    Any option of a mechanism may be a size. The limit prevents a large one from exhausting the
-    memory before the shapes of the weights are compared.
-
-    Raises:
-        InputDataError: the model would be far larger than its weights.
-    """
-
-    def __init__(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._path, self._left = path, _limit(weights)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts the numbers of a new tensor before it is created."""
-        kwargs = kwargs or {}
-        if func in _FACTORIES:
-            self._left -= _num_values(func, args, kwargs)
-            if self._left < 0:
-                raise _misfit(self._path, "a setting is far larger than the weights")
-        return func(*args, **kwargs)
-
-
-def _num_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Returns an upper estimate of the size of a new tensor."""
-    given = [*args, *(kwargs[key] for key in ("size", "end", "steps", "n") if key in kwargs)]
-    shapes = [value for value in given if isinstance(value, list | tuple)]
-    if shapes:
-        return math.prod(int(size) for size in shapes[0])
-    numbers = [abs(int(value)) for value in given if isinstance(value, int | float)]
-    if func in (torch.arange, torch.linspace):
-        return max(numbers, default=0)
-    return math.prod(numbers)
-
-
-def check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Rejects weights that are NaN or infinite.
-
-    Raises:
-        InputDataError: names the weight.
-    """
-    for name, value in weights.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise InputDataError(
-                f"{path} has weights that are NaN or infinite ({name}): its training diverged; "
-                "give an earlier checkpoint of the run"
-            )
-
-
-def _foreign(path: Path, reason: str) -> InputDataError:
-    return InputDataError(f"{path} is not a model that this protlm can use: {reason}")
-
-
-def _misfit(path: Path, reason: str) -> InputDataError:
-    return InputDataError(f"{path} does not fit its own description: {reason}")

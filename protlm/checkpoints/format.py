@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sum, write_sums
-from protlm.checkpoints.description import ModelDescription, check_weights
+from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.shipped import find_model
+from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
 from protlm.paths import complete_file, complete_folder
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         prepare,
         rules,
         select,
+        source_jobs,
         sources,
         split,
         submission,

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.description import check_weights
 from protlm.checkpoints.format import CONFIG
+from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 

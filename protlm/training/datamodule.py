@@ -19,9 +19,9 @@ from protlm.data.batching.plan import (
     BatchingStrategy,
     BatchStream,
     Progress,
-    RankSlice,
     Sequences,
 )
+from protlm.data.batching.rank_slice import RankSlice
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader

@@ -9,7 +9,7 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.description import check_weights
+from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError, OutputError
 
 

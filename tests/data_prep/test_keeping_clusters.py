@@ -9,14 +9,15 @@ import pytest
 
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
-from protlm.data_prep import submission
+from protlm.data_prep import source_jobs, submission
 from protlm.data_prep.cluster_table import ClusterTable, member_name, name_hash
 from protlm.data_prep.clusters import ClusterSplit
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.data_prep.submission import Executor, Submission, prepare_by_jobs
+from protlm.data_prep.submission import Executor, Submission
 from protlm.errors import InputDataError, UserError
 
 RULE = HashSplit(0.2, 0.1)
@@ -236,7 +237,7 @@ def test_jobs_give_the_same_result_as_one_process(release, table, tmp_path, cont
     def sent(task):
         return pickle.loads(pickle.dumps(task))
 
-    monkeypatch.setattr(submission, "submitter", submitter)
+    monkeypatch.setattr(source_jobs, "submitter", submitter)
     prepare_by_jobs(
         files_of(release),
         tmp_path / "data",

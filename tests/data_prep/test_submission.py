@@ -12,11 +12,13 @@ import pytest
 from submitit import LocalJob
 
 from protlm.data.shards.manifest import read_manifest
+from protlm.data_prep import source_jobs
 from protlm.data_prep import submission as module
 from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit
-from protlm.data_prep.submission import Executor, Submission, prepare_by_jobs
+from protlm.data_prep.submission import Executor, Submission
 from protlm.errors import ExitCode, InputDataError, OutputError, UserError
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -99,7 +101,7 @@ def in_this_process(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(module, "submitter", submitter)
+    monkeypatch.setattr(source_jobs, "submitter", submitter)
     return made
 
 
@@ -113,13 +115,13 @@ def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "merge_into", fill_the_disk)
+        patch.setattr(source_jobs, "merge_into", fill_the_disk)
         with pytest.raises(OutputError, match="no space left"):
             prepare_locally(release, tmp_path)
     parts = tmp_path / "data.partial" / "parts"
     before = contents(parts)
     assert {name.split("/")[0] for name in before} == {"00000", "00001"}
-    monkeypatch.setattr(module, "prepare", None)
+    monkeypatch.setattr(source_jobs, "prepare", None)
     prepare_locally(release, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
@@ -226,7 +228,7 @@ def test_jobs_are_submitted_in_turns(tmp_path, cluster, monkeypatch, executor):
     monkeypatch.setattr(module, "_submit", submitted)
     monkeypatch.setattr(module, "_MOST_JOBS", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    task = module._Task(tmp_path, tmp_path, RULE, None, PrepareOptions())
+    task = source_jobs._Task(tmp_path, tmp_path, RULE, None, PrepareOptions())
     module.submitter(Submission(executor), 2)(tmp_path / "jobs", [task] * 5)
     assert sizes == [2, 2, 1]
 

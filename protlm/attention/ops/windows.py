@@ -11,6 +11,7 @@ from torch import Tensor
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks, with_margins
 from protlm.attention.ops.masking import visible_softmax
 from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.options import require_at_least
 from protlm.errors import UserError
 
 # The matrix products of smaller blocks would be slow.
@@ -27,6 +28,25 @@ def check_window(window: int) -> None:
         raise UserError(
             f"attention.window={window} must be even and at least 2: half of the positions are on "
             "either side; type attention.window=512"
+        )
+
+
+def check_dilation(dilation: int, dilated_heads: int, num_heads: int) -> None:
+    """Rejects dilated windows that no head has.
+
+    Raises:
+        UserError: an impossible number of heads, or a dilation without dilated heads.
+    """
+    require_at_least("dilation", dilation, 1, example=2, otherwise="1 for no gaps")
+    if not 0 <= dilated_heads <= num_heads:
+        raise UserError(
+            f"attention.dilated_heads={dilated_heads} must be between 0 and the {num_heads} heads "
+            "(model.num_heads); the paper dilates 2"
+        )
+    if dilation > 1 and dilated_heads == 0:
+        raise UserError(
+            f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; set "
+            "attention.dilated_heads=2, or attention.dilation=1 for no gaps"
         )
 
 

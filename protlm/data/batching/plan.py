@@ -12,12 +12,14 @@ from torch.utils.data import Sampler
 
 from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import SampleOrder
+from protlm.data.batching.rank_slice import RankSlice
 from protlm.errors import UserError
 
 SPECIALS = 2
 
 # About 45 batches of proteins; only the last one is not full.
 _WINDOW, _WINDOW_FOR = 16_384, 131_072
+_WHOLE = RankSlice()
 
 # Returns the lengths of samples in residues, int64, given their numbers.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -165,32 +167,6 @@ class BatchingStrategy(ABC):
         """Returns the number of residues of each sequence that do not fit in a row."""
 
 
-@dataclass(frozen=True)
-class RankSlice:
-    """The slices of a batch that a rank computes: `parts` of them, one after the other.
-
-    A batch has `world_size * parts` = n slices, and slice s has the rows s, s + n, s + 2n, ... With
-    `fill`, all slices of the same length have the same number of rows, also in the last batch of a
-    window, so that they have the same shape. An optimizer step has `batches_per_step` batches.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    parts: int = 1
-    fill: bool = False
-    batches_per_step: int = 1
-
-    @property
-    def num_slices(self) -> int:
-        """Number of slices of a batch."""
-        return self.world_size * self.parts
-
-    @property
-    def slices(self) -> range:
-        """Numbers of the slices of this rank."""
-        return range(self.rank * self.parts, (self.rank + 1) * self.parts)
-
-
 @final
 class BatchStream(Sampler[BatchPlan]):
     """Batches in an order that depends only on the samples, their order and the rule.
@@ -219,7 +195,7 @@ class BatchStream(Sampler[BatchPlan]):
         start: Progress = Progress(),
         num_batches: int | None = None,
         done: int = 0,
-        share: RankSlice = RankSlice(),
+        share: RankSlice = _WHOLE,
     ) -> None:
         assert 0 <= share.rank < share.world_size
         assert 0 <= start.samples <= len(order)

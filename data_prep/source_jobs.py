@@ -1,0 +1,100 @@
+"""Preparation by one job per source, and the merging of their parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protlm.data.shards.manifest import MANIFEST
+from protlm.errors import UserError
+from protlm.terminal import console
+
+from .cluster_table import ClusterTable
+from .families import refuse_empty_hold_out
+from .interruption import sigterm_as_interrupt
+from .merge import merge_into
+from .prepare import PrepareOptions, prepare, table_of
+from .report import Report
+from .sources import STANDARD_INPUT, check_formats, find_sources, refuse_inside
+from .split import SplitRule
+from .submission import Submission, submitter
+from .work_folder import Plan, refuse_finished, work_folder
+
+
+def prepare_by_jobs(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    split_rule: SplitRule,
+    clusters: ClusterTable | None = None,
+    options: PrepareOptions,
+    submission: Submission,
+) -> Report:
+    """Prepares each source in a separate job, waits for all of them, and merges their parts.
+
+    The same call resumes an interrupted build, including its unfinished jobs.
+
+    Args:
+        sources: the files.
+        out: the folder to make.
+        split_rule: assigns records to splits.
+        clusters: assigns records to clusters, if the data set is to store them.
+        options: as for `prepare`.
+        submission: options for submitting jobs.
+
+    Raises:
+        UserError: submitit is missing, or an option requires all sources in one process.
+        InputDataError, OutputError: as from `prepare`, of the first job that failed.
+    """
+    refuse_finished(out)
+    refuse_inside(sources, out)
+    if options.deduplicate or STANDARD_INPUT in sources:
+        what = "--deduplicate" if options.deduplicate else "standard input"
+        raise UserError(f"--executor runs one job per file, which excludes {what}")
+    settings = {**options.settings(), "--executor": submission.executor.value}
+    plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
+    run = submitter(submission, options.workers)
+    with (
+        sigterm_as_interrupt(),
+        work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
+    ):
+        check_formats(plan.sources, options.reading)
+        work.parts.mkdir(exist_ok=True)
+        if clusters is not None:
+            clusters.store(work.clusters)
+        parts = [work.parts / f"{number:05d}" for number in range(len(plan.sources))]
+        tasks = [
+            _Task(
+                source.path.absolute(),
+                part.absolute(),
+                split_rule,
+                clusters,
+                replace(options, restart=False, is_part=True),
+            )
+            for source, part in zip(plan.sources, parts, strict=True)
+        ]
+        run(work.path / "jobs", tasks)
+        report = merge_into(work.data, parts)
+        refuse_empty_hold_out(report.split_rule, report.counts.noted)
+    console(stderr=True).print(report.table())
+    return report
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Prepares a part, unless it exists already."""
+
+    source: Path
+    part: Path
+    split_rule: SplitRule
+    clusters: ClusterTable | None
+    options: PrepareOptions
+
+    def run(self) -> None:
+        if not (self.part / MANIFEST).is_file():
+            prepare(
+                [self.source],
+                self.part,
+                split_rule=self.split_rule,
+                clusters=self.clusters,
+                options=self.options,
+            )

@@ -1,0 +1,120 @@
+"""Checks of weights as untrusted data: their types, sizes and values, before they are used."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from protlm.config import ModelConfig, Positions
+from protlm.errors import InputDataError
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+_EMBEDDING = "embedding.weight"
+# Numbers that may be created per weight, and for tables that are not saved.
+_DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
+_NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"
+_FACTORIES = {getattr(torch, name) for name in _NAMES.split()}
+
+
+def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
+    """Returns the weights of a checkpoint if they are a dictionary of tensors.
+
+    Raises:
+        InputDataError: they are not, or a tensor is larger than its storage.
+    """
+    if not isinstance(weights, dict) or not weights:
+        raise not_usable(path, "it has no weights")
+    for name, value in weights.items():
+        is_plain = isinstance(name, str) and type(value) is Tensor
+        if not is_plain or value.layout is not torch.strided or value.is_quantized:
+            raise not_usable(path, f"{name!r:.60} is not a tensor of weights")
+        # A stride of 0 lets a small file claim any size.
+        if value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise not_usable(path, f"{name!r:.60} has more numbers than are stored for it")
+    return weights
+
+
+def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    """Compares the sizes in a description with the weights, before memory is allocated.
+
+    Raises:
+        InputDataError: the weights belong to another model.
+    """
+    blocks = {found[1] for name in weights if (found := _BLOCK.match(name))}
+    if len(blocks) != config.num_layers:
+        raise _misfit(path, f"model.num_layers={config.num_layers}, but {len(blocks)} have weights")
+    embedding = weights.get(_EMBEDDING)
+    width = None if embedding is None or embedding.ndim != 2 else embedding.shape[1]
+    if width != config.model_dim:
+        raise _misfit(path, f"model.model_dim={config.model_dim}, but its embedding has {width}")
+    has_table = config.positions is not Positions.rotary
+    if has_table and config.max_length * config.model_dim > _limit(weights):
+        raise _misfit(path, f"model.max_length={config.max_length} needs too much memory")
+
+
+def _limit(weights: Mapping[str, Tensor]) -> int:
+    return _DRAWS_PER_WEIGHT * sum(value.numel() for value in weights.values()) + _TABLE
+
+
+class LimitedMemory(TorchFunctionMode):
+    """A context that limits the memory of a model under construction by the size of its weights.
+
+    Any option of a mechanism may be a size. The limit prevents a large one from exhausting the
+    memory before the shapes of the weights are compared.
+
+    Raises:
+        InputDataError: the model would be far larger than its weights.
+    """
+
+    def __init__(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._path, self._left = path, _limit(weights)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts the numbers of a new tensor before it is created."""
+        kwargs = kwargs or {}
+        if func in _FACTORIES:
+            self._left -= _num_values(func, args, kwargs)
+            if self._left < 0:
+                raise _misfit(self._path, "a setting is far larger than the weights")
+        return func(*args, **kwargs)
+
+
+def _num_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Returns an upper estimate of the size of a new tensor."""
+    given = [*args, *(kwargs[key] for key in ("size", "end", "steps", "n") if key in kwargs)]
+    shapes = [value for value in given if isinstance(value, list | tuple)]
+    if shapes:
+        return math.prod(int(size) for size in shapes[0])
+    numbers = [abs(int(value)) for value in given if isinstance(value, int | float)]
+    if func in (torch.arange, torch.linspace):
+        return max(numbers, default=0)
+    return math.prod(numbers)
+
+
+def check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Rejects weights that are NaN or infinite.
+
+    Raises:
+        InputDataError: names the weight.
+    """
+    for name, value in weights.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise InputDataError(
+                f"{path} has weights that are NaN or infinite ({name}): its training diverged; "
+                "give an earlier checkpoint of the run"
+            )
+
+
+def not_usable(path: Path, reason: str) -> InputDataError:
+    """Returns the error for a file that is not a model, or not one of this version."""
+    return InputDataError(f"{path} is not a model that this protlm can use: {reason}")
+
+
+def _misfit(path: Path, reason: str) -> InputDataError:
+    return InputDataError(f"{path} does not fit its own description: {reason}")
