@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protlm.errors import UserError
-from protlm.plots.panels import BLUE, GREEN, GREY, ORANGE, new_figure
+from protlm.plots.panels import BLUE, GREEN, GRAY, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
     if baseline is None and len(unigram):
         baseline = float(unigram[-1, 1])
     if baseline is not None:
-        axes.axhline(baseline, color=GREY, linestyle="--", label="residue frequencies")
+        axes.axhline(baseline, color=GRAY, linestyle="--", label="residue frequencies")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)

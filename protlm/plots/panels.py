@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colorblind-safe palette.
-BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"
+BLUE, ORANGE, GRAY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"
 
 
 def new_figure(width: float, height: float) -> "tuple[Figure, Axes]":

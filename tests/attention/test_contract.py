@@ -107,6 +107,7 @@ def test_errors_are_within_the_bound_of_the_dtype(
 
 
 @pytest.mark.portable
+@pytest.mark.slow
 def test_bfloat16_errors_with_further_options_are_within_the_bound(
     further_case: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.base import Recurrent
+from tests.marks import slow_but
 
 # The states of all other mechanisms have a constant size.
 KEEP_EVERY_POSITION = {"softmax"}
@@ -77,7 +78,7 @@ def test_steps_with_further_options_are_the_causal_forward(
     assert_causal_forward(further_recurrent_case, whole_inputs(65))
 
 
-@pytest.mark.parametrize("split", [1, 63, 64, 100])
+@pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
 def test_samples_of_a_state_continue_separately(
     recurrent_case: Any, split: int, whole_inputs: Callable[..., Any]
 ) -> None:

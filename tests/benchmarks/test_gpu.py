@@ -44,6 +44,7 @@ def test_results_before_a_failure_are_kept(here: Path) -> None:
     assert run(step(here, code), seconds=0).failure == "no time was left for it"
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_ended_with_its_children(here: Path) -> None:
     code = (
         "import subprocess, time\n"

@@ -12,6 +12,7 @@ import protlm.commands.attention as command
 from protlm.attention import names
 from protlm.commands.attention import MapOptions, attention_maps
 from protlm.errors import UserError
+from tests.marks import slow_but
 
 ROWS_DO_NOT_SUM_TO_ONE = {"linformer", "nystromformer"}
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
@@ -24,7 +25,9 @@ def fasta(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("attention", names())
+@pytest.mark.parametrize(
+    "attention", slow_but(names(), "performer_relu", "performer_softmax", "longformer")
+)
 def test_maps_equal_those_of_the_model(
     attention: str,
     fasta: Path,

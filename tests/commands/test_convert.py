@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import protlm
 from protlm.attention.hedgehog import Hedgehog
 
@@ -23,6 +25,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_document(
     protlm_in_process: Command,
     train_tiny: Callable[..., Path],

@@ -30,6 +30,7 @@ def place(workplace: Path, tiny_fasta: Path) -> Path:
     return workplace
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(place: Path, protlm_in_process: Callable) -> None:
     lines = [line.split("#")[0].strip() for line in "".join(blocks("bash")).splitlines()]
     wrapped = [re.sub(r".*--wrap='(.*)'", r"\1", line) for line in lines]

@@ -292,6 +292,7 @@ def test_an_output_is_never_overwritten(causal_run: Path, tmp_path: Path) -> Non
     assert (tmp_path / "g.fasta").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_command_accepts_every_flag(
     causal_run: Path,
     tmp_path: Path,

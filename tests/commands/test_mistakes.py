@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow_but
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Arguments, the exit code, and what the sentence says.
@@ -274,7 +276,9 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert_one_sentence(protlm_in_process, case, workplace)
 
 
-@pytest.mark.parametrize("case", IN_A_PROCESS_OF_ITS_OWN)
+@pytest.mark.parametrize(
+    "case", slow_but(IN_A_PROCESS_OF_ITS_OWN, "unknown command", "broken model")
+)
 def test_a_mistake_ends_a_process_with_one_sentence(
     case: str, workplace: Path, protlm_command: Command
 ) -> None:

@@ -132,7 +132,7 @@ def test_errors_of_the_merged_set_are_reported_again(release, tmp_path, monkeypa
     def refuse(rule, noted):
         raise InputDataError("an empty hold-out")
 
-    monkeypatch.setattr(module, "refuse_empty_hold_out", refuse)
+    monkeypatch.setattr(source_jobs, "refuse_empty_hold_out", refuse)
     for _ in range(2):
         with pytest.raises(InputDataError, match="an empty hold-out"):
             prepare_locally(release, tmp_path)
@@ -150,7 +150,10 @@ def test_a_killed_job_is_reported_and_the_others_are_canceled(release, tmp_path,
     assert not (tmp_path / "data").exists()
 
 
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "script"])
+@pytest.fixture(
+    params=[pytest.param(signal.default_int_handler, marks=pytest.mark.slow), signal.SIG_IGN],
+    ids=["terminal", "script"],
+)
 def sigint(request):
     """SIGINT as in a terminal, and as in a shell script's command in the background."""
     before = signal.signal(signal.SIGINT, request.param)

@@ -22,6 +22,7 @@ from protlm.commands.train import train
 from protlm.composition import compose
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.errors import UserError
+from tests.marks import slow_but
 
 Train = Callable[..., Path]
 
@@ -104,7 +105,7 @@ def test_a_pickle_is_never_executed(
     assert canary.exists()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "os.system", "protlm.attention.softmax.os"))
 def test_a_name_in_a_config_executes_no_other_code(
     name: str, tiny_data: Path, tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

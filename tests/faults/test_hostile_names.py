@@ -15,6 +15,7 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.inputs import Proteins
 from protlm.errors import InputDataError
+from tests.marks import slow_but
 
 ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202e", "\r", "\x7f"]
 
@@ -38,12 +39,12 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("text", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("name", slow_but(CONFIGS, "empty", "a list", "of aliases"))
 def test_a_config_of_another_program(
-    text: str, tiny_run: Path, train_tiny: Callable[..., Path], tmp_path: Path
+    name: str, tiny_run: Path, train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = shutil.copytree(tiny_run, tmp_path / "run")
-    (run / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
+    (run / "config.yaml").write_bytes(CONFIGS[name].encode(errors="surrogateescape"))
     with pytest.raises(
         InputDataError, match=r"config\.yaml cannot be read as the config"
     ) as caught:

@@ -47,7 +47,8 @@ def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
     return run
 
 
-@pytest.mark.parametrize("loss", slow_but(LOSSES, "no reader of both"))
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
 def test_embed_completes(loss: str, shell: Shell, tiny_run: Path, tmp_path: Path) -> None:
     done = shell(f"embed {TINY_FASTA} -m {tiny_run} -o out.h5", LOSSES[loss])
     assert done.returncode == 0, done.stderr
@@ -55,7 +56,7 @@ def test_embed_completes(loss: str, shell: Shell, tiny_run: Path, tmp_path: Path
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("loss", ["no reader", "closed", "a full disk"])
+@pytest.mark.parametrize("loss", slow_but(["no reader", "closed", "a full disk"], "no reader"))
 def test_prepare_completes(loss: str, shell: Shell, tmp_path: Path) -> None:
     done = shell(f"prepare {TINY_FASTA} --out data", LOSSES[loss])
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_train_completes(loss: str, shell: Shell, tiny_settings: list[str], tmp_
     assert [path.name for path in all_checkpoints(tmp_path / "run")][-1] == "step-00000003.ckpt"
 
 
+@pytest.mark.slow
 def test_a_failure_keeps_its_exit_code_without_a_reader(shell: Shell, tmp_path: Path) -> None:
     for loss in LOSSES.values():
         assert shell("data info nothing", loss).returncode == 3, loss

@@ -26,7 +26,7 @@ TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 
 
 @pytest.mark.parametrize("limit", slow_but([0, 100, 20_000, 300_000], 20_000))
-@pytest.mark.parametrize("command", ["embed", "attention"])
+@pytest.mark.parametrize("command", slow_but(["embed", "attention"], "embed"))
 def test_a_quota_ends_a_command_with_one_sentence(
     command: str, limit: int, tiny_run: Path, one_process: dict[str, str], tmp_path: Path
 ) -> None:
@@ -49,6 +49,7 @@ def test_a_quota_ends_a_command_with_one_sentence(
     assert ("the same command continues" in done.stderr) == bool(kept)
 
 
+@pytest.mark.slow
 def test_a_small_disk_ends_a_command_with_one_sentence(
     tiny_run: Path, protlm_command: Callable, tmp_path: Path, small_disk: Callable
 ) -> None:

@@ -183,7 +183,9 @@ def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, pr
     assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize("moment", ["fcntl.flock", "os.fstat", "Path.write_text"])
+@pytest.mark.parametrize(
+    "moment", slow_but(["fcntl.flock", "os.fstat", "Path.write_text"], "fcntl.flock")
+)
 @pytest.mark.parametrize("mode", slow_but(["a", "w"], "w"))
 def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
     run_builder, proteins, tmp_path, moment, mode

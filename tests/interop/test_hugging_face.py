@@ -170,6 +170,7 @@ def assert_esm_read_again(folder: Path, model: Checkpoint) -> None:
 
 
 @pytest.mark.peers
+@pytest.mark.slow
 def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: Path) -> None:
     absolute = {"position_embedding_type": "absolute", "max_position_embeddings": 66}
     models = {

@@ -64,7 +64,7 @@ MODES = {
 
 
 # The slow ones only combine what the fast ones test.
-FAST = ("growing", "mixture, joined", "clusters, joined")
+FAST = ("growing", "clusters, joined")
 
 
 @pytest.mark.parametrize(

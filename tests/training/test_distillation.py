@@ -185,7 +185,15 @@ def test_the_teacher_is_not_saved_and_its_hash_is(stage_1: Path, teacher: Path) 
     assert len(saved["state_dict"]) == len(weights(stage_1))
 
 
-@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2, LORA], ids=["attention", "logits", "lora"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param(STAGE_1, marks=pytest.mark.slow),
+        STAGE_2,
+        pytest.param(LORA, marks=pytest.mark.slow),
+    ],
+    ids=["attention", "logits", "lora"],
+)
 def test_a_killed_run_is_continued_exactly(
     stage: tuple[str, ...],
     train_tiny: Train,

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from protlm.training import lightning_internals as internals
-from tests.marks import slow_but
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = Path(__file__).parent / "programs" / "wait_for_lost_rank.py"
@@ -241,7 +240,8 @@ def test_quiet_and_interruptible(quiet: bool, fit: Fit) -> None:
     assert (caught == []) == quiet
 
 
-@pytest.mark.parametrize("trick", slow_but([True, False], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("trick", [True, False])
 def test_end_with_exit_code_of_ranks(trick: bool) -> None:
     found = subprocess.run(
         [sys.executable, PROGRAM, "trick" if trick else "none"],

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import protlm.attention
 from protlm.attention.linearized.base import Performer
+from tests.marks import slow_but
 
 DIM = 8
 BLOCKS = 20_000
@@ -134,7 +135,9 @@ def test_nearly_uniform_rows_are_nearly_unbiased(estimator: str, law: str) -> No
     assert (mean / expected_kernel(estimator, x, y) - 1).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if name != "regularized"])
+@pytest.mark.parametrize(
+    "estimator", slow_but([name for name in ESTIMATORS if name != "regularized"], "positive")
+)
 def test_variances_of_iid_rows_are_the_formulas(estimator: str) -> None:
     z2, delta2 = 0.5, 1.0
     x, y = vectors(z2)

@@ -20,6 +20,7 @@ from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Kernel
 from protlm.errors import UserError
+from tests.marks import slow_but
 
 PROGRAM = Path(__file__).parent / "programs" / "interpret.py"
 PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
@@ -76,7 +77,9 @@ def test_wide_heads(mode: str, width: int) -> None:
         check(found, "bfloat16")
 
 
-@pytest.mark.parametrize("mechanism", ["performer_softmax", "performer_relu"])
+@pytest.mark.parametrize(
+    "mechanism", slow_but(["performer_softmax", "performer_relu"], "performer_softmax")
+)
 def test_causal_kernels_on_two_chunks(mechanism: str) -> None:
     (found,) = interpret(mechanism, "float32", "causal", 16, 20, 40)
     check(found, "float32")

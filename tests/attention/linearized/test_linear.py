@@ -16,6 +16,7 @@ from protlm.attention import create
 from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized.positive import optimal_stretch
 from protlm.errors import UserError
+from tests.marks import slow_but
 from tests.rounding import condition_of, error_bound
 
 
@@ -57,13 +58,14 @@ def assert_joined_blocks(performer: Any, causal: bool, inputs: Any) -> None:
         assert (one - other).norm() <= bound * other.norm()
 
 
-@pytest.mark.parametrize("length", [512, 513, 1100])
+@pytest.mark.parametrize("length", slow_but([512, 513, 1100], 513))
 def test_blocks_of_rows_join(
     performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
     assert_joined_blocks(performer, causal, make_inputs(length).with_padding(0.0))
 
 
+@pytest.mark.slow
 def test_blocks_of_rows_join_with_further_options(
     further_performer: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
