@@ -31,6 +31,9 @@ class Protein(NamedTuple):
 class ProteinChoice:
     """The settings that choose proteins.
 
+    The first ones are taken, and relatives among them are not left out, while intervals and
+    p-values over proteins treat them as independent: give a file or folder without close homologs.
+
     Args:
         structures: a folder of structures; `sample` is the shipped one.
         sequences: a sequence file that is read instead.
@@ -72,9 +75,11 @@ class ProteinChoice:
         if self.sequences is None:
             found, _ = read_folder(self.structures, limit)
             return [Protein(s.identifier, s.sequence, s) for s in found[: self.max_proteins]]
-        records = read_records(self.sequences, Tally())
+        tally = Tally()
+        records = read_records(self.sequences, tally)
         short = (r for r in records if len(r.sequence) <= limit)
         proteins = [Protein(r.identifier, r.sequence) for r in islice(short, self.max_proteins)]
+        tally.warn_of_rejected(self.sequences)
         if not proteins:
             raise InputDataError(
                 f"{self.sequences} has no protein of at most {limit} residues; give shorter ones "

@@ -1,13 +1,19 @@
 """Sites, bonds and regions of proteins, from the features of UniProt's flat files and XML."""
 
 from collections import Counter
+from collections.abc import Iterator
+from hashlib import blake2b
+from heapq import nsmallest
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from protlm.analysis.relatives import unrelated
 from protlm.data.records import Feature, ReadOptions, SequenceFile, Tally
 from protlm.errors import InputDataError
+from protlm.terminal import JobProgress
 
 # The kinds in flat files and in XML. BINDING includes METAL, NP_BIND and CA_BIND since 2022.
 _KINDS = {
@@ -29,11 +35,14 @@ _KINDS = {
 _NAME_OF = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
 BOND = "disulfide_bond"
 SITES = tuple(name for name in _KINDS if name != BOND)
+# Proteins that are drawn for one that is taken, at most; the others are relatives.
+_DRAWN = 10
 
 
 class AnnotatedProtein(NamedTuple):
     """A sequence and its features: first and last residue, from 0, by name."""
 
+    accession: str
     sequence: str
     features: dict[str, list[tuple[int, int]]]
 
@@ -54,29 +63,70 @@ class AnnotatedProtein(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """Proteins with features, and the number of features that were left out, by reason."""
+    """Proteins with features, in the order in which they were drawn, and counts.
+
+    Attributes:
+        proteins: without relatives of one drawn before.
+        num_in_file: those of the file that could be drawn.
+        num_drawn: these proteins, and the relatives that were left out.
+        left_out: the features that were left out in the file, by reason.
+        rejected: the records that could not be read, by reason.
+    """
 
     proteins: list[AnnotatedProtein]
+    num_in_file: int
+    num_drawn: int
     left_out: dict[str, int]
+    rejected: dict[str, int]
 
 
-def read_annotated(path: Path, *, max_proteins: int, max_residues: int) -> Annotated:
-    """Reads the first proteins that have one of the features at certain positions.
+def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: int) -> Annotated:
+    """Draws proteins that have one of the features at certain positions, without relatives.
 
-    Features of unknown or uncertain positions and disulfide bonds to other chains are left out.
+    The proteins of the file are ordered by a hash of the seed and their accessions, whatever their
+    order in the file, and those `unrelated` to an earlier one are taken; after ten times
+    `max_proteins` there are no more. Features of unknown or uncertain positions or of another
+    isoform, and disulfide bonds to other chains, are left out. Warns of rejected records.
 
     Args:
         path: a Swiss-Prot flat file or UniProt XML, plain or gzip.
-        max_proteins: the number of proteins.
+        max_proteins: the largest number of proteins.
         max_residues: longer proteins are excluded.
+        seed: seed of the draw.
 
     Raises:
         InputDataError: the file cannot be read, or has no such protein.
     """
-    proteins: list[AnnotatedProtein] = []
-    left_out: Counter[str] = Counter()
-    tally = Tally()
-    with SequenceFile(path, ReadOptions(features=True)) as file:
+    left_out, tally = Counter[str](), Tally()
+    places = count()
+
+    def order(protein: AnnotatedProtein) -> bytes:
+        next(places)
+        return blake2b(f"{seed} {protein.accession}".encode(), digest_size=16).digest()
+
+    proteins = _proteins(path, max_residues, left_out, tally)
+    # Holds no more proteins than it returns.
+    drawn = nsmallest(_DRAWN * max_proteins, proteins, key=order)
+    tally.warn_of_rejected(path)
+    if not drawn:
+        raise InputDataError(
+            f"{path} has no protein of at most {max_residues} residues with sites, bonds or "
+            "regions; give another file or raise max_residues"
+        )
+    taken = unrelated((protein.sequence for protein in drawn), limit=max_proteins)
+    num_drawn = taken[-1] + 1 if len(taken) == max_proteins else len(drawn)
+    chosen = [drawn[place] for place in taken]
+    return Annotated(chosen, next(places), num_drawn, dict(left_out), dict(tally.rejected))
+
+
+def _proteins(
+    path: Path, max_residues: int, left_out: Counter[str], tally: Tally
+) -> Iterator[AnnotatedProtein]:
+    """Yields the proteins of a file that are short enough and have usable features."""
+    with (
+        SequenceFile(path, ReadOptions(features=True)) as file,
+        JobProgress(f"reading {path.name}", None) as progress,
+    ):
         if file.format == "fasta":
             raise InputDataError(
                 f"{path} is a FASTA file, which has no features; give a Swiss-Prot flat file "
@@ -84,31 +134,24 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int) -> Annot
             )
         for block in file.blocks():
             for record in block.records(tally):
-                length = len(record.sequence)
-                if length > max_residues or len(proteins) == max_proteins:
-                    continue
-                found = _usable(record.features or (), length, left_out)
-                if found:
-                    proteins.append(AnnotatedProtein(record.sequence, found))
-            if len(proteins) == max_proteins:
-                break
-    if not proteins:
-        raise InputDataError(
-            f"{path} has no protein of at most {max_residues} residues with sites, bonds or "
-            "regions; give another file or raise max_residues"
-        )
-    return Annotated(proteins, dict(left_out))
+                if len(record.sequence) <= max_residues:
+                    found = _usable(record.features or (), len(record.sequence), left_out)
+                    if found:
+                        yield AnnotatedProtein(record.identifier, record.sequence, found)
+            progress.update(tally.records)
 
 
 def _usable(
     features: tuple[Feature, ...], length: int, left_out: Counter[str]
 ) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
-    for kind, first, last in features:
+    for kind, first, last, on_isoform in features:
         name = _NAME_OF.get(kind)
         if name is None:
             continue
-        if first is None or last is None:
+        if on_isoform:
+            left_out["on another isoform"] += 1
+        elif first is None or last is None:
             left_out["unknown or uncertain position"] += 1
         elif not first <= last < length:
             left_out["position outside the sequence"] += 1

@@ -144,14 +144,15 @@ def _sequence_of(
 
 def _sequences(path: Path) -> dict[str, str]:
     """Returns the sequences of a file by identifier, and by the accession in it."""
-    found = {}
-    for record in read_records(path, Tally()):
+    found, tally = {}, Tally()
+    for record in read_records(path, tally):
         if found.get(record.identifier, record.sequence) != record.sequence:
             raise InputDataError(
                 f"{path} has different sequences of {record.identifier}; remove all but one"
             )
         found[record.identifier] = record.sequence
         found.setdefault(accession(record.identifier), record.sequence)
+    tally.warn_of_rejected(path)
     return found
 
 

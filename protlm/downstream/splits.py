@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from protlm.analysis.relatives import MIN_SHARED, highest_shares
 from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
-from protlm.downstream.relatives import MIN_SHARED, highest_shares
 from protlm.errors import InputDataError
 
 TEST_FRACTION = 0.2

@@ -26,7 +26,13 @@ from protlm.analysis.attention_properties import (
 from protlm.analysis.contact_regression import MIN_SEPARATION
 from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
 from protlm.analysis.proteins import Protein, ProteinChoice
-from protlm.analysis.uniprot_features import BOND, SITES, AnnotatedProtein, read_annotated
+from protlm.analysis.uniprot_features import (
+    BOND,
+    SITES,
+    Annotated,
+    AnnotatedProtein,
+    read_annotated,
+)
 from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.evaluation.similarity import MIN_ARCS
@@ -73,11 +79,15 @@ class Annotations(Evaluation):
 
     Args:
         structures: the folder of structures; `sample` is the shipped one.
-        uniprot: a Swiss-Prot flat file or UniProt XML, whose proteins are measured in addition.
-        max_proteins: only the first of each.
+        uniprot: a Swiss-Prot flat file or UniProt XML; proteins drawn from it are measured in
+            addition.
+        max_proteins: the first structures, see `ProteinChoice`, and this number of proteins of
+            `uniprot`: they are drawn, and relatives of one drawn before are left out. Homologs
+            below the threshold, a tenth of the 5-mers, remain, and the sign flips take them as
+            independent.
         max_residues: longer proteins are excluded.
         threshold: θ of the form with a threshold, for heads with 100 pairs above it.
-        seed: seed of random weights and sign flips.
+        seed: seed of random weights, sign flips and the draw from `uniprot`.
 
     Raises:
         UserError: a setting out of range.
@@ -117,11 +127,14 @@ class Annotations(Evaluation):
         result: dict[str, Any] = {"num_proteins": len(proteins), "threshold": self.threshold}
         if self.uniprot is not None:
             limit = min(self.proteins.max_residues, model.max_residues or np.inf)
-            found, left_out = read_annotated(
-                self.uniprot, max_proteins=self.proteins.max_proteins, max_residues=int(limit)
+            found = read_annotated(
+                self.uniprot,
+                max_proteins=self.proteins.max_proteins,
+                max_residues=int(limit),
+                seed=self.seed,
             )
-            groups += _feature_groups(found)
-            result["uniprot"] = {"num_proteins": len(found), "features_left_out": left_out}
+            groups += _feature_groups(found.proteins)
+            result["uniprot"] = _counts(found)
         for group in groups:
             _describe(group, result)
         for who, compared in (
@@ -161,8 +174,15 @@ class Annotations(Evaluation):
             "the head with the highest ratio of attention to that expected by distance; p: "
             "two-sided, corrected for the number of heads"
         )
-        for reason, number in values.get("uniprot", {}).get("features_left_out", {}).items():
-            caption += f"\nfeatures left out, {reason}: {number:,}"
+        if uniprot := values.get("uniprot"):
+            caption += (
+                f"\n{uniprot['proteins_with_features']:,} proteins with features in the file: "
+                f"{uniprot['drawn']:,} drawn, {uniprot['relatives_left_out']:,} of them left out "
+                f"as relatives, {uniprot['num_proteins']:,} measured"
+            )
+            for what in ("features left out", "records rejected"):
+                for reason, number in uniprot[what.replace(" ", "_")].items():
+                    caption += f"\n{what}, {reason}: {number:,}"
         return ResultTable(columns, rows, caption=caption)
 
     def _measured(
@@ -214,6 +234,17 @@ def _describe(group: _Group, result: dict[str, Any]) -> None:
         hits = sum(int((pairs.properties[place] & pairs.known_LL).sum()) for pairs in counted)
         result.setdefault("background", {})[name] = hits / total
         result.setdefault("proteins_with", {})[name] = len(counted)
+
+
+def _counts(found: Annotated) -> dict[str, Any]:
+    return {
+        "num_proteins": len(found.proteins),
+        "proteins_with_features": found.num_in_file,
+        "drawn": found.num_drawn,
+        "relatives_left_out": found.num_drawn - len(found.proteins),
+        "features_left_out": found.left_out,
+        "records_rejected": found.rejected,
+    }
 
 
 def _p_value(p: float) -> str:

@@ -44,7 +44,8 @@ class Heads(Evaluation):
         structures: the folder of structures; `sample` is the shipped one.
         fit_structures: the folder of the structures that the best head is chosen on.
         sequences: a sequence file used in place of structures; there are no contacts then.
-        max_proteins: only the first of them.
+        max_proteins: only the first of them; intervals take them as independent, see
+            `ProteinChoice`.
         max_residues: longer proteins are excluded.
         ablate: also measure predictions without each head, one at a time, which takes one pass
             over the proteins for each.

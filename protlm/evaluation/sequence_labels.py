@@ -95,11 +95,13 @@ class SequenceLabels(Evaluation):
         return ResultTable(columns, rows)
 
     def _sequences(self, wanted: set[str]) -> dict[str, np.ndarray]:
+        tally = Tally()
         found = {
             record.identifier: VOCABULARY.encode(record.sequence)
-            for record in read_records(self.sequences, Tally())
+            for record in read_records(self.sequences, tally)
             if record.identifier in wanted
         }
+        tally.warn_of_rejected(self.sequences)
         if missing := sorted(wanted - set(found)):
             raise InputDataError(
                 f"{self.sequences} lacks {len(missing):,} of the {len(wanted):,} sequences of "

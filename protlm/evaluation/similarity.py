@@ -74,7 +74,8 @@ class Similarity(Evaluation):
     Args:
         structures: the folder whose proteins are used; `sample` is the shipped one.
         sequences: a sequence file used in its place.
-        max_proteins: only the first of them.
+        max_proteins: only the first of them; intervals take them as independent, see
+            `ProteinChoice`.
         max_residues: longer proteins are excluded.
         threshold: θ of the form with a threshold; the other form has none.
         seed: seed of random weights and of the bootstrap over proteins.

@@ -1,6 +1,7 @@
 """Sites and bonds of UniProt's features, on real entries and on entries written here."""
 
 import gzip
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
 from protlm.errors import InputDataError
+from tests.analysis.test_relatives import random_sequences
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
 SEQUENCE = "MKTAYCAKQRCISFVKSHFS"
@@ -41,6 +43,7 @@ def flat_file(tmp_path: Path) -> Path:
             "ACT_SITE        21",
             "DISULFID        6..11",
             "DISULFID        11",
+            "BINDING         P00001-2:3",
             "HELIX           1..20",
         )
         + entry("CHAIN           1..20", accession="P00002")
@@ -49,12 +52,14 @@ def flat_file(tmp_path: Path) -> Path:
 
 
 def test_sites_and_bonds_are_at_their_positions(flat_file: Path) -> None:
-    (protein,), left_out = read_annotated(flat_file, max_proteins=10, max_residues=100)
+    found = read_annotated(flat_file, max_proteins=10, max_residues=100, seed=0)
+    (protein,) = found.proteins
     sites = dict(zip(SITES, protein.is_site(), strict=True))
     assert np.flatnonzero(sites["binding_site"]).tolist() == [2, 3, 4, 8]
     assert not any(sites[name].any() for name in SITES if name != "binding_site")
     assert np.argwhere(protein.bonds()).tolist() == [[5, 10], [10, 5]]
-    assert left_out == {
+    assert found.left_out == {
+        "on another isoform": 1,
         "unknown or uncertain position": 3,
         "position outside the sequence": 1,
         "disulfide bond to another chain": 1,
@@ -63,7 +68,7 @@ def test_sites_and_bonds_are_at_their_positions(flat_file: Path) -> None:
 
 def test_xml_and_flat_file_have_the_same_sites() -> None:
     flat, xml = (
-        read_annotated(FIXTURES / f"multi_ex.{kind}.gz", max_proteins=10, max_residues=1000)
+        read_annotated(FIXTURES / f"multi_ex.{kind}.gz", max_proteins=10, max_residues=1000, seed=0)
         for kind in ("dat", "xml")
     )
     assert len(flat.proteins) > 3 and flat == xml
@@ -77,15 +82,61 @@ def test_xml_and_flat_file_have_the_same_sites() -> None:
 
 def test_proteins_are_limited_in_number_and_length() -> None:
     path = FIXTURES / "emboss_swissprot_100.dat.gz"
-    found, _ = read_annotated(path, max_proteins=3, max_residues=300)
+    found = read_annotated(path, max_proteins=3, max_residues=300, seed=0).proteins
     assert len(found) == 3 and all(len(protein.sequence) <= 300 for protein in found)
+
+
+def orthologs(*families: str, number: int = 4) -> list[str]:
+    """Entries in blocks of equal sequences, as Swiss-Prot sorts orthologs."""
+    return [
+        entry("BINDING         3", accession=f"P{family:02}{place:03}", sequence=sequence)
+        for family, sequence in enumerate(families)
+        for place in range(number)
+    ]
+
+
+def test_of_each_block_of_orthologs_one_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "x.dat"
+    path.write_text("".join(orthologs(*random_sequences(12))))
+    found = read_annotated(path, max_proteins=8, max_residues=100, seed=0)
+    assert len({protein.sequence for protein in found.proteins}) == len(found.proteins) == 8
+    assert found.num_in_file == 48 and found.num_drawn > 8
+    every = read_annotated(path, max_proteins=48, max_residues=100, seed=0)
+    assert len(every.proteins) == 12 and every.num_drawn == 48
+    assert every.proteins[:8] == found.proteins
+    (first,), *_, num_drawn, _, _ = read_annotated(path, max_proteins=1, max_residues=100, seed=0)
+    assert first == found.proteins[0] and num_drawn == 1
+
+
+def test_the_draw_depends_on_the_seed_and_not_on_the_order_of_the_file(tmp_path: Path) -> None:
+    entries = orthologs(*random_sequences(12), number=1)
+    forward, backward = tmp_path / "forward.dat", tmp_path / "backward.dat"
+    forward.write_text("".join(entries))
+    backward.write_text("".join(entries[::-1]))
+    first = []
+    for seed in range(100):
+        drawn = read_annotated(forward, max_proteins=3, max_residues=100, seed=seed).proteins
+        assert (
+            drawn == read_annotated(backward, max_proteins=3, max_residues=100, seed=seed).proteins
+        )
+        first.append(drawn[0].accession)
+    counts = Counter(first)
+    # A uniform draw of 100 has each of the 12 between 1 and 24 times but for 1 in 400.
+    assert len(counts) == 12 and max(counts.values()) <= 24
+
+
+def test_rejected_records_are_told_and_counted(flat_file: Path) -> None:
+    text = flat_file.read_text()
+    flat_file.write_text(text + entry("BINDING         3").replace("20 AA.", "21 AA."))
+    with pytest.warns(UserWarning, match="x.dat: 1 of 3 records rejected: 1 length differs"):
+        found = read_annotated(flat_file, max_proteins=10, max_residues=100, seed=0)
+    assert len(found.proteins) == 1 and sum(found.rejected.values()) == 1
 
 
 def test_bonded_residues_are_cysteines() -> None:
     """Positions shifted by one would be other residues."""
-    found, _ = read_annotated(
-        FIXTURES / "emboss_swissprot_100.dat.gz", max_proteins=100, max_residues=1000
-    )
+    path = FIXTURES / "emboss_swissprot_100.dat.gz"
+    found = read_annotated(path, max_proteins=100, max_residues=1000, seed=0).proteins
     bonded = [p.sequence[i] for p in found for pair in p.features.get(BOND, ()) for i in pair]
     assert len(bonded) > 50 and set(bonded) == {"C"}
 
@@ -96,4 +147,4 @@ def test_files_without_features_are_refused(tmp_path: Path) -> None:
     none.write_bytes(gzip.compress(entry("CHAIN           1..20").encode()))
     for path, message in ((fasta, "FASTA file, which has no features"), (none, "no protein of")):
         with pytest.raises(InputDataError, match=message):
-            read_annotated(path, max_proteins=10, max_residues=100)
+            read_annotated(path, max_proteins=10, max_residues=100, seed=0)

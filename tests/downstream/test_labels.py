@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
-from protlm.downstream.relatives import highest_shares
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
 from protlm.errors import InputDataError, UserError
+from tests.analysis.test_relatives import random_sequences
 
 
 @pytest.fixture
@@ -71,6 +71,9 @@ def test_sequences_that_contradict_each_other_are_refused(read, tmp_path: Path) 
     (tmp_path / "x.fasta").write_text(">A\nMKTA\n>A\nMKTA\n")
     found = read("id\tlabel\nA\t1\n", sequences=tmp_path / "x.fasta")
     assert found.examples[0].sequence == "MKTA"
+    (tmp_path / "x.fasta").write_text(">A\nMKTA\n>B\n\n")
+    with pytest.warns(UserWarning, match="x.fasta: 1 of 2 records rejected"):
+        read("id\tlabel\nA\t1\n", sequences=tmp_path / "x.fasta")
 
 
 def test_fasta_of_residues(read, tmp_path: Path) -> None:
@@ -147,12 +150,6 @@ def test_classes_that_are_not_tested_are_named() -> None:
     assert missing_in_test(targets_of(["1", "2.5"], Task.number), rows[:1]) is None
 
 
-def random_sequences(number: int, length: int = 60) -> list[str]:
-    letters = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
-    drawn = np.random.default_rng(0).integers(20, size=(number, length))
-    return ["".join(row) for row in letters[drawn]]
-
-
 def test_whole_clusters_are_drawn() -> None:
     sequences = random_sequences(40)
     examples = [Example(str(n), one, "1", cluster=f"c{n // 4}") for n, one in enumerate(sequences)]
@@ -176,13 +173,6 @@ def test_a_fraction_of_the_proteins_is_held_out() -> None:
     assert held_out(np.array([7, 7, 3, 7]), 0.2, seed=0).tolist() == [False, False, True, False]
     with pytest.raises(InputDataError, match="all proteins are in one cluster"):
         held_out(np.array([1, 1]), 0.2, seed=0)
-
-
-def test_a_fragment_is_found_in_a_longer_protein() -> None:
-    whole, other = random_sequences(2, 400)
-    assert highest_shares([whole, other], [whole[100:140]]).tolist() == [1, 0]
-    # One 5-mer shared by a peptide is not a relative.
-    assert highest_shares([whole], [whole[100:105] + other[:3]])[0] < 0.1
 
 
 def test_tables_are_searched_by_accession() -> None:
@@ -227,20 +217,3 @@ def test_leaks_are_counted_and_said() -> None:
     assert "of 4 test proteins, 1 have the sequence of one" in (found.describe(4) or "")
     clean = [examples[0], examples[-1]]
     assert leakage(clean, split_of(clean, None, seed=0), None).describe(1) is None
-
-
-def test_shared_5_mers_against_sets() -> None:
-    sequences = [*random_sequences(300, 40), "MK", "AAAAAAAA"]
-    sequences[7] = sequences[3][:25] + sequences[5][:15]
-
-    def kmers(one: str) -> set[str]:
-        return {one[n : n + 5] for n in range(len(one) - 4)}
-
-    queries, others = sequences[:299], [*sequences[5:20], "AAAAAA"]
-    found = highest_shares([*queries, "MK", "AAAAAAAA"], others)
-    expected = [
-        max(len(kmers(q) & kmers(o)) / max(min(len(kmers(q)), len(kmers(o))), 20) for o in others)
-        for q in [*queries, "MK", "AAAAAAAA"]
-    ]
-    assert found.tolist() == pytest.approx(expected)
-    assert highest_shares(["MKTAY"], ["MK"]).tolist() == [0]

@@ -14,6 +14,7 @@ from protlm.analysis.attention_properties import (
     property_sums,
     sign_flip_p_values,
 )
+from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.vocabulary import STANDARD
 from protlm.errors import UserError
 from protlm.evaluation import create
@@ -23,6 +24,7 @@ from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+from tests.analysis.test_relatives import random_sequences
 from tests.analysis.test_uniprot_features import entry
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
@@ -202,10 +204,13 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     model: PretrainedModel, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One head attends to the third residue, the other to the residue 5 before."""
-    path = tmp_path / "x.dat"
+    path, (other,) = tmp_path / "x.dat", random_sequences(1, 20)
+    sites = "BINDING         3", "DISULFID        6..11"
     path.write_text(
-        entry("BINDING         3", "DISULFID        6..11")
-        + entry("SIGNAL          1..4", "SIGNAL          2..?", accession="P00002")
+        entry(*sites)
+        + entry("SIGNAL          1..4", "SIGNAL          2..?", accession="P00002", sequence=other)
+        + entry(*sites, accession="P00003")
+        + entry(*sites, accession="P00004").replace("20 AA.", "21 AA.")
     )
 
     def blocks(model: PretrainedModel, sequence: str) -> list[tuple[int, list[torch.Tensor]]]:
@@ -217,7 +222,8 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
     settings = {"name": "annotations", "structures": folder, "uniprot": str(path)}
     made = create("annotations", settings)
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    with pytest.warns(UserWarning, match="1 of 4 records rejected: 1 length differs"):
+        values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
     length = 20
     assert values["background"]["binding_site"] == pytest.approx(1 / length)
     assert values["background"]["signal_peptide"] == pytest.approx(4 / length)
@@ -225,8 +231,14 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     assert values["proteins_with"]["binding_site"] == 1
     assert values["proteins_with"]["contact"] == values["num_proteins"] == 3
     assert "active_site" not in values["background"]
-    left_out = {"unknown or uncertain position": 1}
-    assert values["uniprot"] == {"num_proteins": 2, "features_left_out": left_out}
+    assert values["uniprot"] == {
+        "num_proteins": 2,
+        "proteins_with_features": 3,
+        "drawn": 3,
+        "relatives_left_out": 1,
+        "features_left_out": {"unknown or uncertain position": 1},
+        "records_rejected": {WRONG_LENGTH: 1},
+    }
     weighted = {name: np.array(found["weighted"]) for name, found in values["model"].items()}
     assert weighted["binding_site"][0].tolist() == pytest.approx([1, 1 / length])
     assert weighted["signal_peptide"][0].tolist() == pytest.approx([1, 4 / length])
@@ -237,7 +249,10 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     assert expected[1] == pytest.approx(weighted["disulfide_bond"][0, 1])
     rows = {row[0]: row for row in made.table({NO_SPLIT: values}).rows[::2]}
     assert rows["binding_site"][-1] == "1" and rows["helix"][-1] == "3"
-    assert "unknown or uncertain position: 1" in made.table({NO_SPLIT: values}).caption
+    caption = made.table({NO_SPLIT: values}).caption
+    assert "features left out, unknown or uncertain position: 1" in caption
+    assert f"records rejected, {WRONG_LENGTH}: 1" in caption
+    assert "3 proteins with features in the file: 3 drawn, 1 of them left out as" in caption
 
 
 @pytest.mark.parametrize("name", ["annotations", "similarity"])

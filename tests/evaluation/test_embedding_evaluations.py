@@ -122,8 +122,11 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
     assert values["model"]["accuracy"]["value"] == 1
     assert values["constant"]["accuracy"]["value"] == 0.5
     assert len(made.table({NO_SPLIT: values}).rows) == 5
-    (tmp_path / "x.fasta").write_text(">P1\nMK\n")
-    with pytest.raises(InputDataError, match="lacks 59 of the 60 sequences"):
+    (tmp_path / "x.fasta").write_text(">P1\nMK\n>P2\n\n")
+    with (
+        pytest.warns(UserWarning, match="x.fasta: 1 of 2 records rejected"),
+        pytest.raises(InputDataError, match="lacks 59 of the 60 sequences"),
+    ):
         made.run(model, None)
 
 

@@ -111,14 +111,20 @@ def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
 
 
 def _features(entry: bytes) -> tuple[Feature, ...]:
-    """Returns the features: `BINDING 52`, `CHAIN 27..700`, or before 2019 `CHAIN 27 700 Note`."""
+    """Returns the features: `BINDING 52`, `CHAIN 27..700`, or before 2019 `CHAIN 27 700 Note`.
+
+    Locations of another isoform begin with its name: `VARIANT P12345-2:47`.
+    """
     found = []
     for kind, location, rest in _FEATURE.findall(entry):
         first, is_range, last = location.partition(b"..")
         if not is_range:
             last = next(iter(rest.split()), first)
         name = kind.decode("utf-8", "backslashreplace")
-        found.append(Feature(name, _position(first), _position(last)))
+        if b":" in location:
+            found.append(Feature(name, None, None, on_isoform=True))
+        else:
+            found.append(Feature(name, _position(first), _position(last)))
     return tuple(found)
 
 

@@ -1,7 +1,9 @@
 """Counts of rejected, filtered, changed and noted records, by reason."""
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MAX_LISTED = 1_000
 
@@ -52,6 +54,15 @@ class Tally:
         for reason, listed in other.listed.items():
             mine = self.listed.setdefault(reason, [])
             mine += listed[: MAX_LISTED - len(mine)]
+
+    def warn_of_rejected(self, path: Path) -> None:
+        """Warns in one line of the records of a file that cannot be used, if there are any."""
+        if self.rejected:
+            reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.rejected.items()))
+            warnings.warn(
+                f"{path}: {self.num_rejected:,} of {self.records:,} records rejected: {reasons}",
+                stacklevel=2,
+            )
 
     @property
     def num_rejected(self) -> int:

@@ -215,10 +215,11 @@ def _features(entry: Any) -> tuple[Feature, ...]:
     for feature in entry.iterchildren("{*}feature"):
         location = _child(feature, "location")
         first = last = None
-        if location is not None and location.get("sequence") is None:
+        on_isoform = location is not None and location.get("sequence") is not None
+        if location is not None and not on_isoform:
             first = _position(location, "begin")
             last = _position(location, "end")
-        found.append(Feature(feature.get("type", ""), first, last))
+        found.append(Feature(feature.get("type", ""), first, last, on_isoform))
     return tuple(found)
 
 

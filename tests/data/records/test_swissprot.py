@@ -55,14 +55,15 @@ def test_features_are_parsed_on_request_only(read_path):
 
 def test_uncertain_positions_and_those_of_isoforms_are_none(read):
     (record,), _ = read(gzip.decompress((FIXTURES / SMALL[0]).read_bytes()), features=True)
-    assert record.features[0] == ("CHAIN", 0, len(record.sequence) - 1)
+    assert record.features[0] == ("CHAIN", 0, len(record.sequence) - 1, False)
     content = gzip.decompress((FIXTURES / SMALL[0]).read_bytes())
-    lines = ["?..7", "?3..>7", "P12345-2:3..7", "0..7", "7", "3..", "word"]
+    lines = ["?..7", "?3..>7", "P1-2:3..7", "P1-2:7", "0..7", "7", "3..", "word"]
     written = "".join(f"FT   SITE            {line}\n" for line in lines).encode()
     (record,), _ = read(content.replace(b"FT   CHAIN", written + b"FT   CHAIN", 1), features=True)
-    found = [(first, last) for kind, first, last in record.features if kind == "SITE"]
-    expected = [(None, 6), (None, None), (None, 6), (None, 6), (6, 6), (2, None), (None, None)]
-    assert found == expected
+    found = [one for one in record.features if one.kind == "SITE"]
+    expected = [(None, 6), (None, None), (None, None), (None, None), (None, 6), (6, 6), (2, None)]
+    assert [(one.first, one.last) for one in found] == [*expected, (None, None)]
+    assert [one.on_isoform for one in found] == [line.startswith("P1-2") for line in lines]
 
 
 def test_the_fixtures_hold_fragments_and_unreviewed_entries(read_path):

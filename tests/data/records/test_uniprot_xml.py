@@ -51,7 +51,7 @@ def test_features_of_another_isoform_or_without_a_place_have_no_positions(read):
     content = re.sub(rb"<location>(\s*<begin)", rb'<location sequence="P1-2">\1', SEVERAL, count=1)
     content = re.sub(rb"<begin .*?/>", b'<begin position="x"/>', content)
     changed, plain = (read(x, features=True)[0][0].features for x in (content, SEVERAL))
-    assert changed[0] == (plain[0].kind, None, None) != plain[0]
+    assert changed[0] == (plain[0].kind, None, None, True) != plain[0]
     for found, expected in list(zip(changed, plain, strict=True))[1:]:
         is_one = expected.first == expected.last
         assert found == expected._replace(first=expected.first if is_one else None)

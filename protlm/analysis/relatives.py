@@ -5,7 +5,9 @@ p^5: a tenth of them at about 63 % identity. Remote homologs share fewer and are
 fraction is that of the shorter protein, so that a fragment is found in a long one and the reverse.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,10 +43,45 @@ def highest_shares(queries: Sequence[str], others: Sequence[str]) -> np.ndarray:
         return best
     by_other = vectorizer.fit_transform(others)
     known, known_sizes = by_other.T.tocsr(), by_other.getnnz(axis=1)
-    sizes = np.array([len({one[n : n + K] for n in range(len(one) - K + 1)}) for one in queries])
+    sizes = np.array([len(_kmers(one)) for one in queries])
     for start in range(0, len(queries), _ROWS):
         rows = slice(start, start + _ROWS)
         shared = (vectorizer.transform(queries[rows]) @ known).tocoo()
         shorter = np.minimum(sizes[rows][shared.row], known_sizes[shared.col])
         np.maximum.at(best[rows], shared.row, shared.data / np.maximum(shorter, _LEAST))
     return best
+
+
+def unrelated(sequences: Iterable[str], *, limit: int) -> list[int]:
+    """Returns the places of the first sequences that are not relatives of one already taken.
+
+    Relatives are equal, or share `MIN_SHARED` or more of the 5-mers as in `highest_shares`.
+
+    Args:
+        sequences: read up to the last one that is taken.
+        limit: the largest number of places.
+
+    >>> unrelated(["MKTAYIAKQRQ", "MKTAYIAKQRQ", "WWWWWW", "MKTAYIAKHHH"], limit=3)
+    [0, 2]
+    """
+    taken: dict[str, int] = {}
+    sizes: list[int] = []
+    having: defaultdict[str, list[int]] = defaultdict(list)
+    for place, one in enumerate(sequences):
+        kmers = _kmers(one)
+        shared = Counter(chain.from_iterable(having[kmer] for kmer in kmers if kmer in having))
+        if one not in taken and not any(
+            number / max(min(len(kmers), sizes[other]), _LEAST) >= MIN_SHARED
+            for other, number in shared.items()
+        ):
+            for kmer in kmers:
+                having[kmer].append(len(taken))
+            sizes.append(len(kmers))
+            taken[one] = place
+            if len(taken) == limit:
+                break
+    return list(taken.values())
+
+
+def _kmers(sequence: str) -> set[str]:
+    return {sequence[n : n + K] for n in range(len(sequence) - K + 1)}
