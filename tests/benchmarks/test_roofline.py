@@ -48,6 +48,25 @@ def test_the_page_has_the_predictions_of_a_mechanism(name: str) -> None:
     assert all(f"| {' | '.join(row)} |" in PAGE.read_text() for row in rows)
 
 
+def test_the_page_has_the_predictions_of_causal_attention() -> None:
+    assert roofline.table(roofline.CAUSAL_TITLES, roofline.causal_predictions()) in PAGE.read_text()
+
+
+def test_causal_attention_is_predicted_as_fast_as_exact_attention_at_the_length_told() -> None:
+    """Exact attention is on the line through its two measurements, and causal takes half."""
+    for name, _, time, length, exact in roofline.causal_predictions():
+        ratio = roofline.CARDS["H200"].bfloat16 / roofline.CARDS[name].bfloat16
+
+        def half(positions: float, ratio: float = ratio) -> float:
+            return ratio * (2.6 + 14.4 * (positions - 1024) / 7168) / 2
+
+        assert exact == f"{half(1024):.1f} / {half(8192):.1f}"
+        told, found = float(length.replace(",", "")), float(time)
+        # The time is rounded to 0.01 ns, the length to 10 positions.
+        assert found - half(told) <= 0.005 + half(5) - half(0)
+        assert told == 0 or half(told) - found <= 0.005 + half(5) - half(0)
+
+
 @pytest.mark.slow
 def test_the_page_has_all_predictions() -> None:
     page = PAGE.read_text()

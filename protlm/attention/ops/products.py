@@ -32,8 +32,8 @@ def product(
         x: (..., M, K).
         w: (N, K), the same for every leading index of x, or (..., N, K).
         bias: (N), or (..., N) as w.
-        dtype: what the operands are rounded to, see `operand_dtype`; (..., N, K) only. Sums, the
-            bias and the result are float32.
+        dtype: what the operands are rounded to, see `operand_dtype`; on CUDA and for (..., N, K)
+            only. Sums, the bias and the result are float32.
     """
     if dtype is not None:
         out = _rounded_product(x, w.mT, dtype)
@@ -66,13 +66,10 @@ def matrix_product(
 
 
 def _rounded_product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    x, y, leading = x.to(dtype), y.to(dtype), x.shape[:-2]
-    if x.is_cuda:
-        # Without `out_dtype` the sums would be rounded as well.
-        x, y = x.flatten(0, -3), y.flatten(0, -3)
-        return torch.bmm(x, y, out_dtype=torch.float32).unflatten(0, leading)
-    # Products of bfloat16 are exact in float32.
-    return x.float() @ y.float()
+    leading = x.shape[:-2]
+    x, y = x.to(dtype).flatten(0, -3), y.to(dtype).flatten(0, -3)
+    # Without `out_dtype` the sums would be rounded as well.
+    return torch.bmm(x, y, out_dtype=torch.float32).unflatten(0, leading)
 
 
 def _takes_onednn(x: Tensor) -> bool:
