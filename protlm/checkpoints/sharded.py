@@ -108,6 +108,24 @@ def _read_parts(
     return contents
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """Reads a verified checkpoint of a run, sharded or not, without reading its tensors.
+
+    Returns:
+        its contents; tensors are memory-mapped, sharded ones are placeholders.
+
+    Raises:
+        InputDataError: it is not a checkpoint of protlm.
+    """
+    file = path / _CONTENTS if path.is_dir() else path
+    try:
+        contents = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return dict(contents["contents"] if path.is_dir() else contents)
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0][:200]
+        raise InputDataError(f"{path} is not a protlm checkpoint: {reason}") from error
+
+
 def consolidated(path: Path) -> dict[str, Any]:
     """Converts a sharded checkpoint to the one that a single process would have written.
 

@@ -42,7 +42,7 @@ from protlm.paths import complete_file, explain_os_error, sample_dir
 from protlm.plots import loss_curve, save_figure
 from protlm.training.callbacks.probe import Probe
 from protlm.training.launch import is_first_rank, leave_other_ranks
-from protlm.training.run import Finished, check_trainer
+from protlm.training.run import Finished, check_trainer, find_checkpoint
 from protlm.training.run import train as run
 from protlm.training.run_lock import locked
 from protlm.training.schedule import check_schedule
@@ -122,15 +122,18 @@ def train(config: TrainConfig) -> None:
     train_split, valid_split = open_data(config.data)
     probe = _probe(network, config)
     with locked(run_dir):
+        data = build_data(train_split, valid_split, config)
+        checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
             _write_config(run_dir, config)
             _print_summary(network, train_split, config)
         finished = run(
             module,
-            build_data(train_split, valid_split, config),
+            data,
             config=config.trainer,
             logger=config.logger,
             run_dir=run_dir,
+            checkpoint=checkpoint,
             probe=probe,
         )
         if is_first_rank():

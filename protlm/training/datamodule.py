@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from multiprocessing import forkserver, parent_process, resource_tracker
 from typing import Any
@@ -115,14 +116,22 @@ class SequenceData(pl.LightningDataModule):
         Raises:
             UserError: the run was trained on other data.
         """
-        place = dict(state_dict)
-        if place.pop("fingerprint") != self.train.fingerprint:
+        self.check_continues(state_dict)
+        place = {key: value for key, value in state_dict.items() if key != "fingerprint"}
+        self.progress = Progress(**place)
+
+    def check_continues(self, state_dict: Mapping[str, Any]) -> None:
+        """Compares the data with those of a checkpoint.
+
+        Raises:
+            UserError: the run was trained on other data.
+        """
+        if state_dict["fingerprint"] != self.train.fingerprint:
             where = f"data.dir={self.config.dir}" if self.config.dir else "data.mixture"
             raise UserError(
                 f"{where}: the run was trained on other data, or with other weights of the "
                 "mixture; give those, or choose another run_dir="
             )
-        self.progress = Progress(**place)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Returns an endless loader of batches that starts at the current position."""

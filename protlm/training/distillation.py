@@ -78,7 +78,7 @@ class Distillation(LanguageModeling, ABC):
         super().on_save_checkpoint(checkpoint)
         checkpoint[_TEACHER] = self._hash
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
         """Compares the teacher with that of the run.
 
         Raises:
@@ -212,7 +212,6 @@ class LogitDistillation(Distillation):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the adapters, and the weights that they adapt."""
-        super().on_load_checkpoint(checkpoint)
         if self._has_adapters:
             state, adapters = checkpoint["state_dict"], checkpoint[_ADAPTERS]
             checkpoint["state_dict"] = lora.separated_state(state, adapters)

@@ -1,6 +1,7 @@
 """The LightningModule: one step of training or validation on a batch of tokens."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +77,9 @@ class LanguageModeling(pl.LightningModule):
 
     def check_start(self, config: TrainConfig) -> None:
         """Rejects first weights that this training cannot start from; here all are accepted."""
+
+    def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
+        """Rejects a checkpoint of another training; here all are accepted."""
 
     def configure_model(self) -> None:
         """Shards the network if the strategy has a device mesh."""

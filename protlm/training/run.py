@@ -16,6 +16,7 @@ from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protlm.checkpoints.format import newest_whole, step_of
 from protlm.checkpoints.metrics import is_validated
+from protlm.checkpoints.sharded import read_facts
 from protlm.config import LoggerConfig, TrainerConfig
 from protlm.config import Strategy as StrategyName
 from protlm.errors import ExitCode, UserError
@@ -101,6 +102,29 @@ def check_trainer(config: TrainerConfig) -> None:
     check_launch(config)
 
 
+def find_checkpoint(
+    module: LanguageModeling, data: SequenceData, *, config: TrainerConfig, run_dir: Path
+) -> Path | None:
+    """Returns the checkpoint that a run continues from, complete or not; None if it has none.
+
+    Raises:
+        UserError: it is from another training, on other data, or of the other kind.
+        InputDataError: all checkpoints are damaged.
+    """
+    checkpoint, faults = newest_whole(run_dir)
+    if is_first_rank():
+        for fault in faults:
+            warnings.warn(f"{fault}; resuming from {checkpoint}", stacklevel=2)
+    check_sharding(config.strategy, module.network, checkpoint)
+    if checkpoint is not None:
+        contents = read_facts(checkpoint)
+        module.check_continues(contents)
+        # A checkpoint that lacks the position is rejected when it is loaded.
+        if place := contents.get(type(data).__qualname__):
+            data.check_continues(place)
+    return checkpoint
+
+
 def train(
     module: LanguageModeling,
     data: SequenceData,
@@ -108,17 +132,14 @@ def train(
     config: TrainerConfig,
     logger: LoggerConfig,
     run_dir: Path,
+    checkpoint: Path | None,
     probe: Probe | None = None,
 ) -> Finished:
     """Trains until `config.max_steps` or until a signal, and saves a final checkpoint.
 
-    A probe is measured every `config.probe_every` steps.
+    It continues from the checkpoint of `find_checkpoint`. A probe is measured every
+    `config.probe_every` steps.
     """
-    checkpoint, faults = newest_whole(run_dir)
-    if is_first_rank():
-        for fault in faults:
-            warnings.warn(f"{fault}; resuming from {checkpoint}", stacklevel=2)
-    check_sharding(config.strategy, module.network, checkpoint)
     step = 0 if checkpoint is None else step_of(checkpoint)
     lacks_validation = _lacks_validation(run_dir, step, config)
     if step >= config.max_steps and not lacks_validation:

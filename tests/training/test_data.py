@@ -108,6 +108,18 @@ def test_a_run_resumes_after_its_data_have_moved(
             train_tiny(run, *wrong, "trainer.max_steps=4")
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_refused_command_leaves_the_settings_of_the_run(
+    steps: int, train_tiny: Train, tiny_clusters: Path, tmp_path: Path
+) -> None:
+    """Complete runs, too, are compared with the data that they were trained on."""
+    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=f"{tiny_clusters}: the run was trained on other data"):
+        train_tiny(run, f"data.dir={tiny_clusters}", f"trainer.max_steps={steps}")
+    assert (run / "config.yaml").read_bytes() == before
+
+
 def test_a_run_by_clusters_resumes_only_with_the_same_clusters(
     train_tiny: Train, tiny_data: Path, tiny_clusters: Path, tmp_path: Path
 ) -> None:
