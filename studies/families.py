@@ -28,6 +28,7 @@ from protlm.analysis.contact_regression import apc
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.evaluation.base import NO_SPLIT
+from studies.settings import keep_settings
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
 FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
@@ -41,17 +42,6 @@ RESAMPLES = 1000
 # The fewest proteins of a bootstrap interval.
 FEWEST = 6
 METHODS = ("contacts", "jacobian")
-
-
-def keep_settings(given: argparse.Namespace) -> None:
-    """Writes the settings of the study beside its results; ends if these are of other ones."""
-    settings = {"steps": given.steps, "tokens": given.tokens, "model": given.model}
-    path = given.out / "settings.json"
-    given.out.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text(json.dumps(settings), encoding="utf-8")
-    if (there := json.loads(path.read_text(encoding="utf-8"))) != settings:
-        sys.exit(f"{given.out} has results of {there}, not of {settings}; choose another --out")
 
 
 def protlm(*arguments: str) -> None:
@@ -204,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="performer-relu-3m")
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     given = parser.parse_args(arguments)
-    keep_settings(given)
+    keep_settings(given, "steps", "tokens", "model")
     found = {}
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

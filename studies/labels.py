@@ -29,6 +29,7 @@ from protlm.downstream.tables import read_table
 from protlm.loading import pick_device
 from protlm.paths import complete_file
 from protlm.training.finetuning import FinetuneSettings
+from studies.settings import keep_settings
 
 # DSSP's eight states as helix, strand and coil.
 _STATES = str.maketrans("HGIEBTSC", "HHHEECCC")
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--finetune", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("labels"))
     given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
+    keep_settings(given, "model", "swissprot", "structures", "proteins", "longest", "chains")
     jobs = [job for job in JOBS if job.name in given.jobs and (job.epochs or not given.finetune)]
     page = given.out / ("tuned.md" if given.finetune else "labels.md")
     parts = [markdown(job.name, run(job, given)) for job in jobs]

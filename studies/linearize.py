@@ -12,7 +12,7 @@ never saw. Finished runs are not repeated.
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from protlm.data.shards.data_set import open_split
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.loading import load_model, read_model
+from studies.settings import keep_settings
 
 # Softmax is the control: the original, trained as the others are in stage 2.
 MECHANISMS = ("softmax", "performer_softmax", "hedgehog")
@@ -151,7 +152,7 @@ def figures(found: np.ndarray, before: np.ndarray, targets: np.ndarray) -> str:
     return " | ".join(cells)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Trains what is missing, and prints a table."""
     parser = argparse.ArgumentParser(description="A softmax model made linear, in two stages.")
     parser.add_argument("model", type=Path, help="a model with attention=softmax")
@@ -165,7 +166,9 @@ def main() -> None:
     parser.add_argument("--lora", type=int, help="rank of the adapters of stage 2")
     parser.add_argument("--sampled", type=Path, help="a data set to train on instead")
     parser.add_argument("--out", type=Path, default=Path("runs/linearize"))
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    # The runs themselves refuse another rate or number of tokens.
+    keep_settings(given, "model", "data", "clusters", "sampled", "steps")
     before, targets = correct(given, given.model, given.out / "original")
     print("| mechanism | model | masked accuracy | of the original's |\n|---|---|---|---|")
     print(f"| softmax | original | {figures(before, before, targets)} |", flush=True)

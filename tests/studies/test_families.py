@@ -1,17 +1,14 @@
 """The parts of the study of families that compute something themselves."""
 
-import argparse
 import gzip
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from studies.families import (
     aligned_columns,
     interval,
     inverse_covariance,
-    keep_settings,
     report,
     structure_file,
 )
@@ -58,12 +55,3 @@ def test_a_structure_has_the_lower_case_identifier_of_its_alignment() -> None:
 def test_few_proteins_have_no_interval() -> None:
     assert interval([0.2, 0.4]) == "30.0% (range 20.0% to 40.0%)"
     assert interval([0.2, 0.4] * 3).startswith("30.0% (2")
-
-
-def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
-    given = argparse.Namespace(out=tmp_path / "study", steps=240, tokens=4096, model="m")
-    keep_settings(given)
-    keep_settings(given)
-    given.steps = 600
-    with pytest.raises(SystemExit, match="choose another --out"):
-        keep_settings(given)

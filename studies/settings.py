@@ -1,0 +1,26 @@
+"""The settings of a study, kept beside its results so that different ones are not mixed."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from protlm.paths import complete_file
+
+
+def keep_settings(given: argparse.Namespace, *names: str) -> None:
+    """Writes settings of a study into `given.out`; ends if it has results of other ones.
+
+    Args:
+        given: the arguments of the study.
+        names: those that decide its results.
+    """
+    values = {name: getattr(given, name) for name in names}
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+    path = given.out / "settings.json"
+    given.out.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        with complete_file(path) as temporary:
+            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if (there := json.loads(path.read_text(encoding="utf-8"))) != settings:
+        sys.exit(f"{given.out} has results of {there}, not of {settings}; choose another --out")

@@ -1,0 +1,30 @@
+"""The studies do not mix results of different settings in one folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from studies import families, labels, linearize
+
+STUDIES = {
+    "families": (families.main, ["GENERAL", "STRUCTURES"], ["--steps", "240"]),
+    "labels": (labels.main, ["MODEL", "--swissprot", "S", "--structures", "T"], ["--chains", "3"]),
+    "linearize": (linearize.main, ["MODEL", "DATA", "CLUSTERS"], ["--sampled", "OTHER"]),
+    "linearize, steps": (linearize.main, ["MODEL", "DATA", "CLUSTERS"], ["--steps", "9", "300"]),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_results_of_other_settings_are_refused(study: str, tmp_path: Path) -> None:
+    main, given, changed = STUDIES[study]
+    given = [*given, "--out", str(tmp_path / "out")]
+    # The inputs do not exist: a study keeps its settings before it reads anything.
+    with pytest.raises(Exception, match=r"No such|has no manifest"):
+        main(given)
+    kept = json.loads((tmp_path / "out" / "settings.json").read_text())
+    with pytest.raises(SystemExit, match=r"has results of .*; choose another --out"):
+        main([*given, *changed])
+    assert json.loads((tmp_path / "out" / "settings.json").read_text()) == kept
+    with pytest.raises(Exception, match=r"No such|has no manifest"):
+        main(given)
