@@ -91,7 +91,8 @@ def embed(
     runner = None if executor is None else choice("--executor", executor, submission.Executor)
     jobs = submission.Submission.parse(runner, slurm)
     run_jobs = None if jobs is None else submission.submitter(jobs, 1)
-    run(fasta, model_or_default(model), output, options, run_jobs)
+    is_local = runner is submission.Executor.LOCAL
+    run(fasta, model_or_default(model), output, options, run_jobs, jobs_are_local=is_local)
 
 
 def generate(

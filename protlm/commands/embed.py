@@ -4,6 +4,7 @@ Batches are finished in the folder `OUT.h5.partial`, and the output is written f
 interrupted command continues after its last batch.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate, readable_size
@@ -24,7 +27,11 @@ from protlm.commands.embedding.parts import (
     read_fingerprint,
 )
 from protlm.commands.embedding.results import Results
-from protlm.commands.embedding.share_processes import check_processes, compute_in_processes
+from protlm.commands.embedding.share_processes import (
+    check_processes,
+    compute_in_processes,
+    local_shares,
+)
 from protlm.commands.outputs import check_suffix
 from protlm.errors import OutputError, UserError, interrupt_explained
 from protlm.loading import load_model
@@ -41,6 +48,8 @@ def embed(
     output: Path,
     options: EmbedOptions,
     run_jobs: RunJobs | None = None,
+    *,
+    jobs_are_local: bool = False,
 ) -> None:
     """Embeds every record of a sequence file; records that are too long are reported.
 
@@ -51,6 +60,7 @@ def embed(
         options: the settings.
         run_jobs: runs `options.processes` jobs, given a folder and the tasks; then the output is
             written.
+        jobs_are_local: the jobs divide the GPUs and the threads of this machine.
 
     Raises:
         UserError: an option or a layer that does not exist, or unfinished results of another
@@ -68,7 +78,8 @@ def embed(
     check_output(output)
     check_processes(fasta, options, with_jobs=run_jobs is not None)
     if run_jobs is not None:
-        _compute_in_jobs(fasta, model_path, output, options, run_jobs)
+        make = _local_tasks if jobs_are_local else _tasks
+        _compute_in_jobs(output, make((fasta, model_path, output), options), run_jobs)
         # The machine that submits jobs need not have their devices.
         options = replace(options, processes=1, merge=True, device="cpu")
     with interrupt_explained(
@@ -87,6 +98,7 @@ def embed(
 
 # Marks a folder of jobs, which is removed when the output is complete.
 _OURS = ".protlm-jobs"
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -102,13 +114,35 @@ class _Task:
         embed(self.fasta, self.model_path, self.output, self.options)
 
 
-def _compute_in_jobs(
-    fasta: Path, model_path: Path, output: Path, options: EmbedOptions, run_jobs: RunJobs
-) -> None:
-    """Computes all shares in jobs, each in `output`.partial; the same call continues them."""
+@dataclass(frozen=True)
+class _LocalTask(_Task):
+    """Computes a share beside others of this machine; submitit hides its GPUs from local jobs."""
+
+    threads: int
+    visible_gpus: str | None
+
+    def run(self) -> None:
+        os.environ.pop(_VISIBLE_GPUS, None)
+        if self.visible_gpus is not None:
+            os.environ[_VISIBLE_GPUS] = self.visible_gpus
+        torch.set_num_threads(self.threads)
+        super().run()
+
+
+def _tasks(paths: tuple[Path, Path, Path], options: EmbedOptions) -> list[_Task]:
     count = options.processes
     shares = [Share(number, count) for number in range(1, count + 1)]
-    mine = [replace(options, processes=1, share=share) for share in shares]
+    return [_Task(*paths, replace(options, processes=1, share=share)) for share in shares]
+
+
+def _local_tasks(paths: tuple[Path, Path, Path], options: EmbedOptions) -> list[_Task]:
+    threads, shares = local_shares(options)
+    visible = os.environ.get(_VISIBLE_GPUS)
+    return [_LocalTask(*paths, one, threads, visible) for one in shares]
+
+
+def _compute_in_jobs(output: Path, tasks: Sequence[_Task], run_jobs: RunJobs) -> None:
+    """Computes all shares in jobs, each in `output`.partial; the same call continues them."""
     folder = _job_folder(output)
     try:
         if folder.exists() and not (folder / _OURS).is_file():
@@ -118,7 +152,7 @@ def _compute_in_jobs(
     except OSError as error:
         raise explain_os_error(error, folder) from error
     with interrupt_explained("the same command continues what the jobs have not finished"):
-        run_jobs(folder, [_Task(fasta, model_path, output, one) for one in mine])
+        run_jobs(folder, tasks)
 
 
 def _job_folder(output: Path) -> Path:

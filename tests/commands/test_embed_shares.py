@@ -1,5 +1,6 @@
 """`protlm embed` divided between processes, its estimate, and devices without enough memory."""
 
+import os
 import pickle
 import re
 import shutil
@@ -113,6 +114,30 @@ def test_the_parts_of_jobs_are_joined_without_their_device(
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
+def test_local_jobs_divide_the_gpus_and_the_threads(
+    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same way as `--processes`; submitit hides all GPUs from local jobs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setattr(share_processes, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    threads, visible = [], []
+
+    def local(_: Path, tasks: Sequence[Any]) -> None:
+        assert [task.options.device for task in tasks] == ["cuda:0", "cuda:1", "cuda:0"]
+        for task in pickle.loads(pickle.dumps(tasks)):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+            submission.run_task(replace(task, options=replace(task.options, device="cpu")))
+            visible.append(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    options = EmbedOptions(**OPTIONS, processes=3)
+    embed(fasta, tiny_run, tmp_path / "out.h5", options, local, jobs_are_local=True)
+    assert (threads, visible) == ([2, 2, 2], ["2,3"] * 3)
+    assert (tmp_path / "out.h5").is_file()
+
+
 @pytest.mark.slow
 def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
@@ -122,7 +147,7 @@ def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path
     options = EmbedOptions(**OPTIONS, processes=2)
     local = submission.submitter(Submission(Executor.LOCAL), 1)
     embed(fasta, tiny_run, tmp_path / "whole.h5", replace(options, processes=1))
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, local)
+    embed(fasta, tiny_run, tmp_path / "out.h5", options, local, jobs_are_local=True)
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert not list(tmp_path.glob("out.h5.*"))
 

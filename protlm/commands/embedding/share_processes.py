@@ -43,15 +43,12 @@ def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: E
     Raises:
         UserError: the error of the first process that fails, which ends the others.
     """
-    context, count = get_context("spawn"), options.processes
-    threads = max(1, torch.get_num_threads() // count)
+    context, (threads, shares) = get_context("spawn"), local_shares(options)
     running: dict[Connection, BaseProcess] = {}
     halved = 0
     try:
-        for number in range(1, count + 1):
+        for mine in shares:
             ours, theirs = context.Pipe(duplex=False)
-            device = device_of(options.device, number)
-            mine = replace(options, processes=1, share=Share(number, count), device=device)
             arguments = (theirs, threads, (fasta, model_path, output, mine))
             process = context.Process(target=_share, args=arguments, daemon=True)
             process.start()
@@ -68,6 +65,22 @@ def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: E
         for process in running.values():
             process.join()
     return halved
+
+
+def local_shares(options: EmbedOptions) -> tuple[int, list[EmbedOptions]]:
+    """Returns the threads of each of `options.processes` on this machine, and their settings.
+
+    They divide the threads and the GPUs.
+    """
+    count = options.processes
+    numbers = range(1, count + 1)
+    shares = [
+        replace(
+            options, processes=1, share=Share(one, count), device=device_of(options.device, one)
+        )
+        for one in numbers
+    ]
+    return max(1, torch.get_num_threads() // count), shares
 
 
 def device_of(device: str, number: int) -> str:
