@@ -52,7 +52,8 @@ def available_memory() -> int | None:
     """Returns the bytes that are available to this process, or None if the system hides them.
 
     The limits of a container or a job are respected if they are those of cgroups, version 2: of
-    this process's group and of all that contain it.
+    this process's group and of all that contain it. Files in the cache that were not used lately do
+    not count as used, as in MemAvailable: the kernel drops them when memory is needed.
     """
     found = []
     try:
@@ -63,11 +64,21 @@ def available_memory() -> int | None:
     for group in _cgroups():
         try:
             limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-            found.append(max(int(limit) - int(used), 0))
+            free = int(limit) - int(used) + _droppable(group)
+            found.append(min(max(free, 0), int(limit)))
         except (OSError, ValueError):
             # No such file, or "max": there is no limit.
             pass
     return min(found) if found else None
+
+
+def _droppable(group: Path) -> int:
+    """Returns the bytes of a cgroup's inactive file cache; 0 if it has no statistics."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+        return int(dict(line.split() for line in lines)["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return 0
 
 
 def _cgroups() -> list[Path]:

@@ -81,11 +81,17 @@ class Finetuning(pl.LightningModule):
         self._valid = valid
         self.best: dict[str, Tensor] = {}
         self.best_loss, self.stale_epochs = math.inf, 0
-        # Of each epoch: the training loss, the validation loss and the metric.
+        # The training loss, the validation loss and the metric: of the start, where the first is
+        # NaN, and of each epoch.
         self.losses: list[list[float]] = []
         self.warmup_steps = 1
         self._train_sums = torch.zeros(2, dtype=torch.float64)
         self._valid_outputs = torch.zeros(0)
+
+    @property
+    def start_is_best(self) -> bool:
+        """Whether no epoch has a lower validation loss than the start."""
+        return min(self.losses, key=lambda one: one[1]) is self.losses[0]
 
     def forward(self, batch: TokenRows) -> Tensor:
         """Returns the outputs of the head, [labels, outputs]."""

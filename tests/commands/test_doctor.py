@@ -106,6 +106,11 @@ def test_the_limit_of_a_container_is_respected(
     assert machine.available_memory() == 2_048_000
     (tmp_path / "memory.max").write_text("1500\n")
     assert machine.available_memory() == 1000
+    # The cache of files counts as used, but the kernel drops what was not used lately.
+    (tmp_path / "memory.stat").write_text("anon 90\nactive_file 10\ninactive_file 400\n")
+    assert machine.available_memory() == 1400
+    (tmp_path / "memory.stat").write_text("anon 90\n")
+    assert machine.available_memory() == 1000
     # The group of a job has a lower limit than those that contain it.
     own = tmp_path / "slurm" / "job_7"
     own.mkdir(parents=True)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import protlm
+from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.commands.finetune import FinetuneOptions, finetune_labels
 from protlm.commands.finetune_run import FinetuneLock
 from protlm.commands.label_inputs import LabelOptions
@@ -146,6 +147,8 @@ def test_all_weights_are_trained_and_resumed(
     finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
     again = weights(tmp_path / "cut" / "model")
     assert all(torch.equal(after[name], again[name]) for name in after)
+    log, continued = (tmp_path / name / "metrics.csv" for name in ("run", "cut"))
+    assert log.read_bytes() == continued.read_bytes()
     with pytest.raises(OutputError, match="is complete"):
         finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
 
@@ -184,9 +187,13 @@ def test_residues_are_learned(
     assert "epoch 4 of 4 at most: training loss" in printed
     with (run / "metrics.csv").open() as file:
         epochs = list(csv.DictReader(file))
-    assert [row["valid_loss"] for row in epochs] and len(epochs) == 4
+    assert [row["valid_loss"] for row in epochs] and len(epochs) == 5
+    assert [row["epoch"] for row in epochs] == ["0", "1", "2", "3", "4"]
+    assert not epochs[0]["train_loss"]
+    start = float(epochs[0]["valid_accuracy"])
+    assert f"epoch 0, before training: validation accuracy {start:.3f}, loss" in printed
     assert f"validation accuracy {float(epochs[-1]['valid_accuracy']):.3f}, loss" in printed
-    assert float(epochs[-1]["train_loss"]) < float(epochs[0]["train_loss"])
+    assert float(epochs[-1]["train_loss"]) < float(epochs[1]["train_loss"])
     predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
     with (tmp_path / "all.tsv").open() as file:
         found = {(r["identifier"], r["position"]): r for r in csv.DictReader(file, delimiter="\t")}
@@ -213,18 +220,19 @@ def test_two_devices_learn_what_one_learns(
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("epoch 2 of 2") == 1 and done.stdout.count("labels by") == 1
-    one, two = (weights(tmp_path / count / "model") for count in ("1", "2"))
-    before = weights(tiny_run)
+    # Of the last epoch, whether it is the best or not.
+    folders = (tmp_path / count for count in ("1", "2"))
+    one, two = (load_training(all_checkpoints(one)[-1])["state_dict"] for one in folders)
+    before = {f"network.{name}": value for name, value in weights(tiny_run).items()}
     for name, value in one.items():
         assert torch.allclose(value, two[name], rtol=1e-3, atol=2e-5), name
-    moved = max(float((value - before[name]).abs().max()) for name, value in one.items())
+    moved = max(float((one[name] - value).abs().max()) for name, value in before.items())
     assert moved > 1e-3
     logs = [(tmp_path / count / "metrics.csv").read_text().split() for count in ("1", "2")]
     for mine, its in zip(*logs, strict=True):
         if mine[0].isdigit():
-            assert [*map(float, mine.split(","))] == pytest.approx(
-                [*map(float, its.split(","))], abs=1e-4
-            )
+            mine, its = ([float(cell or 0) for cell in row.split(",")] for row in (mine, its))
+            assert mine == pytest.approx(its, abs=1e-4)
 
 
 def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
@@ -240,6 +248,40 @@ def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> N
     finetune_labels(labels, tiny_run, tmp_path / "x", FinetuneOptions(shorter), LabelOptions())
     until_best = weights(tmp_path / "x" / "model")
     assert all(torch.equal(w, until_best[n]) for n, w in weights(run / "model").items())
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_the_start_is_the_result_if_no_epoch_is_better(
+    rank: int | None,
+    residues: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a rate that destroys the model, it is the original with the probe that was fitted."""
+    settings, run = replace(SETTINGS, patience=2, learning_rate=0.5), tmp_path / "run"
+    reading = LabelOptions(sequences=tmp_path / "proteins.fasta")
+    finetune_labels(residues, tiny_run, run, FinetuneOptions(settings, rank=rank), reading)
+    with (run / "metrics.csv").open() as file:
+        epochs = list(csv.DictReader(file))
+    losses = [float(row["valid_loss"]) for row in epochs]
+    assert len(losses) == 3 and losses[0] < min(losses[1:])
+    before, after = weights(tiny_run), weights(run / "model")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert "no epoch has a lower validation loss than the start" in capsys.readouterr().err
+    # The head, too: with the original it has the validation accuracy of the start.
+    predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
+    with (tmp_path / "all.tsv").open() as file:
+        found = {
+            (r["identifier"], int(r["position"])): r for r in csv.DictReader(file, delimiter="\t")
+        }
+    lines, right = residues.read_text().splitlines(), []
+    for name, states in zip(lines[::2], lines[1::2], strict=True):
+        for position, state in enumerate(states, start=1):
+            if name.endswith("SET=valid") and state != "?":
+                row = found[name[1:].split()[0], position]
+                right.append((float(row["p(H)"]) > 0.5) == (state == "H"))
+    assert np.mean(right) == pytest.approx(float(epochs[0]["valid_accuracy"]), abs=1e-6)
 
 
 @pytest.mark.parametrize(

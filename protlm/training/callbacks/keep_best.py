@@ -14,12 +14,15 @@ from protlm.terminal import JobProgress
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.finetuning import Finetuning
 from protlm.training.labeled_batches import Batches, TokenRows
+from protlm.training.lightning_internals import validate_now
 
 _KEPT = 2
 
 
 class KeepBest(Callback):
     """Sets the epoch of the batches, keeps the best parameters, and saves after each epoch.
+
+    The parameters of the start are validated, too, and are the result if no epoch is better.
 
     Args:
         folder: the folder of the run.
@@ -42,10 +45,17 @@ class KeepBest(Callback):
         for one in (self._batches, self._valid):
             one.share = (trainer.global_rank, trainer.world_size)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validates the start of a new run."""
+        assert isinstance(pl_module, Finetuning)
+        if not pl_module.losses:
+            validate_now(trainer)
+            self._compare(trainer, pl_module, train_loss=math.nan)
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sets the epoch before the batches are read."""
         self._batches.epoch = trainer.current_epoch
-        self._done = trainer.current_epoch * (len(self._batches) + len(self._valid))
+        self._done = self._batches_until(trainer.current_epoch)
 
     def on_train_batch_end(
         self,
@@ -75,20 +85,7 @@ class KeepBest(Callback):
         if self._stop.received:
             return
         assert isinstance(pl_module, Finetuning)
-        pl_module.losses.append([pl_module.train_loss(), *pl_module.valid_scores()])
-        if trainer.is_global_zero:
-            self._write(pl_module)
-        loss = pl_module.losses[-1][1]
-        if not math.isfinite(loss):
-            raise TrainingDivergedError(
-                f"the validation loss of epoch {len(pl_module.losses)} is {loss}; remove "
-                f"{self._folder} and type a smaller --learning-rate"
-            )
-        pl_module.stale_epochs += 1
-        if loss < pl_module.best_loss:
-            pl_module.best_loss, pl_module.best = loss, pl_module.trained_state()
-            pl_module.stale_epochs = 0
-        self._print(trainer, pl_module)
+        self._compare(trainer, pl_module, train_loss=pl_module.train_loss())
         trainer.should_stop |= pl_module.stale_epochs >= self._patience
         folder = self._folder / "checkpoints"
         trainer.save_checkpoint(folder / checkpoint_name(trainer.global_step))
@@ -98,6 +95,12 @@ class KeepBest(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ends the progress report."""
+        assert isinstance(pl_module, Finetuning)
+        if self._progress is not None and not self._stop.received and pl_module.start_is_best:
+            self._progress.print(
+                "no epoch has a lower validation loss than the start, which is the result: the "
+                "model is unchanged; perhaps type a smaller --learning-rate, or --lora"
+            )
         self._end()
 
     def on_exception(
@@ -106,12 +109,33 @@ class KeepBest(Callback):
         """Removes the progress bar so that the message can be read."""
         self._end(exception)
 
+    def _compare(self, trainer: pl.Trainer, module: Finetuning, *, train_loss: float) -> None:
+        """Adds the losses of an epoch, writes and prints them, and keeps the best parameters."""
+        module.losses.append([train_loss, *module.valid_scores()])
+        if trainer.is_global_zero:
+            self._write(module)
+        loss = module.losses[-1][1]
+        if not math.isfinite(loss):
+            raise TrainingDivergedError(
+                f"the validation loss of epoch {len(module.losses) - 1} is {loss}; remove "
+                f"{self._folder} and type a smaller --learning-rate"
+            )
+        module.stale_epochs += 1
+        if loss < module.best_loss:
+            module.best_loss, module.best = loss, module.trained_state()
+            module.stale_epochs = 0
+        self._print(trainer, module)
+
+    def _batches_until(self, epoch: int) -> int:
+        """Returns the number of batches before an epoch; those of the start's validation count."""
+        return len(self._valid) + epoch * (len(self._batches) + len(self._valid))
+
     def _count(self, trainer: pl.Trainer) -> None:
         self._done += 1
         if self._progress is None:
             # Begins after the first batch, which is slower, so that the time left is right.
             assert trainer.max_epochs is not None
-            total = trainer.max_epochs * (len(self._batches) + len(self._valid))
+            total = self._batches_until(trainer.max_epochs)
             self._progress = JobProgress(
                 "batches", total, done=self._done, quiet=not trainer.is_global_zero
             )
@@ -122,17 +146,23 @@ class KeepBest(Callback):
     def _print(self, trainer: pl.Trainer, module: Finetuning) -> None:
         assert self._progress is not None
         train, valid, metric = module.losses[-1]
+        scores = f"validation {module.metric.name} {metric:.3f}, loss {valid:.4f}"
+        epoch = len(module.losses) - 1
+        if not epoch:
+            self._progress.print(f"epoch 0, before training: {scores}")
+            return
         kept = "" if module.stale_epochs else ", the lowest so far"
         self._progress.print(
-            f"epoch {len(module.losses)} of {trainer.max_epochs} at most: training loss "
-            f"{train:.4f}, validation {module.metric.name} {metric:.3f}, loss {valid:.4f}{kept}"
+            f"epoch {epoch} of {trainer.max_epochs} at most: training loss {train:.4f}, "
+            f"{scores}{kept}"
         )
 
     def _write(self, module: Finetuning) -> None:
         columns = ["epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}"]
         lines = [",".join(columns)]
-        for number, values in enumerate(module.losses, start=1):
-            lines.append(",".join([str(number), *(f"{value:.6f}" for value in values)]))
+        for number, values in enumerate(module.losses):
+            cells = ("" if math.isnan(value) else f"{value:.6f}" for value in values)
+            lines.append(",".join([str(number), *cells]))
         with complete_file(self._folder / "metrics.csv", overwrite=True) as temporary:
             temporary.write_text("\n".join([*lines, ""]))
 
