@@ -30,6 +30,7 @@ _KINDS = {
 # Where a model came from: an imported one, and one whose attention was replaced.
 _IMPORTED, _CONVERTED = ("family", "sha256"), ("converted_from", "converted_hash")
 _SOURCES = [set(_IMPORTED), set(_CONVERTED), {*_IMPORTED, *_CONVERTED}]
+_FURTHER = {"contacts_sha256", "license"}
 _MAX_SEED = 1 << 63
 # Settings of the model that belong to training or to the use of memory.
 _SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
@@ -50,9 +51,10 @@ class ModelDescription:
         attention_options: options of the mechanism.
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
-        source: of an imported model, its `family` and the `sha256` of its weights; of a converted
-            model, the mechanism of the original, `converted_from`, and the hash of its weights,
-            `converted_hash`.
+        source: of an imported model, its `family`, the `sha256` of its weights and, if there are
+            these, the `contacts_sha256` of its contact head's own file and a restrictive `license`;
+            of a converted one, the mechanism `converted_from` and the hash of the original's
+            weights, `converted_hash`.
     """
 
     vocabulary: str
@@ -126,7 +128,8 @@ def _source(path: Path, stored: object) -> dict[str, str] | None:
     if stored is None:
         return None
     values = stored if isinstance(stored, dict) else {}
-    if set(values) not in _SOURCES or not all(isinstance(v, str) for v in values.values()):
+    keys = set(values) - (_FURTHER if "sha256" in values else set())
+    if keys not in _SOURCES or not all(isinstance(v, str) for v in values.values()):
         allowed = f"{one_of(list(_IMPORTED))}; {one_of(list(_CONVERTED))}; or all of them"
         raise not_usable(path, f"source={stored!r:.60} must have {allowed}")
     return values

@@ -16,7 +16,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, one_of
 from protlm.interop.base import Family, ForeignModel
 from protlm.interop.hub import download, is_hub_name
-from protlm.interop.source import is_foreign, read_source
+from protlm.interop.source import Source, is_foreign, read_source
 
 # Bytes of a number in single precision.
 _SINGLE = 4
@@ -48,10 +48,21 @@ def _defined_in(name: str) -> list[type[Family]]:
     ]
 
 
+def _origin(source: Source, license_: str | None) -> dict[str, str]:
+    """Returns what the description of an imported model says of its origin."""
+    told = {
+        "family": source.family,
+        "sha256": source.sha256,
+        "contacts_sha256": source.contacts_sha256,
+        "license": license_,
+    }
+    return {key: value for key, value in told.items() if value is not None}
+
+
 def read(path: Path) -> ForeignModel:
     """Reads a model of another program: a folder or a file for which `is_foreign` is true.
 
-    A license that restricts its users is printed on standard error.
+    A license that restricts its users is printed on standard error, and kept in the description.
 
     Raises:
         InputDataError: the model is damaged, or its family or architecture is not supported.
@@ -74,7 +85,7 @@ def read(path: Path) -> ForeignModel:
         attention_options={},
         seed=0,
         max_length=translated.model.max_length,
-        source={"family": source.family, "sha256": source.sha256},
+        source=_origin(source, translated.license),
     )
     weights = {
         # Half precision is a format for files here; the network has float32.

@@ -55,6 +55,7 @@ class Source:
         settings: its description.
         tensors: its tensors, by its names.
         sha256: the SHA-256 of the file of the tensors; of several, of their bytes in order.
+        contacts_sha256: that of a separate file of the contact head; None if there is none.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Source:
     settings: Mapping[str, Any]
     tensors: dict[str, Tensor]
     sha256: str
+    contacts_sha256: str | None = None
 
     def number(self, key: str) -> int:
         """Returns a setting that is a positive whole number.
@@ -185,8 +187,11 @@ def _read_pickle(path: Path) -> Source:
             f"{path} is neither an ESM-2, ESM-1b or ESM-1v of fair-esm, with settings and model, "
             "nor an ESM C model; other pickles are not supported"
         )
-    tensors = check_weights(path, state) | _fair_esm_contacts(path)
-    return Source(path, "esm", settings, tensors, _sha256([path]))
+    tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
+    if not beside.is_file():
+        return Source(path, "esm", settings, tensors, _sha256([path]))
+    tensors |= _fair_esm_contacts(beside)
+    return Source(path, "esm", settings, tensors, _sha256([path]), _sha256([beside]))
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -217,13 +222,10 @@ def _plain(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:
-    """Returns the contact head of a model of fair-esm, if its file is there."""
-    beside = path.with_name(f"{path.stem}{_CONTACTS}.pt")
-    if not beside.is_file():
-        return {}
-    state = check_weights(beside, _unpickled(beside).get("model"))
+    """Returns the contact head of a model of fair-esm from its separate file."""
+    state = check_weights(path, _unpickled(path).get("model"))
     if other := [name for name in state if "contact_head." not in name]:
-        raise InputDataError(f"{beside} has {other[0]!r:.90}, which is not part of a contact head")
+        raise InputDataError(f"{path} has {other[0]!r:.90}, which is not part of a contact head")
     return state
 
 

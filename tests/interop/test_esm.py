@@ -15,10 +15,12 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
 from protlm.interop.base import renamed
 from protlm.model.transformer import ProteinLM
+from protlm.paths import sha256_of
 from tests.interop.conftest import LAYERS, WIDTH, esm_tensors
 from tests.rounding import error_bound
 
@@ -271,7 +273,11 @@ def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_
     head = {n: v for n, v in head.items() if n.startswith("contact_head.")}
     beside = tmp_path / "esm2-contact-regression.pt"
     torch.save({"model": head}, beside)
-    assert interop.read(path).contacts == interop.read(write_esm()).contacts
+    found = interop.read(path)
+    assert found.contacts == interop.read(write_esm()).contacts
+    source = {"family": "esm", "sha256": sha256_of(path), "contacts_sha256": sha256_of(beside)}
+    assert found.description.source == source
+    assert ModelDescription.parse(path, found.description.to_plain()) == found.description
     torch.save({"model": head | {"layers.0.fc1.bias": torch.zeros(3)}}, beside)
     with pytest.raises(InputDataError, match=r"'layers\.0\.fc1\.bias', which is not part of"):
         interop.read(path)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import protlm
 from protlm import interop
+from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
 from protlm.interop import esmc
@@ -243,3 +244,11 @@ def test_a_license_that_restricts_users_is_printed(
     assert told.startswith("license: ESM C 600M was published by EvolutionaryScale under the")
     assert "Cambrian Non-Commercial License" in told
     assert len(told.splitlines()) == 1
+    # It is kept with the model, and printed by protlm checkpoint info.
+    read_again = interop.read(model).description
+    stored = read_again.to_plain()
+    assert stored["source"]["license"] == told.removeprefix("license: ").strip()
+    assert ModelDescription.parse(model, stored) == read_again
+    stored["source"] = {"license": "MIT", "converted_from": "softmax", "converted_hash": "0"}
+    with pytest.raises(InputDataError, match=r"source=.* must have family, sha256"):
+        ModelDescription.parse(model, stored)
