@@ -231,8 +231,8 @@ def test_two_devices_learn_what_one_learns(
     logs = [(tmp_path / count / "metrics.csv").read_text().split() for count in ("1", "2")]
     for mine, its in zip(*logs, strict=True):
         if mine[0].isdigit():
-            mine, its = ([float(cell or 0) for cell in row.split(",")] for row in (mine, its))
-            assert mine == pytest.approx(its, abs=1e-4)
+            cells = [[float(cell or 0) for cell in row.split(",")] for row in (mine, its)]
+            assert cells[0] == pytest.approx(cells[1], abs=1e-4)
 
 
 def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class KeepBest(Callback):
         if self._progress is not None and not self._stop.received and pl_module.start_is_best:
             self._progress.print(
                 "no epoch has a lower validation loss than the start, which is the result: the "
-                "model is unchanged; perhaps type a smaller --learning-rate, or --lora"
+                "model is unchanged; a smaller --learning-rate may be better"
             )
         self._end()
 
