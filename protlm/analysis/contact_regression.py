@@ -143,10 +143,16 @@ class ContactRegression:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
-        """Creates the regression from the values of `to_dict`."""
+        """Creates the regression from the values of `to_dict`.
+
+        Raises:
+            ValueError: a weight or the intercept is not finite.
+        """
         regression = cls(seed=int(values["seed"]))
         regression.weights_H = np.array(values["weights"], dtype=np.float64)
         regression.intercept = float(values["intercept"])
+        if not np.isfinite([*regression.weights_H, regression.intercept]).all():
+            raise ValueError("a weight is not finite")
         return regression
 
 

@@ -53,6 +53,12 @@ def test_many_files_and_a_kept_fit(
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted with another model"):
         contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
+    fit.write_text(json.dumps(stored | {"intercept": float("inf")}))
+    with pytest.raises(InputDataError, match="is not a fit"):
+        contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
+    fit.write_text(json.dumps(stored | {"weights": [float("nan"), *stored["weights"][1:]]}))
+    with pytest.raises(InputDataError, match="is not a fit"):
+        contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
     fit.write_text("{}")
     with pytest.raises(InputDataError, match=r"is not a fit.*give a NAME\.fit\.json file"):
         contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
