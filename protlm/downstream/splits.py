@@ -187,8 +187,9 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         raise InputDataError(
-            "all proteins are in one cluster, so none can be held out for the test or to choose "
-            "the penalty; give more proteins, or a column split"
+            "proteins must be held out for the test and to choose the penalty, and those that are "
+            f"left to divide ({len(groups):,}) are in one cluster, or have one sequence; give "
+            "proteins of three or more clusters, or a column split with train, valid and test"
         )
     allowed = max(round(fraction * len(groups)), 1)
     is_out, total = np.zeros(len(sizes), dtype=bool), 0
