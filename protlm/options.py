@@ -124,9 +124,9 @@ Reference = Annotated[
 FirstResidue = Annotated[
     int, typer.Option(help="Number of the wild type's first residue in the column mutant.")
 ]
-PerResidue = Annotated[
+PerToken = Annotated[
     bool,
     typer.Option(
-        "--per-residue", help="Divide whole-sequence log-likelihoods by the number of tokens."
+        "--per-token", help="Divide whole-sequence log-likelihoods by the number of tokens."
     ),
 ]

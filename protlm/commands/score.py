@@ -47,7 +47,7 @@ class ScoreOptions:
         reference: ProteinGym's reference file, in place of a wild type.
         estimators: one column each; empty takes the model's default.
         first_residue: the number of the wild type's first residue in the column `mutant`.
-        per_residue: as for `protlm.downstream.estimators.score`.
+        per_token: as for `protlm.downstream.estimators.score`.
         tokens_per_batch: rows times length of a batch, at most.
         json: a file for all metrics and their intervals.
         device: as for `protlm.loading.pick_device`.
@@ -58,7 +58,7 @@ class ScoreOptions:
     reference: Path | None = None
     estimators: tuple[Estimator, ...] = ()
     first_residue: int = 1
-    per_residue: bool = False
+    per_token: bool = False
     tokens_per_batch: int = 16_384
     json: Path | None = None
     device: str = "auto"
@@ -99,7 +99,7 @@ def score_variants(
         table = _read(source, assays, options)
         wild_type = assays[_name(source)].wild_type
         found = {
-            one: score(one, predictor, wild_type, table.variants, per_residue=options.per_residue)
+            one: score(one, predictor, wild_type, table.variants, per_token=options.per_token)
             for one in estimators
         }
         _write_scores(path, table, found)
@@ -151,7 +151,7 @@ def scan_protein(
         if own in STANDARD
         for letter in STANDARD
     ]
-    found = score(estimator, predictor, wild_type, variants, per_residue=options.per_residue)
+    found = score(estimator, predictor, wild_type, variants, per_token=options.per_token)
     first = options.first_residue
     scores = np.full((len(wild_type), len(STANDARD)), np.nan)
     scores[[own in STANDARD for own in wild_type]] = found.values.reshape(-1, len(STANDARD))
@@ -177,7 +177,7 @@ def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list
     predictor = Predictor(model, options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
     for estimator in estimators:
-        check_estimator(estimator, predictor, per_residue=options.per_residue)
+        check_estimator(estimator, predictor, per_token=options.per_token)
     return predictor, estimators
 
 

@@ -72,9 +72,9 @@ def check_estimator(
     predictor: Predictor,
     variants: Iterable[Variant] = (),
     *,
-    per_residue: bool = False,
+    per_token: bool = False,
 ) -> None:
-    """Refuses an estimator that the model, one of the variants or `per_residue` does not allow.
+    """Refuses an estimator that the model, one of the variants or `per_token` does not allow.
 
     Raises:
         UserError: the message names an estimator to use instead.
@@ -91,9 +91,9 @@ def check_estimator(
             f"--estimator {estimator} cannot score insertions and deletions; type --estimator "
             f"{Estimator.pseudo_log_likelihood}"
         )
-    if per_residue and not estimator.scores_indels:
+    if per_token and not estimator.scores_indels:
         raise UserError(
-            f"--per-residue divides the likelihoods of whole sequences, and {estimator} has none; "
+            f"--per-token divides the likelihoods of whole sequences, and {estimator} has none; "
             f"leave it out, or type --estimator {Estimator.pseudo_log_likelihood}"
         )
 
@@ -104,7 +104,7 @@ def score(
     wild_type: str,
     variants: Sequence[Variant],
     *,
-    per_residue: bool = False,
+    per_token: bool = False,
 ) -> Scores:
     """Scores variants of a protein.
 
@@ -113,19 +113,19 @@ def score(
         predictor: the model.
         wild_type: the sequence that the substitutions refer to, in upper case.
         variants: the variants.
-        per_residue: divides the log-likelihoods of whole sequences by their number of predicted
+        per_token: divides the log-likelihoods of whole sequences by their number of predicted
             tokens, so that insertions and deletions are comparable.
 
     Raises:
         UserError: the model or a variant does not allow the estimator, or a causal model does not
             accept the length.
     """
-    check_estimator(estimator, predictor, variants, per_residue=per_residue)
+    check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]
     if estimator.scores_indels:
         of_residues = Predictor.causal_log_p if predictor.model.causal else _pseudo_log_p
-        found = _likelihoods(predictor, of_residues, wild_type, variants, per_residue)
-        definition += ", each divided by its number of tokens" if per_residue else ""
+        found = _likelihoods(predictor, of_residues, wild_type, variants, per_token)
+        definition += ", each divided by its number of tokens" if per_token else ""
     else:
         found = _MARGINALS[estimator](predictor, wild_type, variants)
     return Scores(*found, definition)
@@ -175,12 +175,12 @@ def _likelihoods(
     log_p_of: Callable[[Predictor, Iterable[str]], Iterator[np.ndarray]],
     wild_type: str,
     variants: Sequence[Variant],
-    per_residue: bool,
+    per_token: bool,
 ) -> tuple[np.ndarray, float]:
     """Compares the likelihoods of whole sequences, in the order of their lengths."""
     lengths = [len(wild_type if v.indel is None else v.indel) for v in variants]
     order = np.argsort(lengths, kind="stable").tolist()
-    combine = np.mean if per_residue else np.sum
+    combine = np.mean if per_token else np.sum
     (own,) = log_p_of(predictor, [wild_type])
     sequences = (variants[number].apply(wild_type) for number in order)
     found = _watched(predictor, log_p_of(predictor, sequences), len(order))

@@ -91,7 +91,7 @@ def test_several_assays_and_their_averages(
     settings = ScoreOptions(
         reference=reference,
         estimators=(Estimator.pseudo_log_likelihood,),
-        per_residue=True,
+        per_token=True,
         json=workplace / "metrics.json",
     )
     score_variants([assay, indels], tiny_run, workplace / "scores", settings)

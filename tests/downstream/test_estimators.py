@@ -127,12 +127,12 @@ def test_a_mutant_takes_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "estimator", [Estimator.pseudo_log_likelihood, Estimator.causal_likelihood]
 )
-def test_likelihoods_per_residue(estimator: Estimator) -> None:
+def test_likelihoods_per_token(estimator: Estimator) -> None:
     causal = estimator is Estimator.causal_likelihood
     model = small_model("softmax", "causal" if causal else "masked")
     direct = Direct(model).causal if causal else Direct(model).pseudo
     asked = [parse_sequence(text, WILD_TYPE) for text in INDELS]
-    found = score(estimator, Predictor(model), WILD_TYPE, asked, per_residue=True)
+    found = score(estimator, Predictor(model), WILD_TYPE, asked, per_token=True)
     # A causal model also predicts <eos>.
     expected = [
         direct(text) / (len(text) + causal) - direct(WILD_TYPE) / (len(WILD_TYPE) + causal)
@@ -211,5 +211,5 @@ def test_what_an_estimator_cannot_score_is_refused(case: str) -> None:
 
 def test_marginals_are_not_divided() -> None:
     predictor = Predictor(small_model("softmax"))
-    with pytest.raises(UserError, match=r"--per-residue divides .* and wt-marginals has none"):
-        score(Estimator.wt_marginals, predictor, WILD_TYPE, variants(), per_residue=True)
+    with pytest.raises(UserError, match=r"--per-token divides .* and wt-marginals has none"):
+        score(Estimator.wt_marginals, predictor, WILD_TYPE, variants(), per_token=True)
