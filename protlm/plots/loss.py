@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protlm.errors import UserError
-from protlm.plots.panels import BLUE, GREEN, GRAY, ORANGE, new_figure
+from protlm.plots.panels import BLUE, GRAY, GREEN, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
