@@ -152,7 +152,7 @@ def _search(
         split: int(np.count_nonzero(is_found[np.searchsorted(wanted, one.digests)]))
         for split, one in held_out.items()
     }
-    return identical, _by_split(index.highest_shares, held_out)
+    return identical, _by_split(index.highest_shared_fractions, held_out)
 
 
 def _search_homologues(train: SplitReader, held_out: dict[str, _HeldOut]) -> dict[str, np.ndarray]:

@@ -76,7 +76,7 @@ class SketchIndex:
         self._row_of[different] = np.arange(len(different))
 
     @property
-    def highest_shares(self) -> np.ndarray:
+    def highest_shared_fractions(self) -> np.ndarray:
         """Highest fraction of each sketch that one sequence contained, float64 [num_sketches].
 
         NaN for sketches without a k-mer.

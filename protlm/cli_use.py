@@ -43,7 +43,7 @@ def embed(
     format: Annotated[
         str,
         typer.Option(
-            help="hdf5, ragged (one array, for very many), parquet, npz, or pt (a folder)."
+            help="hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."
         ),
     ] = "hdf5",
     dtype: EmbeddingDtype = "float32",

@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="performer-relu-3m")
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     given = parser.parse_args(arguments)
-    keep_settings(given, "steps", "tokens", "model")
+    keep_settings(given, "general", "structures", "steps", "tokens", "model")
     found = {}
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

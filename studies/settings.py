@@ -20,6 +20,11 @@ def keep_settings(given: argparse.Namespace, *names: str) -> None:
     path = given.out / "settings.json"
     given.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
+        if any(given.out.iterdir()):
+            sys.exit(
+                f"{given.out} has no settings.json, which says what its files are results of; "
+                "choose another --out"
+            )
         with complete_file(path) as temporary:
             temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     if (there := json.loads(path.read_text(encoding="utf-8"))) != settings:

@@ -15,6 +15,7 @@ import protlm
 from protlm.commands.settings import settings_of, with_tables
 from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.interface import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,6 +45,16 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_versions_agree() -> None:
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == PROJECT["version"] == protlm.__version__
+
+
+def test_methods_in_documents_exist() -> None:
+    calls = [
+        found
+        for path in DOCUMENTS
+        for found in re.findall(r"(?:protlm\.load\([^()]*\)|\bmodel)\.(\w+)\(", path.read_text())
+    ]
+    assert {"embed", "score", "estimate_errors"} <= set(calls)
+    assert [name for name in calls if not hasattr(Model, name)] == []
 
 
 def test_every_setting_is_explained() -> None:

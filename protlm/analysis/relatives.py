@@ -1,8 +1,9 @@
 """Relatives of a protein among others, by the 5-mers that they share.
 
 If each residue is conserved independently with probability p, the fraction of conserved 5-mers is
-p^5: a tenth of them at about 63 % identity. Remote homologs share fewer and are not found. The
-fraction is that of the shorter protein, so that a fragment is found in a long one and the reverse.
+p^5: a tenth of them at about 63 % identity over the whole length of the shorter protein, whose
+fraction it is, so that a fragment is found in a long protein and the reverse. Remote homologs share
+fewer and are not found, nor are long proteins that have one domain of several in common.
 """
 
 from collections import Counter, defaultdict
@@ -19,18 +20,18 @@ _LEAST = 20
 _ROWS = 256
 
 
-def highest_shares(queries: Sequence[str], others: Sequence[str]) -> np.ndarray:
+def highest_shared_fractions(queries: Sequence[str], others: Sequence[str]) -> np.ndarray:
     """Returns for each query the highest fraction of distinct 5-mers shared with one of the others.
 
     Args:
-        queries: sequences; those of fewer than 5 residues have a share of 0.
+        queries: sequences; the fraction is 0 for those of fewer than 5 residues.
         others: the sequences that are searched.
 
     Returns:
         Shared 5-mers divided by those of the shorter sequence, or by 20 if it has fewer, float64
         [queries].
 
-    >>> highest_shares(["MKTAYIAK", "WWWWWW"], ["AAAA", "MKTAYI"]).tolist()
+    >>> highest_shared_fractions(["MKTAYIAK", "WWWWWW"], ["AAAA", "MKTAYI"]).tolist()
     [0.1, 0.0]
     """
     from sklearn.feature_extraction.text import CountVectorizer
@@ -55,7 +56,8 @@ def highest_shares(queries: Sequence[str], others: Sequence[str]) -> np.ndarray:
 def unrelated(sequences: Iterable[str], *, limit: int) -> list[int]:
     """Returns the places of the first sequences that are not relatives of one already taken.
 
-    Relatives are equal, or share `MIN_SHARED` or more of the 5-mers as in `highest_shares`.
+    Relatives are equal, or share the fraction `MIN_SHARED` or more of the 5-mers, as in
+    `highest_shared_fractions`.
 
     Args:
         sequences: read up to the last one that is taken.

@@ -72,8 +72,8 @@ def embed(
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
     form.check(options)
-    named = output.suffix.lower()[1:]
-    otherwise = f"--format {named}" if named in (Format.npz, Format.parquet) else None
+    named = _FORMAT_OF.get(output.suffix.lower())
+    otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
     check_processes(fasta, options, with_jobs=run_jobs is not None)
@@ -96,6 +96,8 @@ def embed(
         shutil.rmtree(_job_folder(output))
 
 
+# Suffixes that only one format has.
+_FORMAT_OF = {".npz": Format.npz, ".parquet": Format.parquet, ".h5ad": Format.anndata}
 # Marks a folder of jobs, which is removed when the output is complete.
 _OURS = ".protlm-jobs"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"

@@ -29,6 +29,7 @@ _BYTES_PER_ENTRY = 2_048
 _HDF5 = (".h5", ".hdf5")
 _OTHER_FORMATS = {
     ".csv",
+    ".h5ad",
     ".json",
     ".npy",
     ".npz",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protlm.analysis.relatives import MIN_SHARED, highest_shares
+from protlm.analysis.relatives import MIN_SHARED, highest_shared_fractions
 from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
 from protlm.errors import InputDataError
 
@@ -115,7 +115,7 @@ def leakage(
     if names is not None:
         of_fit = {names[row] for row in fit}
         shared = sum(names[row] in of_fit for row in split.test)
-    is_similar = highest_shares(sides[1], sides[0]) >= MIN_SHARED
+    is_similar = highest_shared_fractions(sides[1], sides[0]) >= MIN_SHARED
     identical = sum(sequence in known for sequence in sides[1])
     return Leakage(identical, shared, int(is_similar.sum()), is_similar)
 

@@ -182,7 +182,7 @@ class Annotations(Evaluation):
             )
             for what in ("features left out", "records rejected"):
                 for reason, number in uniprot[what.replace(" ", "_")].items():
-                    caption += f"\n{what}, {reason}: {number:,}"
+                    caption += f"\n{what} in the file, {reason}: {number:,}"
         return ResultTable(columns, rows, caption=caption)
 
     def _measured(

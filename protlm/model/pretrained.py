@@ -10,7 +10,9 @@ from torch import Tensor
 
 from protlm import attention
 from protlm.attention.base import Recurrent
+from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.maps import attention_rows
+from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective, Positions
@@ -202,6 +204,25 @@ class PretrainedModel:
                     yield number, where, map_BHML[:, chosen]
             if number == max(wanted):
                 return
+
+    @torch.inference_mode()
+    def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:
+        """Measures how well FAVOR+ estimates softmax attention, by layer.
+
+        Returns:
+            For each layer of `performer_softmax`, per head: the mean |q̂ + k̂|² over pairs of
+            positions, and the relative standard deviation of a weight, computed from it.
+        """
+        found = {}
+        inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
+        for number, x in inputs:
+            mechanism = self.network.mechanism(number)
+            if isinstance(mechanism, PerformerSoftmax):
+                norms = SquareNorms.of(
+                    pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL, causal=self.causal)
+                )
+                found[number] = norms.sum_H, relative_error(mechanism, norms)
+        return found
 
     def generate(
         self,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protlm.analysis.relatives import MIN_SHARED, highest_shares, unrelated
+from protlm.analysis.relatives import MIN_SHARED, highest_shared_fractions, unrelated
 
 
 def random_sequences(number: int, length: int = 60) -> list[str]:
@@ -14,9 +14,9 @@ def random_sequences(number: int, length: int = 60) -> list[str]:
 
 def test_a_fragment_is_found_in_a_longer_protein() -> None:
     whole, other = random_sequences(2, 400)
-    assert highest_shares([whole, other], [whole[100:140]]).tolist() == [1, 0]
+    assert highest_shared_fractions([whole, other], [whole[100:140]]).tolist() == [1, 0]
     # One 5-mer shared by a peptide is not a relative.
-    assert highest_shares([whole], [whole[100:105] + other[:3]])[0] < 0.1
+    assert highest_shared_fractions([whole], [whole[100:105] + other[:3]])[0] < 0.1
 
 
 def test_shared_5_mers_against_sets() -> None:
@@ -27,13 +27,13 @@ def test_shared_5_mers_against_sets() -> None:
         return {one[n : n + 5] for n in range(len(one) - 4)}
 
     queries, others = sequences[:299], [*sequences[5:20], "AAAAAA"]
-    found = highest_shares([*queries, "MK", "AAAAAAAA"], others)
+    found = highest_shared_fractions([*queries, "MK", "AAAAAAAA"], others)
     expected = [
         max(len(kmers(q) & kmers(o)) / max(min(len(kmers(q)), len(kmers(o))), 20) for o in others)
         for q in [*queries, "MK", "AAAAAAAA"]
     ]
     assert found.tolist() == pytest.approx(expected)
-    assert highest_shares(["MKTAY"], ["MK"]).tolist() == [0]
+    assert highest_shared_fractions(["MKTAY"], ["MK"]).tolist() == [0]
 
 
 def test_what_is_taken_has_no_relatives_and_what_is_left_out_has_one() -> None:
@@ -46,7 +46,7 @@ def test_what_is_taken_has_no_relatives_and_what_is_left_out_has_one() -> None:
     expected: list[int] = []
     for place, sequence in enumerate(sequences):
         before = [sequences[n] for n in expected]
-        if sequence not in before and highest_shares([sequence], before)[0] < MIN_SHARED:
+        if sequence not in before and highest_shared_fractions([sequence], before)[0] < MIN_SHARED:
             expected.append(place)
     assert taken == expected
     assert [sequences[place] for place in taken] == [

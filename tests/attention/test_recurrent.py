@@ -79,6 +79,7 @@ def test_steps_with_further_options_are_the_causal_forward(
 
 
 @pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
+@pytest.mark.portable
 def test_samples_of_a_state_continue_separately(
     recurrent_case: Any, split: int, whole_inputs: Callable[..., Any]
 ) -> None:

@@ -178,6 +178,39 @@ def test_pandas_reads_parquet(
     assert list(pandas.read_parquet(several)) == ["id", "original_id", "length", "mean_0", "mean_2"]
 
 
+def test_anndata_has_the_layout_of_its_specification(
+    written: Callable[..., Path], truth: dict[str, np.ndarray], model: PretrainedModel
+) -> None:
+    """https://anndata.readthedocs.io/en/stable/fileformat-prose.html, as anndata 0.12 reads it."""
+
+    def encoding(element: h5py.HLObject) -> tuple[str, str]:
+        return element.attrs["encoding-type"], element.attrs["encoding-version"]
+
+    with h5py.File(written("x.h5ad", format=Format.anndata)) as file:
+        empty = ["layers", "obsm", "obsp", "varm", "varp"]
+        assert set(file) == {"X", "obs", "var", "uns", *empty}
+        assert encoding(file) == ("anndata", "0.1.0")
+        assert {encoding(file[name]) for name in (*empty, "uns")} == {("dict", "0.1.0")}
+        assert encoding(file["X"]) == ("array", "0.2.0")
+        close(file["X"][:], np.stack([residues.mean(0) for residues in truth.values()]))
+        for name, columns in (("obs", ["original_id", "length"]), ("var", [])):
+            assert encoding(file[name]) == ("dataframe", "0.2.0")
+            assert file[name].attrs["_index"] == "_index"
+            assert file[name].attrs["column-order"].tolist() == columns
+            assert encoding(file[name]["_index"]) == ("string-array", "0.2.0")
+        assert file["obs/_index"].asstr()[:].tolist() == list(SEQUENCES)
+        assert file["obs/original_id"].asstr()[:].tolist() == list(SEQUENCES)
+        assert file["obs/length"][:].tolist() == list(map(len, SEQUENCES.values()))
+        assert len(file["var/_index"]) == file["X"].shape[1]
+        assert encoding(file["uns/protlm"]) == ("string", "0.2.0")
+        about = json.loads(file["uns/protlm"].asstr()[()])
+        assert about["model_hash"] == model.hash and about["skipped"][0][0] == "bad"
+    with h5py.File(written("y.h5ad", format=Format.anndata, layers=(0, -1))) as file:
+        assert "X" not in file and len(file["var/_index"]) == 0
+        assert set(file["obsm"]) == {"mean_0", "mean_2"}
+        close(file["obsm/mean_2"][1], truth["P2"].mean(0))
+
+
 def test_parquet_without_pyarrow_is_one_sentence(
     written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +229,8 @@ def test_parquet_without_pyarrow_is_one_sentence(
         ("x.npz", {"dtype": Dtype.bfloat16, "format": Format.npz}, "NumPy has no bfloat16"),
         ("x.parquet", {"dtype": Dtype.bfloat16, "format": Format.parquet}, "Parquet has no bf"),
         ("x.parquet", {"include": BOTH, "format": Format.parquet}, "--format ragged"),
+        ("x.h5ad", {"include": BOTH, "format": Format.anndata}, "--format ragged"),
+        ("x.h5ad", {}, r"is an HDF5 file, not .h5ad; .*or: --format anndata"),
         ("x.parquet", {}, r"is an HDF5 file, not .parquet; type: -o .*x\.h5"),
         ("x.h5", {"format": Format.npz}, r"is a NumPy archive, not .h5; type: -o .*x\.npz"),
         ("x.pt", {"format": Format.pt}, r"is a folder of .pt files, not .pt"),

@@ -153,6 +153,31 @@ def test_all_weights_are_trained_and_resumed(
         finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
 
 
+def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
+    labels: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A validation ends early after every tenth batch, and each of the 24 is a protein.
+    rows = labels.read_text().splitlines()
+    more = [row.replace("P", "Q", 1) for row in rows[1:] if row.endswith(("train", "valid"))]
+    labels.write_text("\n".join([*rows, *(row.replace("train", "valid") for row in more), ""]))
+    options = FinetuneOptions(replace(SETTINGS, epochs=1, batch_size=1))
+    count = KeepBest.on_validation_batch_end
+
+    def stopped(self, trainer, *given) -> None:
+        count(self, trainer, *given)
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(KeepBest, "on_validation_batch_end", count)
+
+    monkeypatch.setattr(KeepBest, "on_validation_batch_end", stopped)
+    with pytest.raises(SystemExit) as end:
+        finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
+    assert end.value.code == 75
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+    finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1"]
+
+
 def test_adapters_are_trained_saved_and_merged(
     labels: Path, tiny_run: Path, tmp_path: Path
 ) -> None:

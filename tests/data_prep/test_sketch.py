@@ -69,7 +69,7 @@ def test_all_kmers_are_equally_likely():
     index = SketchIndex([sketch(tokens_of("".join(halves)))])
     for half in halves:
         index.search([tokens_of(half)])
-        assert abs(index.highest_shares[0] - 0.5) < 4 * 0.5 / SKETCH_SIZE**0.5
+        assert abs(index.highest_shared_fractions[0] - 0.5) < 4 * 0.5 / SKETCH_SIZE**0.5
 
 
 @pytest.mark.parametrize("pairs", [1, 100, 1 << 23])
@@ -91,7 +91,7 @@ def test_the_index_agrees_with_sets(pairs, monkeypatch):
         else np.nan
         for one in sketches
     ]
-    np.testing.assert_array_equal(index.highest_shares, expected)
+    np.testing.assert_array_equal(index.highest_shared_fractions, expected)
     assert any(0 < share < 1 for share in expected)
 
 
@@ -109,14 +109,14 @@ def test_work_is_divided_to_bound_memory(monkeypatch):
     of_one = 100 * len(sketch(protein))
     assert sum(sizes) == 50 * of_one
     assert max(sizes) <= 10_000 + of_one
-    assert index.highest_shares.tolist() == [1] * 100
+    assert index.highest_shared_fractions.tolist() == [1] * 100
 
 
 def test_adjacent_sequences_share_no_kmers():
     """No k-mer extends across the border of two sequences of a batch."""
     index = SketchIndex([sketch(tokens_of("MKVLWAARND"))])
     index.search([tokens_of("MKVLW"), tokens_of("AARND")])
-    assert index.highest_shares.tolist() == [0]
+    assert index.highest_shared_fractions.tolist() == [0]
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +129,12 @@ def planted():
         copies = [mutated(rng, protein, identity) for protein in proteins]
         index = SketchIndex([sketch(tokens_of(protein)) for protein in proteins])
         index.search([tokens_of(copy) for copy in copies])
-        shares[identity] = index.highest_shares
+        shares[identity] = index.highest_shared_fractions
         exact[identity] = np.array(
             [containment(one, copy) for one, copy in zip(proteins, copies, strict=True)]
         )
     index.search([tokens_of(random_protein(rng)) for _ in range(3_000)])
-    shares["with strangers"] = index.highest_shares
+    shares["with strangers"] = index.highest_shared_fractions
     return shares, exact
 
 

@@ -250,8 +250,8 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     rows = {row[0]: row for row in made.table({NO_SPLIT: values}).rows[::2]}
     assert rows["binding_site"][-1] == "1" and rows["helix"][-1] == "3"
     caption = made.table({NO_SPLIT: values}).caption
-    assert "features left out, unknown or uncertain position: 1" in caption
-    assert f"records rejected, {WRONG_LENGTH}: 1" in caption
+    assert "features left out in the file, unknown or uncertain position: 1" in caption
+    assert f"records rejected in the file, {WRONG_LENGTH}: 1" in caption
     assert "3 proteins with features in the file: 3 drawn, 1 of them left out as" in caption
 
 

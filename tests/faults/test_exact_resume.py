@@ -128,7 +128,6 @@ def test_several_steps_after_the_kill(
         pytest.param(STEPS, 5, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.slow
 def test_killed_during_a_validation(
     step: int,
     every: int,

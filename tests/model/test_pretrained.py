@@ -90,6 +90,21 @@ def test_random_weights_are_the_same_architecture(model: PretrainedModel) -> Non
     assert (floor.num_layers, floor.num_heads) == (model.num_layers, model.num_heads)
 
 
+def test_estimate_errors_are_by_layer_and_head(
+    train_tiny: Callable[..., Path], model: PretrainedModel, tmp_path: Path
+) -> None:
+    assert model.estimate_errors(model.tokenize(SEQUENCES)) == {}, "it has no FAVOR+"
+    settings = ("attention=performer_softmax", "model.qk_norm=true", "trainer.max_steps=2")
+    estimating = protlm.load(train_tiny(tmp_path / "run", *settings))
+    errors = estimating.estimate_errors(estimating.tokenize(SEQUENCES))
+    assert set(errors) == {1, 2}
+    for square_norm_H, error_H in errors.values():
+        # Norms of 1 bound |q̂ + k̂|² by 4, and so the error of 256 features.
+        assert square_norm_H.shape == error_H.shape == (model.num_heads,)
+        assert (square_norm_H > 0).all() and (square_norm_H <= 4.1).all()
+        assert (error_H > 0).all() and (error_H < 0.5).all()
+
+
 def test_a_wrong_letter_is_reported_with_its_position(model: PretrainedModel) -> None:
     with pytest.raises(InputDataError, match="'J' at residue 3"):
         model.tokenize(["MKj"])

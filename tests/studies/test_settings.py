@@ -15,6 +15,12 @@ STUDIES = {
 }
 
 
+def test_results_of_unknown_settings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"has no settings\.json"):
+        families.main(["GENERAL", "STRUCTURES", "--out", str(tmp_path)])
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_results_of_other_settings_are_refused(study: str, tmp_path: Path) -> None:
     main, given, changed = STUDIES[study]

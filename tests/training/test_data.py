@@ -63,8 +63,8 @@ MODES = {
 }
 
 
-# The slow ones only combine what the fast ones test.
-FAST = ("growing", "clusters, joined")
+# The others combine what these test with concatenated rows.
+FAST = ("growing", "mixture", "clusters, joined")
 
 
 @pytest.mark.parametrize(

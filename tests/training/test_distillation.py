@@ -190,7 +190,7 @@ def test_the_teacher_is_not_saved_and_its_hash_is(stage_1: Path, teacher: Path) 
     [
         pytest.param(STAGE_1, marks=pytest.mark.slow),
         STAGE_2,
-        pytest.param(LORA, marks=pytest.mark.slow),
+        LORA,
     ],
     ids=["attention", "logits", "lora"],
 )

@@ -19,6 +19,7 @@ class Format(StrEnum):
     ragged = "ragged"
     parquet = "parquet"
     npz = "npz"
+    anndata = "anndata"
     pt = "pt"
 
 

@@ -50,6 +50,9 @@ class KeepBest(Callback):
         assert isinstance(pl_module, Finetuning)
         if not pl_module.losses:
             validate_now(trainer)
+            if self._stop.received:
+                # Not all labels were validated on; the resumed run begins here again.
+                return
             self._compare(trainer, pl_module, train_loss=math.nan)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -116,9 +119,11 @@ class KeepBest(Callback):
             self._write(module)
         loss = module.losses[-1][1]
         if not math.isfinite(loss):
+            advice = f"remove {self._folder} and type a smaller --learning-rate"
+            if len(module.losses) == 1:
+                advice = "the model or the labels of `valid` have values that are not finite"
             raise TrainingDivergedError(
-                f"the validation loss of epoch {len(module.losses) - 1} is {loss}; remove "
-                f"{self._folder} and type a smaller --learning-rate"
+                f"the validation loss of epoch {len(module.losses) - 1} is {loss}; {advice}"
             )
         module.stale_epochs += 1
         if loss < module.best_loss:
@@ -161,7 +166,10 @@ class KeepBest(Callback):
         columns = ["epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}"]
         lines = [",".join(columns)]
         for number, values in enumerate(module.losses):
-            cells = ("" if math.isnan(value) else f"{value:.6f}" for value in values)
+            cells = [f"{value:.6f}" for value in values]
+            if not number:
+                # There is no training loss of the start.
+                cells[0] = ""
             lines.append(",".join([str(number), *cells]))
         with complete_file(self._folder / "metrics.csv", overwrite=True) as temporary:
             temporary.write_text("\n".join([*lines, ""]))

@@ -138,6 +138,7 @@ def test_nearly_uniform_rows_are_nearly_unbiased(estimator: str, law: str) -> No
 @pytest.mark.parametrize(
     "estimator", slow_but([name for name in ESTIMATORS if name != "regularized"], "positive")
 )
+@pytest.mark.portable
 def test_variances_of_iid_rows_are_the_formulas(estimator: str) -> None:
     z2, delta2 = 0.5, 1.0
     x, y = vectors(z2)

@@ -59,6 +59,7 @@ def assert_joined_blocks(performer: Any, causal: bool, inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("length", slow_but([512, 513, 1100], 513))
+@pytest.mark.portable
 def test_blocks_of_rows_join(
     performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
@@ -66,6 +67,7 @@ def test_blocks_of_rows_join(
 
 
 @pytest.mark.slow
+@pytest.mark.portable
 def test_blocks_of_rows_join_with_further_options(
     further_performer: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:

@@ -126,6 +126,7 @@ def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
 @CAUSAL
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scale", slow_but(SCALES, 6.0, 20.0))
+@pytest.mark.portable
 def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, causal: bool) -> None:
     performer = mechanism(VARIANTS[variant])
     x, clean = inputs(scale), inputs(scale, value=0.0).to(torch.float64)

@@ -1,0 +1,113 @@
+"""AnnData (`.h5ad`), which scanpy and other single-cell tools read: a row for each protein.
+
+`X` has the vectors; with several kinds or layers they are in `obsm`, as KIND_LAYER. `obs` has the
+identifiers as its index, `original_id` and `length`, and `uns["protlm"]` in JSON what other formats
+have as attributes. The layout is that of anndata's specification of files, version 0.1.0; anndata
+itself is not needed.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protlm.commands.embedding.formats import hdf5
+from protlm.commands.embedding.job import Job, Key
+from protlm.commands.embedding.options import EmbedOptions
+from protlm.commands.embedding.results import Results, end_to_end
+from protlm.commands.outputs import TEXT, hdf5_file, sanitize
+from protlm.errors import UserError
+from protlm.terminal import JobProgress
+
+SUFFIXES, WHAT = (".h5ad",), "an AnnData file"
+_ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
+
+
+def check(options: EmbedOptions) -> None:
+    """Refuses what a matrix of one row per protein cannot hold.
+
+    Raises:
+        UserError: bfloat16, or several vectors for a protein.
+    """
+    hdf5.check(options)
+    if matrices := [kind.value for kind in options.include if kind.is_matrix]:
+        raise UserError(
+            f"--format anndata has one vector for a protein, and --include {matrices[0]} makes "
+            "several; type --format ragged"
+        )
+
+
+def write(results: Results, output: Path) -> None:
+    """Writes the rows in the order of the input.
+
+    Raises:
+        OutputError: the output exists or cannot be written.
+    """
+    job, number = results.job, len(results)
+    size = results.num_values * job.options.dtype.stored.itemsize + number * 200
+    about = job.attributes()
+    with (
+        hdf5_file(output, about, results.skipped, num_bytes=size) as (file, disk),
+        JobProgress("proteins written", number) as progress,
+    ):
+        ids, original, lengths = _obs(file, number)
+        arrays = _arrays(file, job, number)
+        _describe(file, {**about, "skipped": results.skipped})
+        first = 0
+        for block in results.blocks():
+            some = slice(first, first + len(block))
+            ids[some] = [sanitize(protein.record.identifier) for protein in block]
+            original[some] = [sanitize(protein.original_id) for protein in block]
+            lengths[some] = [len(protein.record.sequence) for protein in block]
+            for key, array in arrays.items():
+                array[some] = end_to_end(block, key)
+            first = some.stop
+            disk.check()
+            progress.update(first)
+
+
+def _obs(file: Any, number: int) -> tuple[Any, Any, Any]:
+    """Creates the table of the proteins; returns its index and its columns."""
+    frame = _frame(file, "obs", ["original_id", "length"])
+    ids, original = (
+        _encoded(frame.create_dataset(name, number, TEXT), _TEXTS)
+        for name in ("_index", "original_id")
+    )
+    return ids, original, _encoded(frame.create_dataset("length", number, "int64"), _ARRAY)
+
+
+def _arrays(file: Any, job: Job, number: int) -> dict[Key, Any]:
+    """Creates the matrices, and for `X` the table of its columns."""
+    columns = np.arange(job.width if job.options.is_single else 0).astype(str).astype(object)
+    index = _frame(file, "var", []).create_dataset("_index", data=columns, dtype=TEXT)
+    _encoded(index, _TEXTS)
+    for name in ("layers", "obsm", "obsp", "varm", "varp", "uns"):
+        _encoded(file.create_group(name), ("dict", "0.1.0"))
+    names = {
+        key: "X" if job.options.is_single else f"obsm/{key[0].value}_{key[1]}" for key in job.keys
+    }
+    shape, dtype = (number, job.width), job.options.dtype.stored
+    return {
+        key: _encoded(file.create_dataset(name, shape, dtype), _ARRAY)
+        for key, name in names.items()
+    }
+
+
+def _describe(file: Any, about: dict[str, Any]) -> None:
+    _encoded(file, ("anndata", "0.1.0"))
+    _encoded(file.create_dataset("uns/protlm", data=json.dumps(about)), ("string", "0.2.0"))
+
+
+def _frame(file: Any, name: str, columns: Sequence[str]) -> Any:
+    frame = _encoded(file.create_group(name), ("dataframe", "0.2.0"))
+    frame.attrs["_index"] = "_index"
+    frame.attrs["column-order"] = np.array(columns, dtype=TEXT)
+    return frame
+
+
+def _encoded(element: Any, encoding: tuple[str, str]) -> Any:
+    """Returns an element of the file after marking it with its kind and the kind's version."""
+    element.attrs["encoding-type"], element.attrs["encoding-version"] = encoding
+    return element
