@@ -130,6 +130,7 @@ def test_export_and_use_of_an_exported_folder(
     assert "performer_relu" in told and "86,497" in told
 
 
+@pytest.mark.slow
 def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> None:
     import h5py
 
