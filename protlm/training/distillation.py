@@ -165,7 +165,7 @@ class AttentionTransfer(Distillation):
         chosen_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
         errors: list[Tensor] = []
         for attention, (inputs, output) in zip(_attentions(self.network), calls, strict=True):
-            target, estimate = output[chosen_BL].float(), attention(*inputs)[chosen_BL].float()
+            target, estimate = (_at(chosen_BL, x) for x in (output, attention(*inputs)))
             size = target.square().sum(-1)
             errors.append(((estimate - target).square().sum(-1) / size.clamp(min=1e-12)).sum())
         total = torch.stack(errors).sum()
@@ -221,9 +221,10 @@ class LogitDistillation(Distillation):
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
         sums = target_sums(logits_BLV, batch.targets_BL)
         chosen_BL = batch.targets_BL != IGNORE
+        # Elsewhere both are uniform, and their divergence is 0.
         divergence = F.kl_div(
-            logits_BLV[chosen_BL].float().log_softmax(-1),
-            taught_BLV[chosen_BL].float().log_softmax(-1),
+            _at(chosen_BL, logits_BLV).log_softmax(-1),
+            _at(chosen_BL, taught_BLV).log_softmax(-1),
             reduction="sum",
             log_target=True,
         )
@@ -234,6 +235,11 @@ STAGES: Mapping[DistillationStage, type[Distillation]] = {
     DistillationStage.attention: AttentionTransfer,
     DistillationStage.logits: LogitDistillation,
 }
+
+
+def _at(chosen_BL: Tensor, values_BLD: Tensor) -> Tensor:
+    """Returns values in float32, 0 elsewhere; to take them out, a GPU would be waited for."""
+    return values_BLD.float().masked_fill(~chosen_BL[..., None], 0)
 
 
 def _attentions(network: nn.Module) -> list[SelfAttention]:

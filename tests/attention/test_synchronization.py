@@ -60,6 +60,16 @@ def test_a_synchronization_is_found() -> None:
                 wait()
         with pytest.raises(RuntimeError, match="device"):
             x + torch.ones(3)
+        there = torch.ones(3)
+        for copy in (
+            lambda: there.to(DEVICE),
+            lambda: there.to(x),
+            lambda: x.detach().copy_(there),
+            lambda: x[[0, 1]],
+            lambda: x[there.long()],
+        ):
+            with pytest.raises(AssertionError, match="copies values"):
+                copy()
         with pytest.raises(AssertionError, match="copies values"):
             torch.autograd.backward([Waits.apply(x)], [torch.empty_like(x)])
 
