@@ -30,14 +30,19 @@ BUDGETS = {"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)}
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
 
-def interpret(mechanism: str, dtype: str, mode: str, *numbers: int) -> list[dict[str, Any]]:
-    """Runs kernels with a head width, a number of features, and lengths."""
+def interpret(
+    mechanism: str, dtype: str, mode: str, width: int, features: int, *lengths: int
+) -> list[dict[str, Any]]:
+    """Runs kernels; returns what was found for each length."""
     pytest.importorskip("triton")
-    command = [sys.executable, PROGRAM, mechanism, dtype, mode, *map(str, numbers)]
+    numbers = map(str, (width, features, *lengths))
+    command = [sys.executable, PROGRAM, mechanism, dtype, mode, *numbers]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(lengths)
+    return found
 
 
 def check(found: dict[str, Any], dtype: str) -> None:
