@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from protlm.config import Activation
+from protlm.model.linear import Linear
 
 
 class FeedForward(nn.Module):
@@ -32,9 +33,9 @@ class FeedForward(nn.Module):
         gated = activation is Activation.swiglu
         self.activation = activation
         self.chunk = chunk
-        self.up = nn.Linear(model_dim, feedforward_dim, bias=not gated)
-        self.gate = nn.Linear(model_dim, feedforward_dim, bias=False) if gated else None
-        self.down = nn.Linear(feedforward_dim, model_dim, bias=not gated)
+        self.up = Linear(model_dim, feedforward_dim, bias=not gated)
+        self.gate = Linear(model_dim, feedforward_dim, bias=False) if gated else None
+        self.down = Linear(feedforward_dim, model_dim, bias=not gated)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """Returns the sublayer's output, BLD."""

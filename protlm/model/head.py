@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protlm.model.linear import Linear, linear
+
 
 class HeadTransform(nn.Module):
     """Norm(GELU(W x + b)), before the output layer.
@@ -21,7 +23,7 @@ class HeadTransform(nn.Module):
 
     def __init__(self, *, model_dim: int, norm: nn.Module) -> None:
         super().__init__()
-        self.dense = nn.Linear(model_dim, model_dim)
+        self.dense = Linear(model_dim, model_dim)
         self.norm = norm
 
     def forward(self, x_BLD: Tensor) -> Tensor:
@@ -43,4 +45,4 @@ class TiedHead(nn.Module):
 
     def forward(self, x_BLD: Tensor, embedding_VD: Tensor) -> Tensor:
         """Returns logits, BLV."""
-        return F.linear(x_BLD, embedding_VD, self.bias)
+        return linear(x_BLD, embedding_VD, self.bias)

@@ -15,6 +15,7 @@ from protlm.attention.ops.numerics import upcast
 from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.errors import UserError
 from protlm.model.convolution import ShortConvolution
+from protlm.model.linear import Linear, linear
 from protlm.model.positions import rotate
 
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
@@ -166,10 +167,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         dim, self.num_heads = config.model_dim, config.num_heads
         bias, shared = config.attention_bias, mechanism.shares_query_key
-        self.query = nn.Linear(dim, dim, bias=bias)
-        self.key = None if shared else nn.Linear(dim, dim, bias=bias)
-        self.value = nn.Linear(dim, dim, bias=bias)
-        self.output = nn.Linear(dim, dim, bias=bias)
+        self.query = Linear(dim, dim, bias=bias)
+        self.key = None if shared else Linear(dim, dim, bias=bias)
+        self.value = Linear(dim, dim, bias=bias)
+        self.output = Linear(dim, dim, bias=bias)
         self.query_norm = _query_key_norm(config, mechanism)
         self.key_norm = nn.Identity() if shared else _query_key_norm(config, mechanism)
         width = config.convolution
@@ -179,7 +180,7 @@ class SelfAttention(nn.Module):
             if config.value_embedding
             else None
         )
-        self.gate = nn.Linear(dim, dim, bias=False) if config.output_gate else None
+        self.gate = Linear(dim, dim, bias=False) if config.output_gate else None
         head_dim = dim // self.num_heads
         self.output_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.output_gate else None
         self.mechanism = mechanism
@@ -194,7 +195,7 @@ class SelfAttention(nn.Module):
         projections = [p for p in (self.query, self.key, self.value) if p is not None]
         # One product instead of three: the input is read once, and its gradient is summed in it.
         biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
-        joined = F.linear(
+        joined = linear(
             hidden_BLD,
             torch.cat([p.weight for p in projections]),
             torch.cat(biases) if biases else None,

@@ -20,6 +20,7 @@ from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
 from protlm.errors import UserError
 from protlm.model.block import Block, OneStreamBlock, norm_layer
 from protlm.model.head import HeadTransform, TiedHead
+from protlm.model.linear import Linear
 from protlm.model.positions import Rotary, position_table
 from protlm.model.reversible import ReversibleBlock, Streams
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
@@ -103,7 +104,7 @@ class ProteinLM(nn.Module):
         self.head = (
             TiedHead(vocab_size=vocab_size)
             if config.tied_head
-            else nn.Linear(config.model_dim, vocab_size)
+            else Linear(config.model_dim, vocab_size)
         )
         self.apply(_initialize)
         if config.tied_head:

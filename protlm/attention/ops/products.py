@@ -38,7 +38,7 @@ def product(
     if dtype is not None:
         out = _rounded_product(x, w.mT, dtype)
         return out if bias is None else out.add_(bias[..., None, :])
-    if _takes_onednn(x) and not _are_small(x, w):
+    if takes_onednn(x) and not _are_small(x, w):
         return _onednn_product(x, w, bias)
     out = torch.matmul(x, w.mT)
     return out if bias is None else out.add_(bias[..., None, :])
@@ -72,7 +72,8 @@ def _rounded_product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.bmm(x, y, out_dtype=torch.float32).unflatten(0, leading)
 
 
-def _takes_onednn(x: Tensor) -> bool:
+def takes_onednn(x: Tensor) -> bool:
+    """Returns whether oneDNN is to multiply this tensor, in the place of what torch takes."""
     # torch's compiler has its own choice of libraries, and no lowering for the bare operator.
     is_plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
     return is_plain and x.dtype == torch.float32 and _has_onednn() and _is_amd()

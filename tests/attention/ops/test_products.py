@@ -49,8 +49,8 @@ def test_every_processor_gets_the_product(
 @pytest.mark.parametrize("is_amd", [True, False])
 def test_the_vendor_chooses_the_library(is_amd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     force_vendor(monkeypatch, is_amd=is_amd)
-    assert products._takes_onednn(torch.ones(1)) == (is_amd and products._has_onednn())
-    assert not products._takes_onednn(torch.ones(1, dtype=torch.float64))
+    assert products.takes_onednn(torch.ones(1)) == (is_amd and products._has_onednn())
+    assert not products.takes_onednn(torch.ones(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel", ""])

@@ -1,0 +1,28 @@
+"""Linear layers, by the fastest library at hand where no gradient is needed."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protlm.attention.ops.products import product, takes_onednn
+
+
+def linear(x_BLD: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns x Wᵀ + b.
+
+    Without gradients, and in float32 on an AMD processor, oneDNN computes it in half the time
+    (docs/decisions/0006). It has no gradients, and a call costs more than torch's: the single
+    positions of generation stay with torch, as does training.
+    """
+    is_plain = not (torch.is_grad_enabled() or torch.is_autocast_enabled(x_BLD.device.type))
+    if is_plain and x_BLD.dim() > 2 and x_BLD.shape[-2] > 1 and takes_onednn(x_BLD):
+        return product(x_BLD, weight, bias)
+    return F.linear(x_BLD, weight, bias)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns x Wᵀ + b, BLD."""
+        return linear(input, self.weight, self.bias)
