@@ -1,6 +1,6 @@
 """Twins: what linear attention costs or gains on proteins, everything else being equal.
 
-    python -m studies.twins TRAIN TEST [--steps 5000] [--seeds 0 1] [--out runs/twins]
+    python -m studies.twins TRAIN TEST --sample DATA [--steps 5000] [--seeds 0 1] [--out runs/twins]
 
 For each objective and seed a model with `performer_relu` and one with `softmax` see the same
 batches and masks, start from the same weights and have the same extras. Both keep the peak of the
@@ -10,11 +10,13 @@ Finished runs are not repeated, and interrupted ones continue. Before them each 
 at several learning rates, and keeps the one with the lowest validation loss.
 
 Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
-give the ratio of the times of a step, measured on the idle machine (`--time-ratio`).
+give the seconds of a step, measured on the idle machine (`--step-seconds`).
+
+Figures are of TEST and of the four test splits of the shipped sample, prepared with its split
+table. Rows are of at most 512 tokens, as in training.
 """
 
 import argparse
-import csv
 import json
 import shutil
 import subprocess
@@ -23,9 +25,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from protlm.paths import sample_dir
+from protlm.plots import save_figure
+from protlm.plots.panels import BLUE, GREEN, ORANGE
+from studies.twin_tables import Column, curves, differences_table, figures_table, log, seconds
 
 TOKENS_PER_STEP = 4096
+MAX_LENGTH = 512
 DECAY = 0.4
 COMMON = (
     "model=medium",
@@ -36,7 +42,7 @@ COMMON = (
     "optimizer.beta2_half_life=1e7",
     "data.sampling=cluster",
     "data.crop=random",
-    "data.max_length=512",
+    f"data.max_length={MAX_LENGTH}",
     f"data.tokens_per_batch={TOKENS_PER_STEP}",
     "data.verify=sizes",
     "trainer.gradient_clip=1.0",
@@ -46,7 +52,8 @@ COMMON = (
 RATES = (1.5e-3, 3e-3, 6e-3)
 RATE_STEPS = 600
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
-RESAMPLES = 1000
+COLORS = {"performer_relu": BLUE, "softmax": ORANGE, "performer_softmax": GREEN}
+SAMPLE, FAMILIES = ("test_iid", "test_remote_homolog", "test_ood_cluster"), "test_ood_family"
 
 
 @dataclass(frozen=True)
@@ -97,25 +104,17 @@ def best_rate(attention: str, given: argparse.Namespace) -> float:
     for rate in RATES:
         arm = Arm("masked", attention, given.seeds[0], f"rate-{rate}")
         train(arm, given, steps, rate)
-        with (arm.folder(given.out) / "metrics.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if row["valid_loss"]]
+        rows = [row for row in log(arm.folder(given.out)) if row["valid_loss"]]
         losses[rate] = float(rows[-1]["valid_loss"])
     print(f"{attention}: validation loss by learning rate {losses}", flush=True)
     return min(losses, key=losses.__getitem__)
 
 
-def time_ratio(arm: Arm, given: argparse.Namespace) -> float:
-    """Returns how many times as long a step of the softmax model takes."""
-    if given.time_ratio:
-        return given.time_ratio[list(OBJECTIVES).index(arm.objective)]
-    twin = Arm(arm.objective, "softmax", arm.seed).folder(given.out)
-    return seconds(twin) / seconds(arm.folder(given.out))
-
-
-def seconds(folder: Path) -> float:
-    """Wall time of the training steps of a run, validations and starts not counted."""
-    with (folder / "metrics.csv").open() as file:
-        return sum(float(row["seconds"]) for row in csv.DictReader(file) if row["seconds"])
+def step_seconds(arm: Arm, given: argparse.Namespace) -> float:
+    """Returns the time of a step, as given or from the log."""
+    if given.step_seconds:
+        return given.step_seconds[f"{arm.objective}:{arm.attention}"]
+    return seconds(arm.folder(given.out)) / given.steps
 
 
 def branch(arm: Arm, given: argparse.Namespace) -> None:
@@ -132,125 +131,151 @@ def branch(arm: Arm, given: argparse.Namespace) -> None:
     unfinished.rename(target)
 
 
-def evaluate(arm: Arm, given: argparse.Namespace, splits: list[str]) -> Path:
-    """Evaluates a run on all splits; returns where its sums and figures are."""
-    folder = arm.folder(given.out)
-    output = folder / "evaluation.json"
-    if output.exists():
-        return folder
-    label = f"evaluation.{arm.objective}"
-    command = [
-        *(sys.executable, "-m", "protlm.commands.evaluate", f"checkpoint={folder}"),
-        *(f"evaluation=[{arm.objective}]", f"data.dir={given.test}", "data.verify=sizes"),
-        *(f"split=[{','.join(splits)}]", f"output={output}"),
-        f"{label}.per_sequence={folder / 'sums.tsv'}",
+def evaluate(arm: Arm, given: argparse.Namespace) -> None:
+    """Evaluates a run on all splits, unless it is done; the sums are in its folder."""
+    groups = f"groups={sample_dir() / 'uniprot_sample.splits.tsv.gz'}"
+    for name, data, splits, settings in (
+        ("test", given.test, test_splits(given), ()),
+        ("sample", given.sample, SAMPLE, (groups, "column=cluster30")),
+        ("families", given.sample, [FAMILIES], (groups, "column=pfam_family")),
+    ):
+        output = arm.folder(given.out) / f"{name}.json"
+        if output.exists():
+            continue
+        sums = output.with_suffix(".tsv")
+        options = (f"max_length={MAX_LENGTH}", f"per_sequence={sums}", *settings)
+        command = [
+            *(sys.executable, "-m", "protlm.commands.evaluate"),
+            *(f"checkpoint={arm.folder(given.out)}", f"evaluation=[{arm.objective}]"),
+            *(f"data.dir={data}", "data.verify=sizes", f"split=[{','.join(splits)}]"),
+            *(f"evaluation.{arm.objective}.{option}" for option in options),
+            f"output={output}",
+        ]
+        for left in sums.parent.glob(f"{name}.test_*.tsv"):
+            left.unlink()
+        subprocess.run(command, check=True)
+
+
+def test_splits(given: argparse.Namespace) -> list[str]:
+    """Returns the names of the test splits of TEST."""
+    manifest = json.loads((given.test / "manifest.json").read_text())
+    return sorted(name for name in manifest["splits"] if name.startswith("test"))
+
+
+def columns(given: argparse.Namespace) -> list[Column]:
+    """The columns of the tables."""
+    name, table = given.test.name, f"families.{FAMILIES}.tsv"
+    return [
+        *(Column(f"{name}, {split}", f"test.{split}.tsv") for split in test_splits(given)),
+        *(Column(f"sample, {split}", f"sample.{split}.tsv") for split in SAMPLE),
+        Column(f"sample, {FAMILIES}: kinases", table, kinases=True),
+        Column("the others", table, kinases=False),
+        Column("mean over families", table, by_family=True),
     ]
-    if given.families:
-        command += [f"{label}.groups={given.families}", f"{label}.column={given.column}"]
-    subprocess.run(command, check=True)
-    return folder
 
 
-def read_sums(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Group, targets and nats of each sequence."""
-    with path.open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    columns = ("group", "targets", "nats")
-    group, targets, nats = (np.array([row[column] for row in rows]) for column in columns)
-    return group, targets.astype(float), nats.astype(float)
-
-
-def difference(pairs: list[tuple[Path, Path]]) -> tuple[float, float, float]:
-    """Nats per residue by which the second of each pair is worse, with a 95 % interval.
-
-    Pairs are of seeds; the bootstrap draws seeds, and whole groups of sequences.
-    """
-    tables = []
-    for first, second in pairs:
-        group, targets, nats = read_sums(first)
-        _, _, other = read_sums(second)
-        _, numbers = np.unique(group, return_inverse=True)
-        tables.append(np.stack([np.bincount(numbers, other - nats), np.bincount(numbers, targets)]))
-    each = np.stack(tables)
-    generator = np.random.default_rng(0)
-    draws = []
-    for _ in range(RESAMPLES):
-        seeds = generator.integers(len(each), size=len(each))
-        groups = generator.integers(each.shape[2], size=each.shape[2])
-        total, targets = each[seeds][:, :, groups].sum(axis=(0, 2))
-        draws.append(total / targets)
-    total, targets = each.sum(axis=(0, 2))
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(total / targets), float(low), float(high)
-
-
-def report(given: argparse.Namespace, splits: list[str], done: list[Arm]) -> str:
+def report(given: argparse.Namespace, done: list[Arm]) -> str:
     """Figures of all runs, and the differences between the twins, in Markdown."""
-    lines = ["| objective | mechanism | budget | seed | hours | " + " | ".join(splits) + " |"]
-    lines.append("|---" * (5 + len(splits)) + "|")
+    shown = columns(given)
+    runs: dict[tuple[str, ...], Path] = {}
+    hours = {}
     for arm in done:
-        folder = arm.folder(given.out)
-        results = json.loads((folder / "evaluation.json").read_text())["results"]
-        figures = [results[split][arm.objective]["model"] for split in splits]
-        cells = [f"{f['perplexity']:.2f} / {f['accuracy']:.1%}" for f in figures]
-        start = (arm.objective, arm.attention, f"equal {arm.budget}", arm.seed)
-        hours = f"{seconds(folder) / 3600:.2f}"
-        lines.append(f"| {' | '.join(map(str, (*start, hours, *cells)))} |")
-    lines += ["", "Nats per residue by which `softmax` is worse than `performer_relu`:", ""]
-    lines += ["| objective | budget | " + " | ".join(splits) + " |"]
-    lines.append("|---" * (2 + len(splits)) + "|")
+        cells = (arm.objective, arm.attention, f"equal {arm.budget}", str(arm.seed))
+        runs[cells] = arm.folder(given.out)
+        hours[cells] = last_step(arm, given) * step_seconds(arm, given) / 3600
+    pairs = {}
     for objective in OBJECTIVES:
         for budget in ("tokens", "time"):
-            cells = []
-            for split in splits:
-                pairs = [
-                    tuple(
-                        Arm(objective, name, seed, kind).folder(given.out) / f"sums.{split}.tsv"
-                        for name, kind in (("performer_relu", budget), ("softmax", "tokens"))
-                    )
-                    for seed in given.seeds
-                ]
-                value, low, high = difference([(a, b) for a, b in pairs])
-                cells.append(f"{value:+.4f} ({low:+.4f} to {high:+.4f})")
-            lines.append(f"| {objective} | equal {budget} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            pairs[objective, f"equal {budget}"] = [
+                (relu.folder(given.out), softmax.folder(given.out))
+                for relu in done
+                if relu == Arm(objective, "performer_relu", relu.seed, budget)
+                and (softmax := Arm(objective, "softmax", relu.seed)) in done
+            ]
+    found = {cells: some for cells, some in pairs.items() if some}
+    title = "`softmax` less `performer_relu`, with 95 % intervals (nats above 0: softmax is worse):"
+    tables = [figures_table(runs, hours, shown), [title], differences_table(found, shown)]
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
-def main() -> None:
-    """Trains and evaluates what is missing, and prints the tables."""
-    parser = argparse.ArgumentParser(description="Performer and softmax models as twins.")
-    parser.add_argument("train", type=Path, help="a data set with clusters, split train")
-    parser.add_argument("test", type=Path, help="a data set with the splits valid and test_*")
-    parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--families", type=Path, help="a table with accession and a family")
-    parser.add_argument("--column", default="pfam_family")
-    parser.add_argument("--out", type=Path, default=Path("runs/twins"))
-    parser.add_argument(
-        "--time-ratio",
-        type=float,
-        nargs=len(OBJECTIVES),
-        metavar="RATIO",
-        help="of a step's time, softmax to performer_relu, masked and causal",
-    )
-    given = parser.parse_args()
-    manifest = json.loads((given.test / "manifest.json").read_text())
-    splits = sorted(name for name in manifest["splits"] if name.startswith("test"))
-    rates = {name: best_rate(name, given) for name in ("performer_relu", "softmax")}
-    rates["performer_softmax"] = rates["softmax"]
-    done = list(arms(given.seeds))
-    for arm in done:
-        train(arm, given, given.steps, rates[arm.attention])
+def last_step(arm: Arm, given: argparse.Namespace) -> int:
+    """Returns the number of steps of a complete run."""
+    return int(log(arm.folder(given.out))[-1]["step"])
+
+
+def draw(given: argparse.Namespace, done: list[Arm]) -> None:
+    """Draws the curves of the first seed for each objective."""
+    for objective in {arm.objective for arm in done}:
+        runs = {
+            arm.attention if arm.budget == "tokens" else f"{arm.attention}, longer": (
+                arm.folder(given.out),
+                step_seconds(arm, given),
+            )
+            for arm in done
+            if arm.objective == objective and arm.seed == given.seeds[0]
+        }
+        figure = curves(
+            runs,
+            tokens_per_step=TOKENS_PER_STEP,
+            color=lambda label: COLORS[label.split(",")[0]],
+        )
+        save_figure(figure, given.out / f"{objective}.png", overwrite=True)
+
+
+def longer_runs(done: list[Arm], given: argparse.Namespace, rate: float) -> Iterator[Arm]:
+    """Trains the Performers as long as their twins took, from their stable phases."""
     stable = round((1 - DECAY) * given.steps)
     for arm in [arm for arm in done if arm.attention == "performer_relu"]:
         longer = Arm(arm.objective, arm.attention, arm.seed, "time")
         branch(longer, given)
-        steps = max(round(given.steps * time_ratio(arm, given)), stable + 1)
-        train(longer, given, steps, rates[arm.attention])
-        done.append(longer)
+        twin = Arm(arm.objective, "softmax", arm.seed)
+        ratio = step_seconds(twin, given) / step_seconds(arm, given)
+        train(longer, given, max(round(given.steps * ratio), stable + 1), rate)
+        yield longer
+
+
+def arguments() -> argparse.Namespace:
+    """Returns the arguments of the command."""
+    parser = argparse.ArgumentParser(description="Performer and softmax models as twins.")
+    parser.add_argument("train", type=Path, help="a data set with clusters, split train")
+    parser.add_argument("test", type=Path, help="a data set with the splits valid and test_*")
+    parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
+    parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--out", type=Path, default=Path("runs/twins"))
+    parser.add_argument(
+        "--step-seconds",
+        type=step_time,
+        nargs="+",
+        default=[],
+        metavar="OBJECTIVE:MECHANISM=SECONDS",
+        help="of a step on the idle machine, of all runs; by default those of the logs",
+    )
+    given = parser.parse_args()
+    given.step_seconds = dict(given.step_seconds)
+    return given
+
+
+def step_time(text: str) -> tuple[str, float]:
+    """Reads OBJECTIVE:MECHANISM=SECONDS."""
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
+def main() -> None:
+    """Trains and evaluates what is missing, prints the tables and draws the curves."""
+    given = arguments()
+    rates = {name: best_rate(name, given) for name in ("performer_relu", "softmax")}
+    rates["performer_softmax"] = rates["softmax"]
+    done = [arm for arm in arms(given.seeds) if arm.objective in given.objectives]
     for arm in done:
-        evaluate(arm, given, splits)
-    print(report(given, splits, done))
+        train(arm, given, given.steps, rates[arm.attention])
+    done += longer_runs(done, given, rates["performer_relu"])
+    for arm in done:
+        evaluate(arm, given)
+    print(report(given, done))
+    draw(given, done)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""The tables of twins, from sums and logs as evaluations and trainings write them."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protlm.analysis.sequence_sums import SequenceSums, write_sums
+from studies.twin_tables import Column, curves, difference, differences_table, figures_table
+
+GROUPS = ["Pkinase", "Pkinase", "RRM_1", "E"]
+ALL = Column("all", "sums.test.tsv")
+NAMES = ["A", "B", "C", "E"]
+
+
+def write(folder: Path, nats: list[float], correct: list[float]) -> Path:
+    """Sums of four proteins with 10, 20, 30 and 40 targets."""
+    folder.mkdir()
+    targets = np.array([10.0, 20.0, 30.0, 40.0])
+    both = [np.array(nats) * targets, np.array(correct) * targets]
+    sums = SequenceSums(targets, *both, targets * math.log(18), targets * 0.1, *both)
+    write_sums(folder / "sums.tsv", "test", NAMES, GROUPS, sums)
+    (folder / "metrics.csv").write_text(
+        "step,seconds,valid_loss\n100,3,\n100,,2.9\n200,5,\n200,,2.8\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("column", "nats", "accuracy"),
+    [
+        (ALL, (10 * 1 + 20 * 2 + 30 * 3 + 40 * 2) / 100, 0.1),
+        (Column("", ALL.table, kinases=True), (10 * 1 + 20 * 2) / 30, 0.1),
+        (Column("", ALL.table, kinases=False), (30 * 3 + 40 * 2) / 70, 0.1),
+        # E has no family: its group is its accession.
+        (Column("", ALL.table, by_family=True), ((10 * 1 + 20 * 2) / 30 + 3) / 2, 0.1),
+    ],
+)
+def test_a_column_takes_its_proteins(
+    column: Column, nats: float, accuracy: float, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "a", [1, 2, 3, 2], [accuracy] * 4)
+    rows = figures_table(
+        {("masked", "softmax", "", "0"): folder}, {("masked", "softmax", "", "0"): 2.5}, [column]
+    )
+    cells = f"| masked | softmax |  | 0 | 2.50 | {math.exp(nats):.2f} / {accuracy:.2%} |"
+    assert rows[2] == cells
+    assert rows[3] == "| masked | residue frequencies |  |  |  | 18.00 / 10.00% |"
+
+
+def test_differences_are_of_pairs(tmp_path: Path) -> None:
+    pairs = []
+    for seed in range(2):
+        # The second is worse by a tenth of a nat for every protein of seed 0, and equal in seed 1.
+        first = [1.0, 2.0, 3.0, 4.0]
+        second = [x + 0.1 * (1 - seed) for x in first]
+        one = write(tmp_path / f"first{seed}", first, [0.1, 0.2, 0.1, 0.2])
+        pairs.append((one, write(tmp_path / f"second{seed}", second, [0.15, 0.25, 0.15, 0.25])))
+    value, low, high = difference(pairs, ALL)
+    assert value == pytest.approx([0.05, 0.05])
+    # Both seeds may be seed 0, or seed 1; the difference of accuracy is the same in all draws.
+    assert (low[0], high[0]) == (pytest.approx(0), pytest.approx(0.1))
+    assert (low[1], high[1]) == (pytest.approx(0.05), pytest.approx(0.05))
+    rows = differences_table({("masked", "equal tokens"): pairs}, [ALL])
+    assert rows[3].startswith("| masked | equal tokens | 2 | accuracy, points | +5.00 (+5.00 to")
+
+
+def test_families_are_drawn_whole(tmp_path: Path) -> None:
+    """The two kinases differ by 20 and -20 nats, together by nothing."""
+    first = write(tmp_path / "a", [1, 2, 1, 1], [0.1] * 4)
+    second = write(tmp_path / "b", [3, 1, 1, 1], [0.1] * 4)
+    for value in difference([(first, second)], ALL):
+        assert value == pytest.approx([0, 0])
+
+
+def test_curves_have_the_validations(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", [1, 1, 1, 1], [0.1] * 4)
+    figure = curves({"softmax": (folder, 7200.0)}, tokens_per_step=4096, color=lambda _: "red")
+    tokens, hours = (axes.lines[0].get_xdata() for axes in figure.axes)
+    assert list(tokens) == pytest.approx([0.4096, 0.8192])
+    assert list(hours) == pytest.approx([200, 400])
+    assert list(figure.axes[0].lines[0].get_ydata()) == [2.9, 2.8]
