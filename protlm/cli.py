@@ -10,6 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
+from protlm.allocator import keep_freed_memory
 from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
 from protlm.cli_labels import finetune, predict, probe
@@ -121,6 +122,7 @@ def main() -> NoReturn:
     hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
     if debug and not hydra:
         arguments.remove("--debug")
+    keep_freed_memory()
     # On SIGTERM, clean up and print a message.
     with interruption.sigterm_as_interrupt():
         exit_with_message(lambda: _run(arguments), debug=debug)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protlm import evaluation
+from protlm.allocator import keep_freed_memory
 from protlm.loading import load_model
 from protlm.commands.models import announced_default
 from protlm.commands.settings import print_help
@@ -38,6 +39,7 @@ _TEST_SPLITS = ("test", "test_iid")
 def main() -> None:
     """Runs the command with the arguments of this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    keep_freed_memory()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
 
