@@ -32,8 +32,9 @@ from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model, read_model
+from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 def load_initial_weights(
     network: ProteinLM, model: ModelConfig, mechanism: Mapping[str, Any], path: Path
-) -> None:
+) -> Mapping[str, str] | None:
     """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
 
     The mechanism of attention may be another one if its weights have the same shapes. The same
@@ -54,6 +55,9 @@ def load_initial_weights(
         model: its settings.
         mechanism: the name and the options of its attention.
         path: the trained model.
+
+    Returns:
+        The source of the trained model, if it was imported or converted.
 
     Raises:
         InputDataError: the model is missing or damaged, or has another vocabulary.
@@ -77,6 +81,7 @@ def load_initial_weights(
             f"model.init_from={path} has another architecture ({reason[:200]}); train one with its "
             f"attention={found.description.attention} and {' '.join(settings)}"
         ) from None
+    return found.description.source
 
 
 def _architecture_differences(
@@ -137,8 +142,15 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
                 f"objective.stage={stage} needs a trained model to imitate; type "
                 "objective.teacher=MODEL"
             )
-        module.learn_from(load_model(Path(teacher)), config)
+        module.learn_from(_teacher(teacher), config)
     return module
+
+
+def _teacher(path: str) -> PretrainedModel:
+    try:
+        return load_model(Path(path))
+    except InputDataError as error:
+        raise InputDataError(f"objective.teacher={path} cannot be used: {error}") from error
 
 
 def _tokens_per_step(config: TrainConfig) -> int:

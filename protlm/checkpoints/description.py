@@ -51,10 +51,10 @@ class ModelDescription:
         attention_options: options of the mechanism.
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
-        source: of an imported model, its `family`, the `sha256` of its weights and, if there are
-            these, the `contacts_sha256` of its contact head's own file and a restrictive `license`;
-            of a converted one, the mechanism `converted_from` and the hash of the original's
-            weights, `converted_hash`.
+        source: of an imported model and of those trained from it, its `family`, the `sha256` of its
+            weights and, if there are these, the `contacts_sha256` of its contact head's own file
+            and a restrictive `license`; of a converted one, the mechanism `converted_from` and the
+            hash of the original's weights, `converted_hash`.
     """
 
     vocabulary: str

@@ -53,7 +53,7 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     stored = _stored(run_dir)
     if stored is None:
         return with_fitting_warmup(compose(TrainConfig, arguments), arguments)
-    typed = compose(TrainConfig, [*_stored_mechanism(stored, arguments), *arguments])
+    typed = compose(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     names = _typed_names(arguments, stored, to_plain(typed))
     if _WARMUP in names:
         typed = with_fitting_warmup(typed, arguments)
@@ -116,12 +116,17 @@ def _stored(run_dir: Path) -> dict[Any, Any] | None:
         raise explain_os_error(error, run_dir) from error
 
 
-def _stored_mechanism(stored: Mapping[Any, Any], arguments: Sequence[str]) -> list[str]:
-    """Chooses the mechanism of the run, so that its options can be typed without its name."""
-    name = str(stored["attention"].get("name"))
-    is_typed = {"attention", "experiment"} & set(map(key_of, arguments))
+def _stored_choices(stored: Mapping[Any, Any], arguments: Sequence[str]) -> list[str]:
+    """Chooses the mechanism and the stage of the run, so that their options can be typed alone."""
+    typed = set(map(key_of, arguments))
+    name, stage = str(stored["attention"].get("name")), stored["objective"].get("stage")
     is_shipped = (conf_dir() / "attention" / f"{name}.yaml").is_file()
-    return [f"attention={name}"] if is_shipped and not is_typed else []
+    choices = []
+    if is_shipped and not typed & {"attention", "experiment"}:
+        choices.append(f"attention={name}")
+    if stage is not None and not typed & {"objective", "objective.stage", "experiment"}:
+        choices.append(f"objective.stage={stage}")
+    return choices
 
 
 def _typed_names(arguments: Sequence[str], *configs: Mapping[Any, Any]) -> set[str]:

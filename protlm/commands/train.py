@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -111,12 +112,15 @@ def train(config: TrainConfig) -> None:
     network = build_network(config.model, config.attention, seed=config.seed)
     _check_fits(network, config)
     starts_from = None if all_checkpoints(run_dir) else config.model.init_from
+    source = None
     if starts_from is not None:
-        load_initial_weights(network, config.model, config.attention, Path(starts_from))
+        path = Path(starts_from)
+        source = load_initial_weights(network, config.model, config.attention, path)
     network.activation_checkpointing = config.trainer.activation_checkpointing
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))
     module = build_module(network, config)
+    module.description = replace(module.description, source=source)
     if starts_from is not None:
         module.check_start(config)
     train_split, valid_split = open_data(config.data)

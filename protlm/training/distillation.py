@@ -5,6 +5,7 @@ of the new attention alone learn the outputs of the teacher's attention, then al
 predictions. The teacher is not part of the checkpoint, which contains the hash of its weights.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.checkpoints.description import differences
-from protlm.config import DistillationStage, Strategy, TrainConfig
+from protlm.config import DistillationStage, Optimizer, Strategy, TrainConfig
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.masking import IGNORE
 from protlm.errors import UserError
@@ -23,11 +24,14 @@ from protlm.model.objective import TargetSums, target_sums
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import SelfAttention
 from protlm.training import lora
+from protlm.training.launch import is_first_rank
 from protlm.training.module import LanguageModeling
 
 _TEACHER, _ADAPTERS = "teacher", "adapters"
 # The layers that get adapters in stage 2, as in LoLCATs.
 _ADAPTED = ("query", "key", "value", "output")
+# The learning rate of experiment=linearize, for the few parameters of stage 1.
+_RATE_OF_STAGE_1 = 1e-2
 # Part of the name of every weight of a mechanism.
 _MECHANISM = ".attention.mechanism."
 
@@ -190,6 +194,7 @@ class LogitDistillation(Distillation):
         rank = config.objective.lora_rank
         self._has_adapters = rank is not None
         if rank is None:
+            _warn_of_rate_of_stage_1(config)
             return
         asked = f"objective.lora_rank={rank}"
         if config.model.init_from is None:
@@ -212,6 +217,7 @@ class LogitDistillation(Distillation):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the adapters, and the weights that they adapt."""
+        super().on_load_checkpoint(checkpoint)
         if self._has_adapters:
             state, adapters = checkpoint["state_dict"], checkpoint[_ADAPTERS]
             checkpoint["state_dict"] = lora.separated_state(state, adapters)
@@ -229,6 +235,16 @@ class LogitDistillation(Distillation):
             log_target=True,
         )
         return sums.nats + self._weight * divergence, sums
+
+
+def _warn_of_rate_of_stage_1(config: TrainConfig) -> None:
+    rate = config.optimizer.learning_rate
+    if rate >= _RATE_OF_STAGE_1 and config.optimizer.name is Optimizer.adamw and is_first_rank():
+        warnings.warn(
+            f"optimizer.learning_rate={rate} suits stage 1, and is high for all weights; type for "
+            "instance optimizer.learning_rate=1e-4",
+            stacklevel=2,
+        )
 
 
 STAGES: Mapping[DistillationStage, type[Distillation]] = {

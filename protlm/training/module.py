@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,3 +191,8 @@ class LanguageModeling(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the description of the model."""
         checkpoint[DESCRIPTION] = self.description.to_plain()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the source of the first weights."""
+        source = checkpoint[DESCRIPTION].get("source")
+        self.description = replace(self.description, source=source)

@@ -14,20 +14,22 @@ from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_module
 from protlm.checkpoints.format import all_checkpoints, export, load_training
 from protlm.checkpoints.metrics import read_metrics
+from protlm.commands.run_settings import compose_run
 from protlm.composition import compose
-from protlm.config import TrainConfig
+from protlm.config import DistillationStage, TrainConfig
 from protlm.conversion import convert
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.errors import UserError
+from protlm.errors import InputDataError, UserError
 from protlm.loading import read_model
 from protlm.model.block import Block
 from protlm.model.network import build_network
 
 Train = Callable[..., Path]
 STEPS = 6
-STAGE_1 = ("objective=distillation", "optimizer.learning_rate=1e-2", f"trainer.max_steps={STEPS}")
-STAGE_2 = (*STAGE_1, "objective.stage=logits")
+EITHER = ("objective=distillation", f"trainer.max_steps={STEPS}")
+STAGE_1 = (*EITHER, "optimizer.learning_rate=1e-2")
+STAGE_2 = (*EITHER, "optimizer.learning_rate=5e-3", "objective.stage=logits")
 LORA = (*STAGE_2, "objective.lora_rank=2")
 
 
@@ -193,6 +195,26 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) 
     assert totals[0] < loss
 
 
+def test_a_run_keeps_the_source_of_its_first_weights(
+    stage_1: Path, swapped: Path, train_tiny: Train, pair: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = read_model(swapped).description.source
+    assert source is not None and read_model(stage_1).description.source == source
+    run = tmp_path / "run"
+    for steps in (2, 3):
+        # The second command continues the run.
+        train_tiny(run, *STAGE_2, *pair, f"trainer.max_steps={steps}")
+    assert read_model(run).description.source == source
+
+
+def test_a_learning_rate_of_stage_1_is_high_for_all_weights(
+    train_tiny: Train, pair: tuple[str, ...], tmp_path: Path
+) -> None:
+    settings = (*EITHER, "objective.stage=logits", "optimizer.learning_rate=1e-2", *pair)
+    with pytest.warns(UserWarning, match=r"learning_rate=0.01 suits stage 1"):
+        train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2")
+
+
 def test_the_teacher_is_not_saved_and_its_hash_is(stage_1: Path, teacher: Path) -> None:
     saved = load_training(max(all_checkpoints(stage_1)))
     assert saved["teacher"] == protlm.load(teacher).hash
@@ -253,6 +275,10 @@ def test_another_teacher_is_refused(
     moved.symlink_to(teacher)
     given = [*STAGE_2, pair[0], pair[2]]
     train_tiny(run, *given, f"objective.teacher={moved}", "trainer.max_steps=3")
+    stored = compose_run([f"run_dir={run}", f"objective.teacher={teacher}"]).objective
+    assert (stored.stage, stored.teacher) == (DistillationStage.logits, str(teacher))
+    with pytest.raises(InputDataError, match=r"objective.teacher=nothing cannot be used: nothing"):
+        train_tiny(run, *given, "objective.teacher=nothing", "trainer.max_steps=4")
     other = train_tiny(tmp_path / "other", "attention=softmax", "seed=5", "trainer.max_steps=2")
     with pytest.raises(
         UserError, match=r"objective.teacher has weights with the hash .* was train"

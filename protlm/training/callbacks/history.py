@@ -4,7 +4,6 @@ It shows that a resumed run began with the saved weights: the row of a start has
 the row of the checkpoint that it resumed from.
 """
 
-import hashlib
 import os
 import platform
 import warnings
@@ -19,24 +18,27 @@ from pytorch_lightning.callbacks import Callback
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from protlm.checkpoints.format import weights_hash
+
 HISTORY = "history.tsv"
 COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
 
 
 def weights_sha256(network: nn.Module) -> str:
-    """Returns the SHA-256 of the names and bytes of weights and buffers; empty if sharded.
+    """Returns the hash of the weights that `checkpoint info` prints; empty if they are sharded.
 
     >>> weights_sha256(nn.Identity())[:8]
     'e3b0c442'
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(network.state_dict().items()):
-        if isinstance(value, DTensor):
-            return ""
-        content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(name.encode() + b"\n")
-        digest.update(content.numpy())
-    return digest.hexdigest()
+    state = network.state_dict()
+    is_sharded = any(isinstance(value, DTensor) for value in state.values())
+    return "" if is_sharded else weights_hash(state)
+
+
+def _network(module: pl.LightningModule) -> nn.Module:
+    network = module.network
+    assert isinstance(network, nn.Module)
+    return network
 
 
 class WriteHistory(Callback):
@@ -66,7 +68,7 @@ class WriteHistory(Callback):
             datetime.now(UTC).isoformat(timespec="seconds"),
             event,
             str(trainer.global_step),
-            weights_sha256(module),
+            weights_sha256(_network(module)),
             platform.node(),
             str(torch.get_num_threads()),
             torch.__version__,

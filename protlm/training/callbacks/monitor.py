@@ -215,7 +215,7 @@ class Monitor(Callback):
 def _in_short(metrics: dict[str, float]) -> str:
     """Formats the metrics for the progress line."""
     parts = [
-        f"loss {metrics['train_loss']:.3f}",
+        f"loss {metrics['train_loss']:{'.3f' if metrics['train_loss'] >= 0.1 else '.3g'}}",
         f"lr {metrics['learning_rate']:.2g}",
         f"gradient {metrics['gradient_norm']:.2g}",
         f"{metrics['residues_per_second']:,.0f} residues/s",

@@ -117,11 +117,11 @@ class SaveCheckpoints(Checkpoint):
         Raises:
             OutputError: the run is to stop, or has ended without its last checkpoint.
         """
-        last = f"step {self._saved}" if self._saved else "none"
-        failure = f"{failure}; the last checkpoint is {last}"
+        last = f"the last is of step {self._saved}" if self._saved else "there is none before it"
+        failure = f"{failure}; {last}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
         if is_last or self._config.on_save_error is OnSaveError.stop:
-            raise OutputError(f"{failure}; the same command continues from there")
+            raise OutputError(f"{failure}; the same command continues the run")
         if trainer.is_global_zero:
             warnings.warn(f"{failure}; training continues", stacklevel=2)
 

@@ -22,12 +22,16 @@ def trainer(step: int, is_first: bool = True) -> Any:
     return SimpleNamespace(global_step=step, is_global_zero=is_first)
 
 
+def module(network: nn.Module) -> Any:
+    return SimpleNamespace(network=network)
+
+
 def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
-    network: Any = nn.Linear(3, 2)
+    network = module(nn.Linear(3, 2))
     history = WriteHistory(tmp_path)
     history.on_train_start(trainer(0), network)
     with torch.no_grad():
-        network.weight += 1
+        network.network.weight += 1
     history.on_save_checkpoint(trainer(7), network, {})
     WriteHistory(tmp_path).on_train_start(trainer(7), network)
     history.on_save_checkpoint(trainer(7, is_first=False), network, {})
@@ -50,7 +54,7 @@ def test_the_hash_is_of_names_and_every_bit() -> None:
 
 
 def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
-    network: Any = nn.Linear(3, 2)
+    network = module(nn.Linear(3, 2))
     history = WriteHistory(tmp_path)
     history.on_train_start(trainer(0), network)
     with (tmp_path / HISTORY).open("a") as file:
@@ -63,4 +67,4 @@ def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
 def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
     (tmp_path / HISTORY).symlink_to("/dev/full")
     with pytest.warns(UserWarning, match="cannot be written"):
-        WriteHistory(tmp_path).on_train_start(trainer(0), nn.Linear(1, 1))  # pyright: ignore
+        WriteHistory(tmp_path).on_train_start(trainer(0), module(nn.Linear(1, 1)))
