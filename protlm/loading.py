@@ -52,10 +52,22 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     except UserError as error:
         raise InputDataError(f"{found.path} describes an impossible model: {error}") from error
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-        raise InputDataError(f"{found.path} does not match its description: {reason}") from None
+        raise InputDataError(
+            f"{found.path} does not match its description: {_misfit(error)}"
+        ) from None
     weight_checks.check_finite(found.path, found.weights)
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
+
+
+def _misfit(error: Exception) -> str:
+    """Returns the first difference that `load_state_dict` names, or the message."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    pattern = r"size mismatch for (\S+): .*Size\((.*)\) from checkpoint, .*Size\((.*)\)\."
+    if found := re.search(pattern, str(error)):
+        return (
+            f"the tensor of {found[1]} has the shape {found[2]}, and its settings need {found[3]}"
+        )
+    return lines[min(1, len(lines) - 1)].strip()
 
 
 def read_model(path: Path) -> checkpoints.Checkpoint:
@@ -66,6 +78,9 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
         UserError: the path is a run of `protlm finetune`, which contains a model.
     """
     path = interop.local_path(path)
+    beside = path.with_suffix(".safetensors") if path.name else path
+    if path.suffix in ("", ".json") and not path.is_dir() and beside.is_file():
+        raise InputDataError(f"{path} is not a model; give the file beside it: {beside}")
     inner = path / "model"
     # Unlike Path.is_file, it is false for names that no file can have.
     if os.path.isfile(inner / checkpoints.CONFIG):  # noqa: PTH113

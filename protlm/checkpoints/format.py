@@ -176,8 +176,9 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     """
     if not path.exists():
         raise InputDataError(
-            f"{path}: no such model; give a run folder, a .ckpt file, an exported folder, or a "
-            "name that protlm models lists"
+            f"{path}: no such model; give a run folder, a .ckpt file, an exported folder, the "
+            "downloaded folder or file of another program's model, its name OWNER/MODEL on the "
+            "Hugging Face Hub, or a name that protlm models lists"
         )
     if path.suffix != ".ckpt":
         raise InputDataError(

@@ -1,11 +1,14 @@
 """`protlm checkpoint info|verify|import|export|convert|consolidate`: models and their formats."""
 
+import difflib
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from protlm import attention as mechanisms
 from protlm import interop
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
@@ -15,7 +18,7 @@ from protlm.commands.contact_fit import read_fit
 from protlm.composition import compose, to_plain
 from protlm.config import BestMetric, TrainConfig
 from protlm.conversion import convert
-from protlm.errors import InputDataError, UserError
+from protlm.errors import InputDataError, UserError, one_of
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
 from protlm.interop.esm_export import is_esm
@@ -193,6 +196,19 @@ def import_model(path: Path, output: Path) -> None:
     print(output)
 
 
+def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
+    known = mechanisms.names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"--attention {name} does not exist; {hint}there are: {one_of(known)}")
+    for setting in settings:
+        if "=" not in setting:
+            raise UserError(f"--set {setting} has no value; type --set {setting}=VALUE")
+    typed = [f"attention={name}", *(f"attention.{setting}" for setting in settings)]
+    return to_plain(compose(TrainConfig, typed))["attention"]
+
+
 def convert_model(
     path: Path, output: Path, *, attention: str, settings: Sequence[str], seed: int | None
 ) -> None:
@@ -213,9 +229,12 @@ def convert_model(
     check_output(output)
     if seed is not None and seed < 0:
         raise UserError(f"--seed {seed} must be at least 0")
-    typed = [f"attention={attention}", *(f"attention.{setting}" for setting in settings)]
-    chosen = to_plain(compose(TrainConfig, typed))["attention"]
-    done = convert(read_model(path), chosen, seed=seed)
+    found = read_model(path)
+    try:
+        done = convert(found, _mechanism(attention, settings), seed=seed)
+    except UserError as error:
+        # Options of the mechanism are not typed as in protlm train.
+        raise UserError(str(error).replace("attention.", "--set ")) from None
     checkpoints.export(done.checkpoint, output)
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)

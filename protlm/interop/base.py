@@ -2,6 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,9 @@ def layers(
         parts: the tensors that each of the modules has.
     """
     pattern = re.compile(re.escape(prefix) + r"(\d{1,4})\.")
-    numbers = {int(found[1]) for name in tensors if (found := pattern.match(name))}
+    counts = Counter(int(found[1]) for name in tensors if (found := pattern.match(name)))
+    # A single tensor is no layer, but one that is left over.
+    numbers = [number for number, count in counts.items() if 2 * count > max(counts.values())]
     names: dict[str, str] = {}
     for number in range(max(numbers, default=-1) + 1):
         names |= modules(f"{prefix}{number}.", theirs, under=f"blocks.{number}.", parts=parts)
@@ -147,14 +150,53 @@ def renamed(
         names: ours to theirs.
 
     Raises:
-        InputDataError: names the tensors that are missing or left over.
+        InputDataError: names the tensors that are missing, left over, quantized, or not finite.
     """
     wanted = list(names.values())
     if missing := [name for name in wanted if name not in tensors]:
-        raise InputDataError(f"{path} lacks {_listed(missing)}")
+        raise InputDataError(
+            f"{path} lacks {_listed(missing)}: it is incomplete, or another model than its "
+            "settings say; get it again"
+        )
     if unused := sorted(set(tensors) - set(wanted)):
         raise InputDataError(f"{path} has {_listed(unused)} that its architecture does not have")
+    for name in wanted:
+        value = tensors[name]
+        # Other integers are counters and indices.
+        if value.ndim > 1 and not value.is_floating_point():
+            raise InputDataError(
+                f"{path} has {name!r:.90} as {value.dtype}: quantized models are not supported; "
+                "give one in float32, float16 or bfloat16"
+            )
+        if not value.isfinite().all():
+            raise InputDataError(
+                f"{path} has NaN or infinite numbers in {name!r:.90}; get it again"
+            )
     return {ours: tensors[name] for ours, name in names.items()}
+
+
+def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    """Compares the numbers of layers and heads in the settings with the weights.
+
+    Args:
+        path: the model, for messages.
+        config: what its settings say.
+        weights: by protlm's names.
+
+    Raises:
+        InputDataError: there are other layers, or the heads do not divide the width.
+    """
+    num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
+    if num_layers != config.num_layers:
+        raise InputDataError(
+            f"{path} has the weights of {num_layers} layers, and its settings say "
+            f"{config.num_layers}; get both again from one place"
+        )
+    if config.model_dim % config.num_heads:
+        raise InputDataError(
+            f"{path} has settings of {config.num_heads} heads, which do not divide its width, "
+            f"{config.model_dim}; get it again"
+        )
 
 
 def check_shapes(

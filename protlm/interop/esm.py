@@ -20,6 +20,7 @@ from protlm.interop.base import (
     Family,
     Translated,
     check_shapes,
+    check_sizes,
     layers,
     modules,
     renamed,
@@ -82,6 +83,7 @@ class Esm(Family):
             "head.bias": (len(VOCABULARY),),
         }
         check_shapes(source.path, weights, shapes)
+        check_sizes(source.path, config, weights)
         return Translated(config, weights, _contact_head(source, config))
 
 
@@ -130,7 +132,10 @@ def _contact_head(source: Source, config: ModelConfig) -> ContactHead | None:
     num_heads = config.num_layers * config.num_heads
     sizes = {part: value.numel() for part, value in parts.items()}
     if sizes != {"weight": num_heads, "bias": 1}:
-        raise InputDataError(f"{source.path} has a contact head of other than {num_heads} heads")
+        raise InputDataError(
+            f"{source.path} has a contact head for other than the {num_heads} heads that its "
+            "settings say; get both again from one place"
+        )
     if not all(value.isfinite().all() for value in parts.values()):
         raise InputDataError(f"{source.path} has a contact head with NaN or infinite numbers")
     return ContactHead(parts["weight"].flatten().tolist(), parts["bias"].item())

@@ -97,7 +97,7 @@ def _cached(name: str, reason: str) -> Path:
     except LocalEntryNotFoundError:
         raise InputDataError(
             f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, "
-            f"and {reason}"
+            f"and {reason}; download it on a machine with a network, and give its folder"
         ) from None
     print(f"model: {name} from the cache, because {reason}", file=sys.stderr)
     return folder

@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protlm.checkpoints.checksums import SUMS
 from protlm.checkpoints.format import CONFIG
 from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
@@ -39,6 +41,8 @@ _CONTACTS = "-contact-regression"
 # A tensor that every ESM C has.
 _ESM_C = "sequence_head.0.weight"
 _CHUNK = 1 << 20
+# Characters of a value in a message.
+_MOST_SHOWN = 100
 # A file beside the index.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # A description of a model, or the index of its parts, is smaller than this, in bytes.
@@ -97,10 +101,15 @@ class Source:
         if value not in allowed or type(value) not in map(type, allowed):
             supported = " or ".join(map(repr, allowed))
             raise InputDataError(
-                f"{self.path}: {key}={value!r:.40} is not supported; protlm reads models with "
+                f"{self.path}: {key}={_shown(value)} is not supported; protlm reads models with "
                 f"{key}={supported}"
             )
         return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def is_foreign(path: Path) -> bool:
@@ -108,10 +117,12 @@ def is_foreign(path: Path) -> bool:
     try:
         if not path.is_dir():
             return path.suffix in _SUFFIXES
-        is_ablang = (path / _ABLANG[0]).is_file()
-        return is_ablang or "model_type" in _json(path / CONFIG)
-    except (OSError, InputDataError):
+        return (path / _ABLANG[0]).is_file() or "model_type" in _json(path / CONFIG)
+    except OSError:
         return False
+    except InputDataError:
+        # Reading it says what is wrong with its description, if it is not one of protlm's.
+        return (path / CONFIG).is_file() and not (path / SUMS).is_file()
 
 
 def read_source(path: Path) -> Source:
@@ -135,7 +146,13 @@ def read_source(path: Path) -> Source:
     architecture = settings.get("architecture")
     family = str(architecture.get("family")) if isinstance(architecture, dict) else ""
     name = family.partition(" ")[0].lower()
-    return Source(path, name, settings, _safetensors([path]), _sha256([path]))
+    sha256 = _sha256([path])
+    if settings.get("weights_sha256", sha256) != sha256:
+        raise InputDataError(
+            f"{path} is not the file that {description.name} describes, by its weights_sha256; get "
+            "both again"
+        )
+    return Source(path, name, settings, _safetensors([path]), sha256)
 
 
 def _read_folder(folder: Path) -> Source:
@@ -250,7 +267,8 @@ def _safetensors(files: list[Path]) -> dict[str, Tensor]:
             parts.append(load_file(path))
         except Exception as error:
             raise InputDataError(
-                f"{path} is not a file of safetensors: {str(error).splitlines()[0][:100]}"
+                f"{path} is not a file of safetensors, or incomplete "
+                f"({str(error).splitlines()[0]:.100}); get it again"
             ) from error
     return _together(files, parts)
 
@@ -275,15 +293,19 @@ def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tenso
 
 def _unpickled(path: Path) -> dict[str, Any]:
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Of torch, about the protocol of a pickle that is refused.
+            warnings.simplefilter("ignore")
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise InputDataError(
                 f"{path} is refused: it would call {found[1]:.60}, and a model consists of tensors "
                 "and settings only"
             ) from None
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-        raise InputDataError(f"{path} is not a file of tensors: {reason}") from error
+        raise InputDataError(
+            f"{path} is not a file of tensors as torch.save writes it, or incomplete; get it again"
+        ) from error
     if not isinstance(contents, dict):
         raise InputDataError(f"{path} is not a model: it contains a {type(contents).__name__}")
     return contents

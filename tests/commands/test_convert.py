@@ -69,10 +69,10 @@ def test_a_conversion_that_fails_leaves_nothing(
     for arguments, code, message in (
         (["reformer"], 2, "the keys of reformer are its queries"),
         (["performer_relu"], 2, "already has attention=performer_relu"),
-        (["softmx"], 2, "softmx"),
-        (["softmax", "--set", "nothing=1"], 2, "attention.nothing is not a setting"),
-        (["performer_softmax", "--set", "num_features"], 2, "settings are written key=value"),
-        (["performer_softmax", "--set", "num_features=0"], 2, "num_features"),
+        (["softmx"], 2, "did you mean softmax?"),
+        (["softmax", "--set", "nothing=1"], 2, "--set nothing is not a setting"),
+        (["performer_softmax", "--set", "num_features"], 2, "type --set num_features=VALUE"),
+        (["performer_softmax", "--set", "num_features=0"], 2, "type --set num_features=256"),
         (["softmax", "--seed", "-1"], 2, "--seed -1 must be at least 0"),
     ):
         done = protlm_in_process("checkpoint", *before, *arguments, cwd=tmp_path)

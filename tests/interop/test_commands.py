@@ -129,7 +129,7 @@ def test_an_import_that_fails_leaves_nothing(
     for source, message in (
         (write_esm("newer", tensors=newer), "has 1 tensor ('esm.encoder.layer.0.attention.gate"),
         (code, "code.pt is refused: it would call "),
-        (text, "text.pt is not a file of tensors: "),
+        (text, "text.pt is not a file of tensors as torch.save writes it, or incomplete; get"),
         (write_esm("lacking", tensors=lacking), "lacks 1 tensor ('lm_head.bias')"),
         (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: ablang"),
         (tiny_run, "is not a model of another program: give a Hugging Face folder"),

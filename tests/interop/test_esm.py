@@ -282,7 +282,7 @@ def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_
     with pytest.raises(InputDataError, match=r"'layers\.0\.fc1\.bias', which is not part of"):
         interop.read(path)
     torch.save({"model": {"contact_head.regression.weight": torch.zeros(1, 8)}}, beside)
-    with pytest.raises(InputDataError, match="has a contact head of other than 8 heads"):
+    with pytest.raises(InputDataError, match="has a contact head for other than the 8 heads"):
         interop.read(path)
 
 
@@ -318,8 +318,8 @@ def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
         ({"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters=.* is not supported"),
         ({"position_embedding_type": "relative"}, "reads models with .*'rotary' or 'absolute'"),
         ({"position_embedding_type": "absolute"}, "lacks 1 tensor .*position_embeddings.weight"),
-        ({"num_hidden_layers": 3}, "num_layers=3, but 2 have weights"),
-        ({"num_attention_heads": 5}, "not a multiple of model.num_heads=5"),
+        ({"num_hidden_layers": 3}, "the weights of 2 layers, and its settings say 3"),
+        ({"num_attention_heads": 5}, "settings of 5 heads, which do not divide its width, 32"),
         ({"intermediate_size": 10**9}, "far larger than the weights"),
     ],
 )
@@ -356,7 +356,7 @@ def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
 
 
 def test_a_contact_head_of_other_heads_is_refused(write_esm: Write) -> None:
-    with pytest.raises(InputDataError, match="contact head of other than 16 heads"):
+    with pytest.raises(InputDataError, match="contact head for other than the 16 heads"):
         interop.read(write_esm(num_attention_heads=8))
 
 
@@ -366,9 +366,11 @@ def test_every_tensor_is_used_once(write_esm: Write) -> None:
     lacking = {key: value for key, value in tensors.items() if key != name}
     with pytest.raises(InputDataError, match=rf"lacks 1 tensor \('{re.escape(name)}'\)"):
         interop.read(write_esm("lacking", tensors=lacking))
-    more = tensors | {"esm.encoder.layer.1.adapter.weight": torch.zeros(3)}
-    with pytest.raises(InputDataError, match=r"has 1 tensor \('esm.*adapter.weight'\) that its"):
-        interop.read(write_esm("more", tensors=more))
+    # The second is a layer that the model does not have.
+    for extra in ("1.adapter.weight", "9.attention.self.key.weight"):
+        more = tensors | {f"esm.encoder.layer.{extra}": torch.zeros(3, 3)}
+        with pytest.raises(InputDataError, match=rf"has 1 tensor \('esm.*{extra}'\) that its"):
+            interop.read(write_esm(extra, tensors=more))
     untied = tensors | {"lm_head.decoder.weight": torch.zeros(33, WIDTH)}
     with pytest.raises(InputDataError, match=r"lm_head\.decoder\.weight differs from esm"):
         interop.read(write_esm("untied", tensors=untied))
@@ -395,6 +397,26 @@ def test_tensors_of_other_shapes_are_refused(
     folder = write_esm(tensors=tensors | {name: torch.zeros(shape)}, **changes)
     with pytest.raises(InputDataError, match=rf"has the shape \[{', '.join(map(str, shape))}\]"):
         interop.read(folder)
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (torch.ones(WIDTH, WIDTH, dtype=torch.int8), "as torch.int8: quantized models are not"),
+        (torch.full((WIDTH, WIDTH), torch.nan), "has NaN or infinite numbers in"),
+        (torch.ones(WIDTH, WIDTH - 1), r"the tensor of blocks\.1\.attention\.key\.weight has the"),
+    ],
+)
+def test_other_numbers_are_refused(value: Tensor, message: str, write_esm: Write) -> None:
+    name = "esm.encoder.layer.1.attention.self.key.weight"
+    folder = write_esm(tensors=esm_tensors() | {name: value})
+    with pytest.raises(InputDataError, match=message):
+        protlm.load(folder)
+
+
+def test_a_contact_head_is_compared_after_the_layers(write_esm: Write) -> None:
+    with pytest.raises(InputDataError, match="the weights of 2 layers, and its settings say 3"):
+        interop.read(write_esm(num_hidden_layers=3))
 
 
 def test_many_names_are_counted(tmp_path: Path) -> None:

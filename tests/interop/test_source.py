@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import protlm
 from protlm import interop
 from protlm.checkpoints.format import weights_hash
 from protlm.errors import InputDataError
@@ -92,6 +93,35 @@ def test_missing_and_damaged_files_are_named(name: str, tmp_path: Path) -> None:
         interop.read(path)
 
 
+def test_a_file_is_the_one_that_its_description_names(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.zeros(2)}, path)
+    described = {"architecture": {"family": "RoBERTa"}, "weights_sha256": "0" * 64}
+    path.with_suffix(".json").write_text(json.dumps(described))
+    with pytest.raises(InputDataError, match=r"is not the file that x\.json describes"):
+        interop.read(path)
+    # Named without its suffix, or by its description.
+    for name in ("x", "x.json"):
+        with pytest.raises(InputDataError, match=r"give the file beside it: .*x\.safetensors"):
+            protlm.load(tmp_path / name)
+
+
+def test_a_plain_pickle_is_refused_without_a_warning(tmp_path: Path) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        (tmp_path / "x.pt").write_bytes(pickle.dumps(Malicious(tmp_path / "canary"), protocol))
+        with pytest.raises(InputDataError, match=r"x\.pt is (refused|not a file of tensors as)"):
+            interop.read(tmp_path / "x.pt")
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_description_that_is_not_json_is_named(write_esm: Write) -> None:
+    folder = write_esm()
+    with (folder / "config.json").open("a") as file:
+        file.write("{")
+    with pytest.raises(InputDataError, match=r"config\.json is not JSON: Extra data: line"):
+        protlm.load(folder)
+
+
 def test_a_damaged_folder_is_named(write_esm: Write) -> None:
     folder = write_esm()
     weights = folder / "model.safetensors"
@@ -163,4 +193,5 @@ def test_a_description_of_any_size_is_refused(write_esm: Write) -> None:
     folder = write_esm()
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"x": "y" * (1 << 20)}))
-    assert not interop.is_foreign(folder)
+    with pytest.raises(InputDataError, match=r"config\.json is not JSON"):
+        interop.read(folder)
