@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-# Parameters of mallopt(3), and their values in bytes. The second is the largest that glibc allows.
+# Parameters of mallopt(3), and their values in bytes.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 256 << 20), (-3, 32 << 20)
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
