@@ -78,11 +78,11 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
         UserError: the path is a run of `protlm finetune`, which contains a model.
     """
     path = interop.local_path(path)
-    beside = path.with_suffix(".safetensors") if path.name else path
-    if path.suffix in ("", ".json") and not path.is_dir() and beside.is_file():
+    inner, beside = path / "model", path.parent / f"{path.stem}.safetensors"
+    # Unlike those of Path, these are false for names that no file can have.
+    is_of_file = path.suffix in ("", ".json") and not os.path.isdir(path)  # noqa: PTH112
+    if is_of_file and os.path.isfile(beside):  # noqa: PTH113
         raise InputDataError(f"{path} is not a model; give the file beside it: {beside}")
-    inner = path / "model"
-    # Unlike Path.is_file, it is false for names that no file can have.
     if os.path.isfile(inner / checkpoints.CONFIG):  # noqa: PTH113
         raise UserError(
             f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"

@@ -117,7 +117,7 @@ class SaveCheckpoints(Checkpoint):
         Raises:
             OutputError: the run is to stop, or has ended without its last checkpoint.
         """
-        last = f"the last is of step {self._saved}" if self._saved else "there is none before it"
+        last = f"the last checkpoint is step {self._saved}" if self._saved else "there is none yet"
         failure = f"{failure}; {last}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
         if is_last or self._config.on_save_error is OnSaveError.stop:
