@@ -234,7 +234,7 @@ def convert_model(
         done = convert(found, _mechanism(attention, settings), seed=seed)
     except UserError as error:
         # Options of the mechanism are not typed as in protlm train.
-        raise UserError(str(error).replace("attention.", "--set ")) from None
+        raise type(error)(str(error).replace("attention.", "--set ")) from None
     checkpoints.export(done.checkpoint, output)
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)

@@ -9,6 +9,8 @@ import pytest
 
 import protlm
 from protlm.attention.hedgehog import Hedgehog
+from protlm.commands import checkpoint
+from protlm.errors import InputDataError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -83,3 +85,16 @@ def test_a_conversion_that_fails_leaves_nothing(
     assert protlm_in_process("checkpoint", *missing, cwd=tmp_path).returncode == 3
     exists = ["convert", tiny_run, "-o", tiny_run, "--attention", "softmax"]
     assert protlm_in_process("checkpoint", *exists, cwd=tmp_path).returncode == 4
+
+
+def test_a_damaged_model_is_no_error_of_usage(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = checkpoint.read_model(tiny_run)
+    del damaged.weights["blocks.1.attention.value.weight"]
+    monkeypatch.setattr(checkpoint, "read_model", lambda _: damaged)
+    with pytest.raises(InputDataError, match="does not match its description"):
+        checkpoint.convert_model(
+            tiny_run, tmp_path / "new", attention="hedgehog", settings=(), seed=None
+        )
+    assert list(tmp_path.iterdir()) == []
