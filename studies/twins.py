@@ -13,7 +13,8 @@ Wall times are sums over the steps in the log, so nothing else may run beside; w
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
 
 Figures are of TEST and of the four test splits of the shipped sample, prepared with its split
-table. Rows are of at most 512 tokens, as in training.
+table. Rows are of at most 512 tokens, as in training. With `--length` above that the models train
+on rows of so many tokens, in which sequences are joined, and are tested on rows of one protein.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from protlm.plots.panels import BLUE, GREEN, ORANGE
 from studies.twin_tables import Column, curves, differences_table, figures_table, log, seconds
 
 TOKENS_PER_STEP = 4096
-MAX_LENGTH = 512
+LENGTH = 512
 DECAY = 0.4
 COMMON = (
     "model=medium",
@@ -42,7 +43,6 @@ COMMON = (
     "optimizer.beta2_half_life=1e7",
     "data.sampling=cluster",
     "data.crop=random",
-    f"data.max_length={MAX_LENGTH}",
     f"data.tokens_per_batch={TOKENS_PER_STEP}",
     "data.verify=sizes",
     "trainer.gradient_clip=1.0",
@@ -88,6 +88,7 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
         f"objective={OBJECTIVES[arm.objective]}",
         *COMMON,
         f"optimizer.learning_rate={rate}",
+        *row_settings(given.length),
         *(f"data.dir={given.train}", f"data.valid_dir={given.test}", f"seed={arm.seed}"),
         *(f"trainer.max_steps={steps}", f"trainer.valid_every={max(planned // 10, 1)}"),
         *(f"trainer.checkpoint_every={stable}", "trainer.checkpoint_minutes=10"),
@@ -95,6 +96,12 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
         f"run_dir={arm.folder(given.out)}",
     ]
     subprocess.run(command, check=True)
+
+
+def row_settings(length: int) -> tuple[str, ...]:
+    """Returns the settings of rows of `length` tokens."""
+    mode = "sequences" if length == LENGTH else "concatenated"
+    return f"model.max_length={length}", f"data.max_length={length}", f"data.mode={mode}"
 
 
 def best_rate(attention: str, given: argparse.Namespace) -> float:
@@ -143,7 +150,7 @@ def evaluate(arm: Arm, given: argparse.Namespace) -> None:
         if output.exists():
             continue
         sums = output.with_suffix(".tsv")
-        options = (f"max_length={MAX_LENGTH}", f"per_sequence={sums}", *settings)
+        options = (f"max_length={given.length}", f"per_sequence={sums}", *settings)
         command = [
             *(sys.executable, "-m", "protlm.commands.evaluate"),
             *(f"checkpoint={arm.folder(given.out)}", f"evaluation=[{arm.objective}]"),
@@ -241,6 +248,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("test", type=Path, help="a data set with the splits valid and test_*")
     parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
     parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
+    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--out", type=Path, default=Path("runs/twins"))
