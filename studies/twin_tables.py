@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINASE = "Pkinase"
+# How labels of curves end that go on from another run; they are dashed.
+LONGER = ", longer"
 _RESAMPLES = 1000
 # The units of differences, the factors to them, and their digits.
 _UNITS = (("nats", 1, 4), ("accuracy, points", 100, 2))
@@ -184,6 +186,7 @@ def curves(
         steps = np.array([int(row["step"]) for row in rows])
         losses = [float(row["valid_loss"]) for row in rows]
         style = {"color": color(label), "marker": "o", "markersize": 3, "label": label}
+        style |= {"linestyle": "--" if label.endswith(LONGER) else "-"}
         left.plot(steps * tokens_per_step / 1e6, losses, **style)
         right.plot(steps * step_time / 3600, losses, **style)
     left.set_xlabel("million tokens")

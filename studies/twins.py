@@ -29,7 +29,15 @@ from pathlib import Path
 from protlm.paths import sample_dir
 from protlm.plots import save_figure
 from protlm.plots.panels import BLUE, GREEN, ORANGE
-from studies.twin_tables import Column, curves, differences_table, figures_table, log, seconds
+from studies.twin_tables import (
+    LONGER,
+    Column,
+    curves,
+    differences_table,
+    figures_table,
+    log,
+    seconds,
+)
 
 TOKENS_PER_STEP = 4096
 LENGTH = 512
@@ -214,7 +222,7 @@ def draw(given: argparse.Namespace, done: list[Arm]) -> None:
     """Draws the curves of the first seed for each objective."""
     for objective in {arm.objective for arm in done}:
         runs = {
-            arm.attention if arm.budget == "tokens" else f"{arm.attention}, longer": (
+            arm.attention if arm.budget == "tokens" else arm.attention + LONGER: (
                 arm.folder(given.out),
                 step_seconds(arm, given),
             )
@@ -224,7 +232,7 @@ def draw(given: argparse.Namespace, done: list[Arm]) -> None:
         figure = curves(
             runs,
             tokens_per_step=TOKENS_PER_STEP,
-            color=lambda label: COLORS[label.split(",")[0]],
+            color=lambda label: COLORS[label.removesuffix(LONGER)],
         )
         save_figure(figure, given.out / f"{objective}.png", overwrite=True)
 
