@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINASE = "Pkinase"
-# How labels of curves end that go on from another run; they are dashed.
+# How the labels of longer runs end, whose curves are dashed.
 LONGER = ", longer"
 _RESAMPLES = 1000
 # The units of differences, the factors to them, and their digits.

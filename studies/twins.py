@@ -13,8 +13,8 @@ Wall times are sums over the steps in the log, so nothing else may run beside; w
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
 
 Figures are of TEST and of the four test splits of the shipped sample, prepared with its split
-table. Rows are of at most 512 tokens, as in training. With `--length` above that the models train
-on rows of so many tokens, in which sequences are joined, and are tested on rows of one protein.
+table. Rows are of at most 512 tokens, as in training. With another `--length` the models train on
+rows of this many tokens, in which sequences are joined, and are tested on rows of one protein.
 """
 
 import argparse
