@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protlm.attention import mechanism
+from protlm.attention import mechanism, option_differences
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.errors import UserError
@@ -85,7 +85,9 @@ def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
     """Refuses a mechanism that the model cannot have."""
     described = found.description
     new, old = mechanism(name), mechanism(described.attention)
-    if (name, options) == (described.attention, described.attention_options):
+    if name == described.attention and not option_differences(
+        name, described.attention_options, options
+    ):
         raise UserError(
             f"{found.path} already has attention={name} with these options; choose another "
             "mechanism with --attention, or other options with --set OPTION=VALUE"

@@ -1,6 +1,7 @@
 """Models with another attention: what is kept, what is new, and how close the outputs are."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,15 @@ def test_a_mechanism_that_does_not_fit_is_refused(
     chosen = {"name": after} if after == "nothing" else options(after)
     with pytest.raises(UserError, match=message):
         convert(original, chosen, seed=None)
+
+
+def test_missing_options_are_the_defaults(untrained: Callable[..., Checkpoint]) -> None:
+    original = untrained("attention=softmax")
+    described = replace(original.description, attention_options={})
+    imported = Checkpoint(original.path, described, original.weights)
+    with pytest.raises(UserError, match="already has attention=softmax with these options"):
+        convert(imported, options("softmax"), seed=None)
+    convert(imported, {**options("softmax"), "bounded_qk_norm": True}, seed=None)
 
 
 def test_a_mechanism_without_the_objective_is_refused(

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +26,9 @@ from protlm.interop.esm_export import is_esm
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.paths import check_output, complete_file
+
+# An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
+_OPTION = re.compile(r"(?<![\w./-])attention\.")
 
 
 def info(path: Path) -> None:
@@ -187,11 +191,16 @@ def import_model(path: Path, output: Path) -> None:
     fit = output.with_name(f"{output.name}.fit.json")
     if found.contacts is not None:
         check_output(fit)
-    checkpoints.export(found, output)
-    if found.contacts is not None:
         values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
         with complete_file(fit) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    try:
+        checkpoints.export(found, output)
+    except BaseException:
+        if found.contacts is not None:
+            fit.unlink()
+        raise
+    if found.contacts is not None:
         print(f"contact head saved: protlm contacts --fit {fit} uses it", file=sys.stderr)
     print(output)
 
@@ -203,8 +212,9 @@ def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
         hint = f"did you mean {close[0]}? " if close else ""
         raise UserError(f"--attention {name} does not exist; {hint}there are: {one_of(known)}")
     for setting in settings:
-        if "=" not in setting:
-            raise UserError(f"--set {setting} has no value; type --set {setting}=VALUE")
+        option, _, value = setting.partition("=")
+        if not (option.isidentifier() and value):
+            raise UserError(f"--set {setting} is not OPTION=VALUE; type --set {option}=VALUE")
     typed = [f"attention={name}", *(f"attention.{setting}" for setting in settings)]
     return to_plain(compose(TrainConfig, typed))["attention"]
 
@@ -234,7 +244,7 @@ def convert_model(
         done = convert(found, _mechanism(attention, settings), seed=seed)
     except UserError as error:
         # Options of the mechanism are not typed as in protlm train.
-        raise type(error)(str(error).replace("attention.", "--set ")) from None
+        raise type(error)(_OPTION.sub("--set ", str(error))) from None
     checkpoints.export(done.checkpoint, output)
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, one_of
+from protlm.errors import InputDataError, UserError, one_of
 from protlm.interop.base import Family, ForeignModel
 from protlm.interop.hub import download, is_hub_name
 from protlm.interop.source import Source, is_foreign, read_source
@@ -74,7 +74,12 @@ def read(path: Path) -> ForeignModel:
             f"{path} is a model of the type {source.family!r:.40}; protlm reads: {one_of(names())}"
         )
     (family,) = _defined_in(source.family)
-    translated = family().translate(source)
+    try:
+        translated = family().translate(source)
+    except InputDataError:
+        raise
+    except UserError as error:
+        raise InputDataError(f"{path} describes an impossible model: {error}") from error
     if translated.license is not None:
         print(f"license: {translated.license}", file=sys.stderr)
     description = translated.description or ModelDescription(

@@ -16,8 +16,8 @@ from protlm.data.vocabulary import RESIDUES, VOCABULARY
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
-# The file of the tokens in the folder of a Hugging Face model.
-ALPHABET = "vocab.txt"
+# The files of the tokens in the folder of a Hugging Face model.
+ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
 
 
 def read_alphabet(path: Path) -> list[str]:
@@ -62,7 +62,7 @@ def read_folder_alphabet(folder: Path) -> list[str]:
     Raises:
         InputDataError: neither exists, or it is damaged.
     """
-    tokenizer = folder / "tokenizer.json"
+    tokenizer = folder / TOKENIZER
     if tokenizer.is_file():
         return read_numbers(tokenizer, "model", "vocab")
     return read_alphabet(folder / ALPHABET)

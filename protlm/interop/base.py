@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from protlm.checkpoints.description import ModelDescription
@@ -17,6 +18,8 @@ from protlm.interop.source import Source
 
 # Names of tensors in a message.
 _MOST_NAMED = 4
+# The formats of weights; integers and floats of 8 bits are those of quantized models.
+_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,11 @@ def renamed(
         )
     if unused := sorted(set(tensors) - set(wanted)):
         raise InputDataError(f"{path} has {_listed(unused)} that its architecture does not have")
-    for name in wanted:
+    for ours, name in names.items():
         value = tensors[name]
-        # Other integers are counters and indices.
-        if value.ndim > 1 and not value.is_floating_point():
+        # Some mechanisms have counters and keys.
+        allowed = (*_FORMATS, torch.int64) if ".attention.mechanism." in ours else _FORMATS
+        if value.dtype not in allowed:
             raise InputDataError(
                 f"{path} has {name!r:.90} as {value.dtype}: quantized models are not supported; "
                 "give one in float32, float16 or bfloat16"

@@ -20,6 +20,7 @@ from protlm.interop.base import (
     Family,
     Translated,
     check_shapes,
+    check_sizes,
     layers,
     modules,
     renamed,
@@ -102,6 +103,7 @@ class Esmc(Family):
         rows = len(weights["embedding.weight"])
         shapes = {"head.weight": (rows, width), "head.bias": (rows,), "final_norm.weight": (width,)}
         check_shapes(source.path, weights, shapes)
+        check_sizes(source.path, config, weights)
         if rows < vocab_size:
             raise InputDataError(
                 f"{source.path} has {rows} tokens, fewer than ESM-2's {vocab_size}"
@@ -158,9 +160,16 @@ def _config(source: Source, weights: dict[str, Tensor]) -> ModelConfig:
     for key in ("attention_bias", "mlp_bias"):
         source.choice(key, False, (False,))
     source.choice("hidden_act", "silu", ("silu",))
+    source.choice("rope_theta", 10_000, (10_000, 10_000.0))
+    source.choice("rope_scaling", None, (None,))
     source.choice("rope_parameters", None, (None, _ROPE))
     check_shapes(source.path, weights, {"embedding.weight": (None, None)})
     width = weights["embedding.weight"].shape[1]
+    if source.settings.get("hidden_size", width) != width:
+        raise InputDataError(
+            f"{source.path} has weights of width {width}, and its settings say "
+            f"{source.settings['hidden_size']!r:.40}; get both again from one place"
+        )
     heads = width // _HEAD
     if "num_attention_heads" in source.settings:
         heads = source.number("num_attention_heads")
@@ -169,8 +178,11 @@ def _config(source: Source, weights: dict[str, Tensor]) -> ModelConfig:
     gate = weights.get("blocks.0.feedforward.gate.weight")
     if gate is None:
         raise InputDataError(f"{source.path} has no layers")
+    num_layers = sum(name.endswith(".feedforward.gate.weight") for name in weights)
+    if "num_hidden_layers" in source.settings:
+        num_layers = source.number("num_hidden_layers")
     return ModelConfig(
-        num_layers=sum(name.endswith(".feedforward.gate.weight") for name in weights),
+        num_layers=num_layers,
         num_heads=heads,
         model_dim=width,
         feedforward_dim=len(gate),

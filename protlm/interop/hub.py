@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from protlm.checkpoints.format import CONFIG
 from protlm.errors import InputDataError, UserError
-from protlm.interop.alphabet import ALPHABET
+from protlm.interop.alphabet import ALPHABET, TOKENIZER
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
+_DESCRIBING = {CONFIG, ALPHABET, TOKENIZER}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # In the order in which a folder is searched for them, with the parts that an index lists.
 _WEIGHTS = (
@@ -63,7 +64,8 @@ def download(name: str) -> Path:
     try:
         info = huggingface_hub.HfApi().model_info(name, files_metadata=True)
         files = _announced(name, info)
-        found = huggingface_hub.snapshot_download(name, revision=info.sha, allow_patterns=files)
+        # With a commit as its revision, the cache would not know it as the newest one.
+        found = huggingface_hub.snapshot_download(name, allow_patterns=files)
     except UserError:
         raise
     except GatedRepoError:
@@ -88,19 +90,17 @@ def _cached(name: str, reason: str) -> Path:
     Raises:
         InputDataError: the model is not in the cache.
     """
-    import huggingface_hub
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import constants, try_to_load_from_cache
 
-    try:
-        folder = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
+    # A snapshot for which other files exist on the Hub counts as incomplete there.
+    found = try_to_load_from_cache(name, CONFIG)
+    if not isinstance(found, str):
         raise InputDataError(
             f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, "
             f"and {reason}; download it on a machine with a network, and give its folder"
-        ) from None
+        )
     print(f"model: {name} from the cache, because {reason}", file=sys.stderr)
-    return folder
+    return Path(found).parent
 
 
 def _announced(name: str, info: "ModelInfo") -> list[str]:
@@ -113,7 +113,7 @@ def _announced(name: str, info: "ModelInfo") -> list[str]:
 
     size = {one.rfilename: one.size or 0 for one in info.siblings or []}
     files = _read_files(size)
-    if CONFIG not in files or len(files) == len({CONFIG, ALPHABET} & set(files)):
+    if CONFIG not in files or _DESCRIBING.issuperset(files):
         raise InputDataError(
             f"{name} of the Hugging Face Hub has no {CONFIG} with weights beside it, in the form "
             "of transformers"
@@ -140,7 +140,7 @@ def _read_files(names: Iterable[str]) -> list[str]:
     ['config.json', 'model.safetensors']
     """
     names = sorted(names)
-    chosen = [name for name in names if name in (CONFIG, ALPHABET)]
+    chosen = [name for name in names if name in _DESCRIBING]
     for pattern in _WEIGHTS:
         if weights := [name for name in names if re.fullmatch(pattern, name)]:
             return chosen + weights

@@ -229,7 +229,9 @@ def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any
             "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
         )
     # Released files have names with and without the prefix.
-    return {f"encoder_{key}": value for key, value in _plain(first).items()} | _plain(first)
+    plain = _plain(first)
+    with_prefix = {f"encoder_{key}": value for key, value in plain.items()}
+    return with_prefix | {key.removeprefix("encoder_"): v for key, v in plain.items()} | plain
 
 
 def _plain(settings: argparse.Namespace) -> dict[str, Any]:

@@ -14,8 +14,8 @@ def linear(x_BLD: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     (docs/decisions/0006). It has no gradients, and a call costs more than torch's: the single
     positions of generation stay with torch, as does training.
     """
-    is_plain = not (torch.is_grad_enabled() or torch.is_autocast_enabled(x_BLD.device.type))
-    if is_plain and x_BLD.dim() > 2 and x_BLD.shape[-2] > 1 and takes_onednn(x_BLD):
+    is_plain = not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+    if is_plain and takes_onednn(x_BLD) and x_BLD.dim() > 2 and x_BLD.shape[-2] > 1:
         return product(x_BLD, weight, bias)
     return F.linear(x_BLD, weight, bias)
 

@@ -74,6 +74,7 @@ def test_a_conversion_that_fails_leaves_nothing(
         (["softmx"], 2, "did you mean softmax?"),
         (["softmax", "--set", "nothing=1"], 2, "--set nothing is not a setting"),
         (["performer_softmax", "--set", "num_features"], 2, "type --set num_features=VALUE"),
+        (["performer_softmax", "--set", "=3"], 2, "--set =3 is not OPTION=VALUE"),
         (["performer_softmax", "--set", "num_features=0"], 2, "type --set num_features=256"),
         (["softmax", "--seed", "-1"], 2, "--seed -1 must be at least 0"),
     ):
@@ -81,6 +82,11 @@ def test_a_conversion_that_fails_leaves_nothing(
         assert (done.returncode, message in done.stderr) == (code, True), done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert list(tmp_path.iterdir()) == []
+    # A path is left as it is.
+    odd = tmp_path / "my.attention.v2"
+    odd.symlink_to(tiny_run)
+    done = protlm_in_process("checkpoint", "convert", odd, *before[2:], "reformer", cwd=tmp_path)
+    assert (done.returncode, "my.attention.v2/" in done.stderr) == (2, True), done.stderr
     missing = ["convert", "missing", "-o", "new", "--attention", "softmax"]
     assert protlm_in_process("checkpoint", *missing, cwd=tmp_path).returncode == 3
     exists = ["convert", tiny_run, "-o", tiny_run, "--attention", "softmax"]

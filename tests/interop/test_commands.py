@@ -18,6 +18,7 @@ from protlm import interop
 from protlm.build import load_initial_weights
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
+from protlm.commands import checkpoint
 from protlm.config import Activation, NormOrder, Positions
 from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
@@ -144,6 +145,19 @@ def test_an_import_that_fails_leaves_nothing(
     source = write_esm()
     done = protlm_in_process("checkpoint", "import", source, "-o", source, cwd=tmp_path)
     assert (done.returncode, "exists already" in done.stderr) == (4, True)
+
+
+def test_an_interrupted_import_leaves_no_contact_head(
+    write_esm: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        assert (tmp_path / "new.fit.json").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.checkpoints, "export", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.import_model(write_esm(), tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["esm"]
 
 
 def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:

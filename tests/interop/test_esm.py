@@ -221,7 +221,10 @@ def fair_esm(path: Path, tensors: dict[str, Tensor]) -> Path:
 
 def fair_esm_1(path: Path, *, norm: bool, **settings: Any) -> Path:
     """Writes an ESM-1b or ESM-1v as fair-esm does."""
-    args = argparse.Namespace(arch="roberta_large", token_dropout=True, **settings)
+    # Names of all settings are with the prefix, or none.
+    prefix = "encoder_" if "encoder_layers" in settings else ""
+    settings[f"{prefix}token_dropout"] = True
+    args = argparse.Namespace(arch="roberta_large", **settings)
     torch.save({"args": args, "model": in_fairseq(esm_1_tensors(norm=norm))}, path)
     return path
 
@@ -249,6 +252,7 @@ def test_fair_esm_files_with_learned_positions_have_the_same_model(
     expected = interop.read(write_esm_1(write_esm, "esm1", norm=norm))
     assert found.description.model == expected.description.model
     assert found.description.model.embedding_norm is norm
+    assert found.description.model.token_dropout
     assert_same(found.weights, expected.weights)
 
 
@@ -403,6 +407,7 @@ def test_tensors_of_other_shapes_are_refused(
     "value, message",
     [
         (torch.ones(WIDTH, WIDTH, dtype=torch.int8), "as torch.int8: quantized models are not"),
+        (torch.ones(WIDTH, WIDTH).to(torch.float8_e4m3fn), "as torch.float8_e4m3fn: quantized"),
         (torch.full((WIDTH, WIDTH), torch.nan), "has NaN or infinite numbers in"),
         (torch.ones(WIDTH, WIDTH - 1), r"the tensor of blocks\.1\.attention\.key\.weight has the"),
     ],
@@ -412,6 +417,19 @@ def test_other_numbers_are_refused(value: Tensor, message: str, write_esm: Write
     folder = write_esm(tensors=esm_tensors() | {name: value})
     with pytest.raises(InputDataError, match=message):
         protlm.load(folder)
+
+
+def test_small_integers_are_refused_too(write_esm: Write) -> None:
+    name = "esm.encoder.layer.1.LayerNorm.bias"
+    folder = write_esm(tensors=esm_tensors() | {name: torch.ones(WIDTH, dtype=torch.int32)})
+    with pytest.raises(InputDataError, match=r"as torch\.int32: quantized models are not"):
+        interop.read(folder)
+
+
+def test_impossible_settings_name_the_file(write_esm: Write) -> None:
+    folder = write_esm(max_position_embeddings=2)
+    with pytest.raises(InputDataError, match=r"esm describes an impossible model: model\.max"):
+        interop.read(folder)
 
 
 def test_a_contact_head_is_compared_after_the_layers(write_esm: Write) -> None:

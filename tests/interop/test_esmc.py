@@ -224,11 +224,21 @@ def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None
         interop.read(library(tmp_path, tensors))
 
 
-def test_other_settings_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "setting, value, message",
+    [
+        ("rope_parameters", {"rope_type": "linear"}, r"rope_parameters=.* is not supported"),
+        ("rope_theta", 500, "rope_theta=500 is not supported"),
+        ("num_hidden_layers", LAYERS + 1, f"weights of {LAYERS} layers, and its settings say"),
+        ("hidden_size", 2 * WIDTH, f"weights of width {WIDTH}, and its settings say {2 * WIDTH}"),
+    ],
+)
+def test_other_settings_are_refused(
+    setting: str, value: object, message: str, tmp_path: Path
+) -> None:
     folder = native(tmp_path)
-    settings = SETTINGS | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}
-    (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(InputDataError, match=r"rope_parameters=.* is not supported"):
+    (folder / "config.json").write_text(json.dumps(SETTINGS | {setting: value}))
+    with pytest.raises(InputDataError, match=message):
         interop.read(folder)
 
 

@@ -67,6 +67,18 @@ def test_other_products_stay_with_torch(calls: list[tuple[int, ...]]) -> None:
     assert calls == []
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_without_numbers_or_in_a_trace_torch_multiplies(calls: list[tuple[int, ...]]) -> None:
+    layer = Linear(16, 9)
+    traced = torch.jit.trace(layer, drawn(7))
+    assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, drawn(7))
+        assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
+        assert layer.to("meta")(drawn(7).to("meta")).shape == (3, 7, 9)
+    assert calls == []
+
+
 @pytest.mark.parametrize("head", HeadKind)
 @pytest.mark.parametrize("activation", Activation)
 def test_all_layers_of_a_network_take_it(

@@ -48,6 +48,11 @@ def test_a_rotation_in_pieces_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(rotate(x_BHLK, *angles), expected_BHLK)
 
 
+def test_an_empty_batch_is_rotated() -> None:
+    x_BHLK = torch.zeros(0, 3, 11, 8)
+    assert rotate(x_BHLK, *Rotary(head_dim=8).angles(0, 11)).shape == x_BHLK.shape
+
+
 def test_low_precision_is_kept_and_rounded_once() -> None:
     x_BHLK = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
     angles = Rotary(head_dim=8).angles(100, 109)
