@@ -32,6 +32,7 @@ from benchmarks.harness import (
     take_turns,
     write_json,
 )
+from protlm.allocator import keep_freed_memory
 from protlm.build import describe
 from protlm.checkpoints.format import Checkpoint
 from protlm.composition import compose, to_plain
@@ -140,6 +141,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measures, prints the tables, and writes the figures."""
     given = parse()
+    # As `protlm embed` does.
+    keep_freed_memory()
     if given.peak:
         print_peak(*given.peak)
         return
