@@ -113,6 +113,29 @@ def write_esm(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def esm2_8m(tmp_path: Path) -> Path:
+    """An ESM-2 of 8M with random weights, as transformers writes it."""
+    from transformers import EsmConfig, EsmForMaskedLM
+
+    config = EsmConfig(
+        vocab_size=33,
+        pad_token_id=1,
+        mask_token_id=32,
+        hidden_size=320,
+        num_hidden_layers=6,
+        num_attention_heads=20,
+        intermediate_size=1280,
+        max_position_embeddings=1026,
+        position_embedding_type="rotary",
+        layer_norm_eps=1e-5,
+        emb_layer_norm_before=False,
+        token_dropout=True,
+    )
+    EsmForMaskedLM(config).save_pretrained(tmp_path / "esm2_t6_8M_UR50D")
+    return tmp_path / "esm2_t6_8M_UR50D"
+
+
+@pytest.fixture
 def in_double(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], ProteinLM]:
     """Builds the network of a foreign model in float64; `x.float()` is float64 from then on.
 

@@ -50,26 +50,9 @@ def test_the_commands_take_an_imported_esm_2(
 @pytest.mark.slow
 @pytest.mark.peers
 def test_the_commands_take_an_imported_esm_2_of_8m(
-    succeed: Callable[..., str], tiny_data: Path, tmp_path: Path
+    succeed: Callable[..., str], esm2_8m: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    from transformers import EsmConfig, EsmForMaskedLM
-
-    config = EsmConfig(
-        vocab_size=33,
-        pad_token_id=1,
-        mask_token_id=32,
-        hidden_size=320,
-        num_hidden_layers=6,
-        num_attention_heads=20,
-        intermediate_size=1280,
-        max_position_embeddings=1026,
-        position_embedding_type="rotary",
-        layer_norm_eps=1e-5,
-        emb_layer_norm_before=False,
-        token_dropout=True,
-    )
-    EsmForMaskedLM(config).save_pretrained(tmp_path / "foreign")
-    use(succeed, tmp_path / "foreign", tiny_data, tmp_path, layers=6, heads=20)
+    use(succeed, esm2_8m, tiny_data, tmp_path, layers=6, heads=20)
 
 
 def use(
