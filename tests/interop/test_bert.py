@@ -24,6 +24,7 @@ from tests.interop.conftest import (
     random,
     write_folder,
 )
+from tests.interop.test_esm import outputs
 
 ALPHABET = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD]
 ROWS = 64
@@ -101,8 +102,14 @@ def test_outputs_are_those_of_hugging_face(
             input_ids=tokens_V[batch.tokens_BL],
             attention_mask=mask_BL.long(),
             output_hidden_states=True,
+            output_attentions=True,
         )
-        out = in_double(bert)(batch.tokens_BL, mask_BL, causal=False, layers=range(LAYERS + 1))
+        network = in_double(bert)
+        out = network(batch.tokens_BL, mask_BL, causal=False, layers=range(LAYERS + 1))
+        maps = outputs(network, batch.tokens_BL, mask_BL)["maps"]
+    rows = mask_BL[:, None, :, None].expand_as(expected.attentions[0])
+    for found, map_BHLL in zip(maps, expected.attentions, strict=True):
+        torch.testing.assert_close(found, map_BHLL[rows], rtol=0, atol=1e-10)
     for number, hidden_BLD in enumerate(expected.hidden_states):
         torch.testing.assert_close(
             out.hidden[number][mask_BL], hidden_BLD[mask_BL], rtol=0, atol=1e-10

@@ -58,8 +58,8 @@ def test_the_commands_of_the_document(
     (tmp_path / smallest.name).write_bytes(smallest.read_bytes())
     # The layers of the tiny model, and the format of the shipped structures.
     ours = {"33": "2", "protein.pdb": smallest.name}
-    for words in commands():
-        words = [ours.get(word, word) for word in words]
+    for named in commands():
+        words = [ours.get(word, word) for word in named]
         (tmp_path / "embeddings.h5").unlink(missing_ok=True)
         short = SHORT if words[0] == "train" else []
         done = protlm_in_process(*words, *short, cwd=tmp_path)

@@ -126,6 +126,20 @@ def test_outputs_are_those_of_hugging_face(
 
 
 @pytest.mark.peers
+def test_single_precision_is_that_of_hugging_face(esm2_8m: Path) -> None:
+    from transformers import EsmForMaskedLM
+
+    peer = EsmForMaskedLM.from_pretrained(esm2_8m, attn_implementation="eager").eval()
+    inputs = batch(ROWS)
+    network = protlm.load(esm2_8m).network
+    with torch.no_grad():
+        found = network(*inputs, causal=False).logits_BLV
+        expected = peer(input_ids=inputs[0], attention_mask=inputs[1].long()).logits
+    at = inputs[1]
+    torch.testing.assert_close(found[at], expected[at], rtol=0, atol=1e-5)
+
+
+@pytest.mark.peers
 def test_what_transformers_saves_is_read(write_esm: Write, tmp_path: Path) -> None:
     """It renames norms, and has one tensor of frequencies."""
     from transformers import EsmForMaskedLM
