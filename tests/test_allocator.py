@@ -54,4 +54,4 @@ def test_settings_of_the_user_count(is_set: bool, monkeypatch: pytest.MonkeyPatc
     if is_set:
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     allocator.keep_freed_memory()
-    assert calls == ([] if is_set else [(-1, 256 << 20), (-3, 32 << 20)])
+    assert calls == ([] if is_set else [(-1, 1 << 30), (-3, 32 << 20), (-3, 512 << 20)])
