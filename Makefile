@@ -79,8 +79,8 @@ study-recipe: $(INSTALLED) ## Measure which options of the training recipe pay (
 results: $(INSTALLED) ## Compute the figures of a model card (OPTIONS="MODEL --sample DATA ...")
 	$(PYTHON) -m studies.results $(OPTIONS)
 
-study-twins: $(INSTALLED) ## Train Performer and softmax models as twins (TRAIN=DIR TEST=DIR SAMPLE=DIR, prepared data sets)
-	$(PYTHON) -m studies.twins $(TRAIN) $(TEST) --sample $(SAMPLE) $(OPTIONS)
+study-twins: $(INSTALLED) ## Train Performer and softmax models as twins (TRAIN=DIR TEST=DIR SAMPLE=DIR, prepared data sets; GROUPS=TABLE of TEST)
+	$(PYTHON) -m studies.twins $(TRAIN) $(TEST) --groups $(GROUPS) --sample $(SAMPLE) $(OPTIONS)
 
 study-families: $(INSTALLED) ## Adapt a model to families and test its contacts (TRAIN=DIR STRUCTURES=DIR)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.families $(TRAIN) $(STRUCTURES) $(OPTIONS)

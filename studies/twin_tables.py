@@ -1,6 +1,7 @@
 """Tables and curves of twins, from the logs of their runs and the sums of their evaluations."""
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ KINASE = "Pkinase"
 # How the labels of longer runs end, whose curves are dashed.
 LONGER = ", longer"
 _RESAMPLES = 1000
+_FEWEST = 5
 # The units of differences, the factors to them, and their digits.
 _UNITS = (("nats", 1, 4), ("accuracy, points", 100, 2))
 _PREDICTORS = {"empirical": "residue frequencies", "three_mers": "3-mers"}
@@ -31,7 +33,7 @@ class Column:
         table: name of the file with the sums of each protein, in the folder of a run.
         kinases: whether the kinases of the split, all others, or (None) both are taken.
         by_family: whether families have equal weights, instead of residues; proteins without a
-            family are left out.
+            family are left out, as are families of fewer than five proteins.
     """
 
     title: str
@@ -52,15 +54,27 @@ def read_column(folder: Path, column: Column) -> Proteins:
     """Reads the sums of the proteins of a column."""
     with (folder / column.table).open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file, delimiter="\t") if _is_in(row, column)]
+    families = merged([row["group"] for row in rows])
+    if column.by_family:
+        sizes = Counter(families)
+        kept = [number for number, name in enumerate(families) if sizes[name] >= _FEWEST]
+        rows, families = [rows[number] for number in kept], [families[number] for number in kept]
     fields = SequenceSums.__dataclass_fields__
     sums = SequenceSums(*(np.array([float(row[name]) for row in rows]) for name in fields))
-    return Proteins(sums, np.array([row["group"] for row in rows]))
+    return Proteins(sums, np.array(families))
+
+
+def merged(groups: Sequence[str]) -> list[str]:
+    """Returns one family for each protein; of several (`Pkinase,fn3`) the most frequent."""
+    of_each = [[name.strip() for name in group.split(",")] for group in groups]
+    counts = Counter(name for names in of_each for name in names)
+    return [max(names, key=counts.__getitem__) for names in of_each]
 
 
 def _is_in(row: dict[str, str], column: Column) -> bool:
     if column.by_family and row["group"] == row["accession"]:
         return False
-    return column.kinases in (None, row["group"].startswith(KINASE))
+    return column.kinases in (None, KINASE in row["group"])
 
 
 def by_group(proteins: Proteins, predictor: str = "model") -> np.ndarray:

@@ -1,37 +1,39 @@
 """Twins: what linear attention costs or gains on proteins, everything else being equal.
 
-    python -m studies.twins TRAIN TEST --sample DATA [--steps 5000] [--seeds 0 1] [--out runs/twins]
+    python -m studies.twins TRAIN TEST --groups TABLE --sample DATA [--steps 5000] [--seeds 0 1]
+        [--out runs/twins]
 
 For each objective and seed a model with `performer_relu` and one with `softmax` see the same
 batches and masks, start from the same weights and have the same extras. Both keep the peak of the
 learning rate, and decay over the last 40 % of their steps: once after equal tokens, and the
 Performer once more, from the same stable phase, after the wall time that the softmax model took.
-Finished runs are not repeated, and interrupted ones continue. Before them each mechanism runs short
-at several learning rates, and keeps the one with the lowest validation loss.
+Finished runs are not repeated, and interrupted ones continue. Before them both run short, masked,
+at several learning rates, and keep the one with the lowest validation loss, for the causal models
+too. `performer_softmax`, which is trained masked with the first seed, takes the rate of softmax.
 
 Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
 
-Figures are of TEST and of the four test splits of the shipped sample, prepared with its split
-table. Rows are of at most 512 tokens, as in training. With another `--length` the models train on
-rows of this many tokens, in which sequences are joined, and are tested on rows of one protein.
+Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
+four test splits of the shipped sample, prepared with its split table. Rows are of at most 512
+tokens, as in training. With another `--length` the models train on rows of this many tokens, in
+which sequences are joined, and are tested on rows of one protein.
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.paths import sample_dir
 from protlm.plots import save_figure
 from protlm.plots.panels import BLUE, GREEN, ORANGE
+from studies.settings import keep_settings
+from studies.twin_evaluations import EVALUATED, columns, evaluate
 from studies.twin_tables import (
     LONGER,
-    Column,
     curves,
     differences_table,
     figures_table,
@@ -61,7 +63,6 @@ RATES = (1.5e-3, 3e-3, 6e-3)
 RATE_STEPS = 600
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
 COLORS = {"performer_relu": BLUE, "softmax": ORANGE, "performer_softmax": GREEN}
-SAMPLE, FAMILIES = ("test_iid", "test_remote_homolog", "test_ood_cluster"), "test_ood_family"
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,14 @@ class Arm:
         return out / f"{self.objective}-{self.attention}-{self.seed}-{self.budget}"
 
 
-def arms(seeds: list[int]) -> Iterator[Arm]:
+def arms(given: argparse.Namespace) -> Iterator[Arm]:
     """The runs with equal tokens."""
-    for seed in seeds:
-        for objective in OBJECTIVES:
+    for seed in given.seeds:
+        for objective in given.objectives:
             yield Arm(objective, "performer_relu", seed)
             yield Arm(objective, "softmax", seed)
-    yield Arm("masked", "performer_softmax", seeds[0])
+    if "masked" in given.objectives:
+        yield Arm("masked", "performer_softmax", given.seeds[0])
 
 
 def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
@@ -133,7 +135,7 @@ def step_seconds(arm: Arm, given: argparse.Namespace) -> float:
 
 
 def branch(arm: Arm, given: argparse.Namespace) -> None:
-    """Copies the stable phase of a run, which continues from there to other steps."""
+    """Copies the stable phase of a run, which continues from there, without its evaluations."""
     source = Arm(arm.objective, arm.attention, arm.seed).folder(given.out)
     target = arm.folder(given.out)
     if target.exists():
@@ -141,52 +143,9 @@ def branch(arm: Arm, given: argparse.Namespace) -> None:
     stable = round((1 - DECAY) * given.steps)
     unfinished = target.with_name(f"{target.name}.copy")
     shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(source, unfinished)
+    shutil.copytree(source, unfinished, ignore=shutil.ignore_patterns(EVALUATED))
     (unfinished / "checkpoints" / "latest").write_text(f"step-{stable:08d}.ckpt\n")
     unfinished.rename(target)
-
-
-def evaluate(arm: Arm, given: argparse.Namespace) -> None:
-    """Evaluates a run on all splits, unless it is done; the sums are in its folder."""
-    groups = f"groups={sample_dir() / 'uniprot_sample.splits.tsv.gz'}"
-    for name, data, splits, settings in (
-        ("test", given.test, test_splits(given), ()),
-        ("sample", given.sample, SAMPLE, (groups, "column=cluster30")),
-        ("families", given.sample, [FAMILIES], (groups, "column=pfam_family")),
-    ):
-        output = arm.folder(given.out) / f"{name}.json"
-        if output.exists():
-            continue
-        sums = output.with_suffix(".tsv")
-        options = (f"max_length={given.length}", f"per_sequence={sums}", *settings)
-        command = [
-            *(sys.executable, "-m", "protlm.commands.evaluate"),
-            *(f"checkpoint={arm.folder(given.out)}", f"evaluation=[{arm.objective}]"),
-            *(f"data.dir={data}", "data.verify=sizes", f"split=[{','.join(splits)}]"),
-            *(f"evaluation.{arm.objective}.{option}" for option in options),
-            f"output={output}",
-        ]
-        for left in sums.parent.glob(f"{name}.test_*.tsv"):
-            left.unlink()
-        subprocess.run(command, check=True)
-
-
-def test_splits(given: argparse.Namespace) -> list[str]:
-    """Returns the names of the test splits of TEST."""
-    manifest = json.loads((given.test / "manifest.json").read_text())
-    return sorted(name for name in manifest["splits"] if name.startswith("test"))
-
-
-def columns(given: argparse.Namespace) -> list[Column]:
-    """The columns of the tables."""
-    name, table = given.test.name, f"families.{FAMILIES}.tsv"
-    return [
-        *(Column(f"{name}, {split}", f"test.{split}.tsv") for split in test_splits(given)),
-        *(Column(f"sample, {split}", f"sample.{split}.tsv") for split in SAMPLE),
-        Column(f"sample, {FAMILIES}: kinases", table, kinases=True),
-        Column("the others", table, kinases=False),
-        Column("mean over families", table, by_family=True),
-    ]
 
 
 def report(given: argparse.Namespace, done: list[Arm]) -> str:
@@ -199,7 +158,7 @@ def report(given: argparse.Namespace, done: list[Arm]) -> str:
         runs[cells] = arm.folder(given.out)
         hours[cells] = last_step(arm, given) * step_seconds(arm, given) / 3600
     pairs = {}
-    for objective in OBJECTIVES:
+    for objective in given.objectives:
         for budget in ("tokens", "time"):
             pairs[objective, f"equal {budget}"] = [
                 (relu.folder(given.out), softmax.folder(given.out))
@@ -249,11 +208,12 @@ def longer_runs(done: list[Arm], given: argparse.Namespace, rate: float) -> Iter
         yield longer
 
 
-def arguments() -> argparse.Namespace:
+def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     """Returns the arguments of the command."""
     parser = argparse.ArgumentParser(description="Performer and softmax models as twins.")
     parser.add_argument("train", type=Path, help="a data set with clusters, split train")
     parser.add_argument("test", type=Path, help="a data set with the splits valid and test_*")
+    parser.add_argument("--groups", type=Path, required=True, help="clusters and families of TEST")
     parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
     parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
@@ -268,9 +228,12 @@ def arguments() -> argparse.Namespace:
         metavar="OBJECTIVE:MECHANISM=SECONDS",
         help="of a step on the idle machine, of all runs; by default those of the logs",
     )
-    given = parser.parse_args()
-    given.step_seconds = dict(given.step_seconds)
-    return given
+    parsed = parser.parse_args(command_line)
+    parsed.step_seconds = dict(parsed.step_seconds)
+    wanted = {f"{arm.objective}:{arm.attention}" for arm in arms(parsed)}
+    if parsed.step_seconds and (missing := sorted(wanted - set(parsed.step_seconds))):
+        parser.error(f"--step-seconds has no {', '.join(missing)}; give all or none")
+    return parsed
 
 
 def step_time(text: str) -> tuple[str, float]:
@@ -279,17 +242,19 @@ def step_time(text: str) -> tuple[str, float]:
     return name, float(value)
 
 
-def main() -> None:
+def main(command_line: Sequence[str] | None = None) -> None:
     """Trains and evaluates what is missing, prints the tables and draws the curves."""
-    given = arguments()
+    given = arguments(command_line)
+    decisive = ("train", "test", "groups", "sample", "steps", "length", "step_seconds")
+    keep_settings(given, *decisive)
     rates = {name: best_rate(name, given) for name in ("performer_relu", "softmax")}
     rates["performer_softmax"] = rates["softmax"]
-    done = [arm for arm in arms(given.seeds) if arm.objective in given.objectives]
+    done = list(arms(given))
     for arm in done:
         train(arm, given, given.steps, rates[arm.attention])
     done += longer_runs(done, given, rates["performer_relu"])
     for arm in done:
-        evaluate(arm, given)
+        evaluate(arm.folder(given.out), arm.objective, given)
     print(report(given, done))
     draw(given, done)
 

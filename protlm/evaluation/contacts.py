@@ -19,7 +19,9 @@ from protlm.analysis.contact_regression import (
 )
 from protlm.analysis.precision import DEFINITION, DIVISORS
 from protlm.analysis.structure_groups import (
+    NEAREST,
     by_predictor,
+    nearest_in_sequence,
     read_groups,
     scores_by_group,
     table_rows,
@@ -35,6 +37,7 @@ class Contacts(Evaluation):
     """Precision of contacts from attention maps, beside that of random weights.
 
     For both, the maps are used by a fitted regression and without a fit, by their mean over heads.
+    What needs no model are the pairs that are nearest in the sequence.
 
     Args:
         structures: the folder of test structures; `sample` is the shipped one.
@@ -100,6 +103,8 @@ class Contacts(Evaluation):
                 mean.append((features_HLL.mean(axis=0), contacts_LL))
             figures[who] = scores_by_group(fitted, group_of, seed=self.seed)
             figures[f"{who}_mean_of_heads"] = scores_by_group(mean, group_of, seed=self.seed)
+        nearest = nearest_in_sequence(test)
+        figures[NEAREST] = scores_by_group(nearest, group_of, seed=self.seed)
         return {
             **by_predictor(figures),
             "heads_used": heads_used,
@@ -118,7 +123,7 @@ class Contacts(Evaluation):
         used = values["heads_used"]
         # Without a head all pairs are equally probable, and their order is random.
         heads = {who: str(used[who] or "0: chance") for who in used}
-        heads |= {f"{who}_mean_of_heads": "all" for who in used}
+        heads |= {f"{who}_mean_of_heads": "all" for who in used} | {NEAREST: "none"}
         rows = [(*row, heads[row[0].split(",")[0]]) for row in table_rows(values, list(heads))]
         return ResultTable(("contacts", "range", *DIVISORS, "proteins", "heads used"), rows)
 

@@ -15,7 +15,9 @@ import numpy as np
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.analysis.precision import DEFINITION, DIVISORS
 from protlm.analysis.structure_groups import (
+    NEAREST,
     by_predictor,
+    nearest_in_sequence,
     read_groups,
     scores_by_group,
     table_rows,
@@ -32,7 +34,8 @@ from protlm.terminal import JobProgress
 class Jacobian(Evaluation):
     """Precision of contacts by the categorical Jacobian, beside that of random weights.
 
-    Nothing is fitted. It takes 20 passes for each residue.
+    Nothing is fitted. It takes 20 passes for each residue. The third predictor are the pairs that
+    are nearest in the sequence.
 
     Args:
         structures: the folder of test structures; `sample` is the shipped one.
@@ -77,12 +80,14 @@ class Jacobian(Evaluation):
             who: scores_by_group(list(self._predicted(one, structures)), group_of, seed=self.seed)
             for who, one in compared.items()
         }
+        nearest = nearest_in_sequence(structures)
+        figures[NEAREST] = scores_by_group(nearest, group_of, seed=self.seed)
         counts = {"num_test": len(structures), "max_residues": limit, "left_out": too_long}
         return {**by_predictor(figures), **counts, "definition": DEFINITION}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor and range, and for each group."""
-        rows = table_rows(results[NO_SPLIT], ("model", "random_weights"))
+        rows = table_rows(results[NO_SPLIT], ("model", "random_weights", NEAREST))
         return ResultTable(("Jacobian", "range", *DIVISORS, "proteins"), rows)
 
     def _predicted(

@@ -8,6 +8,7 @@ import pytest
 from protlm.analysis.precision import scores
 from protlm.analysis.structure_groups import (
     by_predictor,
+    nearest_in_sequence,
     read_groups,
     scores_by_group,
     table_rows,
@@ -37,6 +38,19 @@ def test_a_group_has_the_scores_of_its_members() -> None:
     assert plain["by_group"]["far"]["model"] == found["far"]
     names = {row[0] for row in table_rows(plain, ["model"])}
     assert names == {"model", "model, near", "model, far"}
+
+
+def test_the_nearest_in_sequence_are_ranked_first() -> None:
+    # Residues stand at six corners in turn, so that those 6, 12, ... apart are in contact.
+    length = 60
+    corners = 100 * np.eye(6, 3) + 50 * np.eye(6, 3, -3)
+    places = corners[np.arange(length) % 6]
+    turns = Structure("turns", "A" * length, places, np.repeat(places[:, None], 4, axis=1))
+    found = scores(nearest_in_sequence([turns]), seed=0)
+    # Of the nearest L pairs, the first are all that are 6 (24) apart; the next are no contacts.
+    assert found["short"]["P@L"]["mean"] == (length - 6) / length
+    assert found["long"]["P@L"]["mean"] == (length - 24) / length
+    assert found["long"]["P@L/2"]["mean"] == 1
 
 
 def test_without_a_table_there_are_no_groups() -> None:

@@ -218,6 +218,7 @@ def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
         assert set(found[who]) == {"short", "medium", "long"}
         assert found[who]["long"]["P@L"]["count"] == found["num_test"]
         assert 0 <= found["heads_used"][who] <= LAYERS * HEADS
+    assert found["nearest_in_sequence"]["long"]["P@L"]["count"] == found["num_test"]
     assert json.loads(json.dumps(found)) == evaluation.run(model, None)
 
 

@@ -117,7 +117,7 @@ def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
     made = create("mine", {"name": "jacobian", "structures": str(folder), "max_residues": 126})
     values = made.run(protlm.load(tiny_run), None)
     assert values["num_test"] + len(values["left_out"]) == 2
-    assert len(made.table({NO_SPLIT: values}).rows) == 6
+    assert len(made.table({NO_SPLIT: values}).rows) == 3 * 3
 
 
 def test_no_residues_are_refused() -> None:

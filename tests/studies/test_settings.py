@@ -1,16 +1,20 @@
 """The studies do not mix results of different settings in one folder."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from studies import families, labels, linearize
+from studies import families, labels, linearize, twins
 
+TWINS = ["TRAIN", "TEST", "--groups", "TABLE", "--sample", "SAMPLE"]
+MISSING = r"[Nn]o such|has no manifest"
 STUDIES = {
     "families": (families.main, ["GENERAL", "STRUCTURES"], ["--steps", "240"]),
     "labels": (labels.main, ["MODEL", "--swissprot", "S", "--structures", "T"], ["--chains", "3"]),
     "linearize": (linearize.main, ["MODEL", "DATA", "CLUSTERS"], ["--sampled", "OTHER"]),
+    "twins": (twins.main, TWINS, ["--length", "4096"]),
     "linearize, steps": (linearize.main, ["MODEL", "DATA", "CLUSTERS"], ["--steps", "9", "300"]),
 }
 
@@ -22,15 +26,22 @@ def test_results_of_unknown_settings_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_results_of_other_settings_are_refused(study: str, tmp_path: Path) -> None:
+def test_results_of_other_settings_are_refused(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main, given, changed = STUDIES[study]
+
+    def command(*_: object, **__: object) -> None:
+        raise FileNotFoundError("no such input")
+
+    monkeypatch.setattr(subprocess, "run", command)
     given = [*given, "--out", str(tmp_path / "out")]
     # The inputs do not exist: a study keeps its settings before it reads anything.
-    with pytest.raises(Exception, match=r"[Nn]o such|has no manifest"):
+    with pytest.raises(Exception, match=MISSING):
         main(given)
     kept = json.loads((tmp_path / "out" / "settings.json").read_text())
     with pytest.raises(SystemExit, match=r"has results of .*; choose another --out"):
         main([*given, *changed])
     assert json.loads((tmp_path / "out" / "settings.json").read_text()) == kept
-    with pytest.raises(Exception, match=r"[Nn]o such|has no manifest"):
+    with pytest.raises(Exception, match=MISSING):
         main(given)

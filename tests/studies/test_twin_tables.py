@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
-from studies.twin_tables import Column, curves, difference, differences_table, figures_table
+from studies import twin_tables
+from studies.twin_tables import (
+    Column,
+    curves,
+    difference,
+    differences_table,
+    figures_table,
+    merged,
+    read_column,
+)
 
 GROUPS = ["Pkinase", "Pkinase", "RRM_1", "E"]
 ALL = Column("all", "sums.test.tsv")
@@ -38,8 +47,13 @@ def write(folder: Path, nats: list[float], correct: list[float]) -> Path:
     ],
 )
 def test_a_column_takes_its_proteins(
-    column: Column, nats: float, accuracy: float, tmp_path: Path
+    column: Column,
+    nats: float,
+    accuracy: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(twin_tables, "_FEWEST", 1)
     folder = write(tmp_path / "a", [1, 2, 3, 2], [accuracy] * 4)
     rows = figures_table(
         {("masked", "softmax", "", "0"): folder}, {("masked", "softmax", "", "0"): 2.5}, [column]
@@ -47,6 +61,23 @@ def test_a_column_takes_its_proteins(
     cells = f"| masked | softmax |  | 0 | 2.50 | {math.exp(nats):.2f} / {accuracy:.2%} |"
     assert rows[2] == cells
     assert rows[3] == "| masked | residue frequencies |  |  |  | 18.00 / 10.00% |"
+
+
+def test_a_protein_of_several_families_belongs_to_the_most_frequent() -> None:
+    groups = ["Pkinase", "RRM_1", "Pkinase,fn3", "Pkinase, RRM_1", "P12345"]
+    assert merged(groups) == ["Pkinase", "RRM_1", "Pkinase", "Pkinase", "P12345"]
+
+
+def test_a_mean_over_families_leaves_out_small_ones(tmp_path: Path) -> None:
+    groups = ["Pkinase", "Pkinase,fn3", "Pkinase", "Pkinase", "Pkinase", "RRM_1", "E"]
+    names = [*"ABCDFG", "E"]
+    ones = np.ones(len(names))
+    sums = SequenceSums(ones, *[ones] * (len(SequenceSums.__dataclass_fields__) - 1))
+    write_sums(tmp_path / "sums.tsv", "test", names, groups, sums)
+    assert read_column(tmp_path, ALL).group.tolist() == ["Pkinase"] * 5 + ["RRM_1", "E"]
+    by_family = read_column(tmp_path, Column("", ALL.table, by_family=True))
+    assert by_family.group.tolist() == ["Pkinase"] * 5
+    assert len(by_family.sums.targets) == 5
 
 
 def test_differences_are_of_pairs(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""Evaluations of twins: the splits, their groups, and the columns of the tables made of them."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from protlm.paths import sample_dir
+from studies.twin_tables import Column
+
+# The folder of a run's evaluations in that of the run.
+EVALUATED = "evaluated"
+SAMPLE, FAMILIES = ("test_iid", "test_remote_homolog", "test_ood_cluster"), "test_ood_family"
+SAMPLE_GROUPS = sample_dir() / "uniprot_sample.splits.tsv.gz"
+
+
+def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
+    """Evaluates a run on all splits, unless it is done; the sums are in a folder of it."""
+    iid = [split for split in test_splits(given) if split != FAMILIES]
+    for name, data, splits, groups, column in (
+        ("test", given.test, iid, given.groups, "cluster30"),
+        ("test_families", given.test, [FAMILIES], given.groups, "pfam_family"),
+        ("sample", given.sample, SAMPLE, SAMPLE_GROUPS, "cluster30"),
+        ("sample_families", given.sample, [FAMILIES], SAMPLE_GROUPS, "pfam_family"),
+    ):
+        folder = run / EVALUATED
+        output, sums = folder / f"{name}.json", folder / f"{name}.tsv"
+        if output.exists():
+            continue
+        folder.mkdir(exist_ok=True)
+        options = (f"max_length={given.length}", f"per_sequence={sums}")
+        command = [
+            *(sys.executable, "-m", "protlm.commands.evaluate"),
+            *(f"checkpoint={run}", f"evaluation=[{objective}]"),
+            *(f"data.dir={data}", "data.verify=sizes", f"split=[{','.join(splits)}]"),
+            *(f"evaluation.{objective}.{option}" for option in options),
+            f"evaluation.{objective}.groups={groups}",
+            f"evaluation.{objective}.column={column}",
+            f"output={output}",
+        ]
+        for left in folder.glob(f"{name}.test_*.tsv"):
+            left.unlink()
+        subprocess.run(command, check=True)
+
+
+def test_splits(given: argparse.Namespace) -> list[str]:
+    """Returns the names of the test splits of TEST."""
+    manifest = json.loads((given.test / "manifest.json").read_text())
+    return sorted(name for name in manifest["splits"] if name.startswith("test"))
+
+
+def columns(given: argparse.Namespace) -> list[Column]:
+    """The columns of the tables."""
+    name = given.test.name
+    iid = [split for split in test_splits(given) if split != FAMILIES]
+    test, sample = (f"{EVALUATED}/{one}_families.{FAMILIES}.tsv" for one in ("test", "sample"))
+    return [
+        *(Column(f"{name}, {split}", f"{EVALUATED}/test.{split}.tsv") for split in iid),
+        Column(f"{name}, {FAMILIES}", test),
+        Column("its kinases", test, kinases=True),
+        Column("the others", test, kinases=False),
+        Column("mean over families", test, by_family=True),
+        *(Column(f"sample, {split}", f"{EVALUATED}/sample.{split}.tsv") for split in SAMPLE),
+        Column(f"sample, {FAMILIES}", sample),
+    ]
