@@ -73,8 +73,8 @@ study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax a
 study-linearize: $(INSTALLED) ## Make a softmax model linear (MODEL=RUN DATA=DIR CLUSTERS=TSV, a prepared data set and its clusters)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.linearize $(MODEL) $(DATA) $(CLUSTERS) $(OPTIONS)
 
-study-recipe: $(INSTALLED) ## Measure which options of the training recipe pay (DATA=DIR, a prepared data set)
-	$(PYTHON) -m studies.recipe $(DATA) $(OPTIONS)
+study-recipe: $(INSTALLED) ## Measure which options of the training recipe pay (DATA=DIR VALID=DIR, prepared data sets)
+	$(PYTHON) -m studies.recipe $(DATA) $(VALID) $(OPTIONS)
 
 results: $(INSTALLED) ## Compute the figures of a model card (OPTIONS="MODEL --sample DATA ...")
 	$(PYTHON) -m studies.results $(OPTIONS)

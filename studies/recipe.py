@@ -1,23 +1,28 @@
 """Which options of the training recipe pay: one short run for each, with equal tokens.
 
-    python -m studies.recipe DATA [--steps 1000] [--jobs 2] [--out runs/recipe]
+    python -m studies.recipe DATA VALID [--steps 1000] [--jobs 2] [--out runs/recipe]
 
 Every run starts from the same seed, sees the same batches and masks, and differs from the base in
-what its name says. Runs that are there already are not repeated, and interrupted ones continue.
-Short runs invert ranks: a difference below the spread of the seeds says nothing.
+what its name says. All are evaluated alike, on masked residues of the split valid of VALID. Runs
+that are there already are not repeated, and interrupted ones continue. Short runs invert ranks: a
+difference below the spread of the seeds says nothing.
 """
 
 import argparse
 import csv
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import exp
 from pathlib import Path
+from statistics import median
+
+from studies.settings import keep_settings
+from studies.twin_tables import Column, difference
 
 BASE = (
     "model=medium",
@@ -29,6 +34,7 @@ BASE = (
     "schedule.warmup_steps=100",
     "optimizer.learning_rate=3e-3",
     "optimizer.beta2=0.99",
+    "data.sampling=cluster",
     "data.crop=random",
     "data.max_length=512",
     "data.tokens_per_batch=4096",
@@ -60,7 +66,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "all three extras, Muon, seed 1": (*EXTRAS, "optimizer=muon", "seed=1"),
     "base, seed 1": ("seed=1",),
 }
-BOTH_ARMS = ("base", "convolution", "QK-norm", "Muon", "all three extras, Muon")
+BOTH_ARMS = (
+    *("base", "rate 1.5e-3", "rate 6e-3"),
+    *("convolution", "QK-norm", "Muon", "all three extras, Muon"),
+)
+VALID = Column("valid", "evaluated.valid.tsv")
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,16 @@ class Arm:
     option: str
     folder: Path
 
+    @property
+    def log(self) -> Path:
+        """What the commands of the run print."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def report(self) -> Path:
+        """Where the evaluation of the run is."""
+        return self.folder / "evaluated.json"
+
     def overrides(self, data: Path, steps: int) -> list[str]:
         """What `protlm train` is given; choices of groups come before their values."""
         size = {"small": SMALL, "medium": (), "large": LARGE}[self.size]
@@ -82,6 +102,15 @@ class Arm:
         # Of two values for one setting the later counts.
         last = {override.split("=")[0]: override for override in given}
         return sorted(last.values(), key=lambda override: "." in override.split("=")[0])
+
+    def evaluation(self, valid: Path) -> list[str]:
+        """What `protlm evaluate` is given: the same rule of masking for all objectives."""
+        sums = self.report.with_suffix(".tsv")
+        return [
+            *(f"checkpoint={self.folder}", f"data.dir={valid}", "split=valid"),
+            *("data.verify=sizes", "evaluation=[masked]", "evaluation.masked.max_length=512"),
+            *(f"evaluation.masked.per_sequence={sums}", f"output={self.report}"),
+        ]
 
 
 def arms(out: Path) -> Iterator[Arm]:
@@ -100,53 +129,75 @@ def arms(out: Path) -> Iterator[Arm]:
             yield arm(attention, size, "all three extras, Muon")
 
 
-def train(arm: Arm, data: Path, steps: int, threads: int) -> None:
-    """Makes or continues a run in a process of its own."""
+def make(arm: Arm, given: argparse.Namespace, threads: int) -> None:
+    """Makes or continues a run and evaluates it, in processes of its own."""
+    if arm.report.exists():
+        return
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "protlm.train", *arm.overrides(data, steps)]
-    arm.folder.parent.mkdir(parents=True, exist_ok=True)
-    with arm.folder.with_suffix(".log").open("w") as log:
-        code = subprocess.run(
-            command, env=environment, stdout=log, stderr=log, check=False
-        ).returncode
-    if code:
-        print(f"{arm.folder}: ended with {code}, see {arm.folder}.log", file=sys.stderr)
+    training = [*arm.overrides(given.data, given.steps), f"data.valid_dir={given.valid}"]
+    commands = (
+        [sys.executable, "-m", "protlm.train", *training],
+        [sys.executable, "-m", "protlm.commands.evaluate", *arm.evaluation(given.valid)],
+    )
+    (arm.folder / VALID.table).unlink(missing_ok=True)
+    with arm.log.open("w", encoding="utf-8") as log:
+        for command in commands:
+            done = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
+            if done.returncode:
+                return
 
 
 def table(done: list[Arm]) -> str:
-    """The last validation of every run as a table in Markdown."""
+    """The evaluations of all runs as a table in Markdown.
+
+    Differences are from the base of the same mechanism and size, or, where there is none, left out;
+    their intervals are of a bootstrap over proteins.
+    """
     lines = [
-        "| mechanism | size | option | loss | perplexity | residue frequencies | residues/s |",
+        "| mechanism | size | option | perplexity | accuracy | nats above the base | residues/s |",
         "|---|---|---|---|---|---|---|",
     ]
+    bases = {(arm.attention, arm.size): arm for arm in done if arm.option == "base"}
     for arm in done:
-        path = arm.folder / "metrics.csv"
-        rows = list(csv.DictReader(path.open())) if path.is_file() else []
-        valid = [row for row in rows if row["valid_loss"]]
-        rates = sorted(float(row["residues_per_second"]) for row in rows if row["train_loss"])
-        if valid:
-            loss = float(valid[-1]["valid_loss"])
-            unigram = exp(float(valid[-1]["valid_unigram_loss"]))
-            lines.append(
-                f"| {arm.attention} | {arm.size} | {arm.option} | {loss:.4f} | {exp(loss):.2f} "
-                f"| {unigram:.2f} | {rates[len(rates) // 2]:,.0f} |"
-            )
+        base = bases.get((arm.attention, arm.size))
+        cells = ["failed", "", "", ""]
+        if arm.report.exists():
+            found = json.loads(arm.report.read_text())["results"]["valid"]["masked"]["model"]
+            above = _above(base, arm) if base and base is not arm and base.report.exists() else ""
+            rate = f"{_rate(arm.folder):,.0f}"
+            cells = [f"{found['perplexity']:.2f}", f"{found['accuracy']:.2%}", above, rate]
+        lines.append(f"| {' | '.join((arm.attention, arm.size, arm.option, *cells))} |")
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Runs what is missing, and prints the table."""
+def _above(base: Arm, arm: Arm) -> str:
+    value, low, high = (x[0] for x in difference([(base.folder, arm.folder)], VALID))
+    return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def _rate(folder: Path) -> float:
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        rates = [row["residues_per_second"] for row in csv.DictReader(file) if row["train_loss"]]
+    return median(map(float, rates))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is missing, and prints the table; ends with 1 if a run failed."""
     parser = argparse.ArgumentParser(description="Which options of the training recipe pay.")
-    parser.add_argument("data", type=Path, help="a data set with the splits train and valid")
+    parser.add_argument("data", type=Path, help="a data set with clusters, split train")
+    parser.add_argument("valid", type=Path, help="a data set with the split valid")
     parser.add_argument("--steps", type=int, default=1000, help="of 4,096 tokens each")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
     parser.add_argument("--out", type=Path, default=Path("runs/recipe"))
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    keep_settings(given, "data", "valid", "steps")
     wanted = list(arms(given.out))
     with ThreadPoolExecutor(given.jobs) as pool:
         threads = max((os.cpu_count() or 1) // given.jobs, 1)
-        list(pool.map(lambda arm: train(arm, given.data, given.steps, threads), wanted))
+        list(pool.map(lambda arm: make(arm, given, threads), wanted))
     print(table(wanted))
+    if failed := [arm for arm in wanted if not arm.report.exists()]:
+        sys.exit(f"{len(failed)} runs failed, the first: see {failed[0].log}")
 
 
 if __name__ == "__main__":
