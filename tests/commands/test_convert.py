@@ -11,20 +11,12 @@ import protlm
 from protlm.attention.hedgehog import Hedgehog
 from protlm.commands import checkpoint
 from protlm.errors import InputDataError
+from tests.fixtures.documents import SHORT_TRAINING, commands_of
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "linearize.md"
-# What makes a run of a document short.
-SHORT = [
-    "model=tiny",
-    "data.max_length=128",
-    "data.tokens_per_batch=1024",
-    "schedule.warmup_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "trainer.max_steps=2",
-]
+SHORT = ("model=tiny", *SHORT_TRAINING)
 
 
 @pytest.mark.slow
@@ -37,8 +29,7 @@ def test_the_commands_of_the_document(
     train_tiny(tmp_path / "runs" / "softmax", "attention=softmax", "trainer.max_steps=2")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").symlink_to(tiny_data)
-    blocks = re.findall(r"^```bash\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    commands = [line.split() for line in "".join(blocks).replace("\\\n", " ").splitlines()]
+    commands = commands_of(DOCUMENT)
     assert [words[1] for words in commands] == [
         "checkpoint", "train", "train", "evaluate", "checkpoint", "train",
         "data", "generate", "prepare", "train",

@@ -1,6 +1,5 @@
 """The commands of docs/interop.md, one after the other, with small models of the names there."""
 
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,26 +8,11 @@ import pytest
 
 import protlm
 from protlm.paths import sample_dir
+from tests.fixtures.documents import SHORT_TRAINING, commands_of
 from tests.interop.conftest import esm_tensors
 from tests.interop.test_esm import fair_esm
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
-# What makes the training of the document short.
-SHORT = [
-    "data.max_length=128",
-    "data.tokens_per_batch=1024",
-    "schedule.warmup_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "trainer.max_steps=2",
-]
-
-
-def commands() -> list[list[str]]:
-    """The command lines of the document, without that of pip."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [line.replace("'", "").split() for block in blocks for line in block.splitlines()]
-    return [words[1:] for words in lines if words[0] == "protlm"]
 
 
 @pytest.mark.slow
@@ -58,10 +42,13 @@ def test_the_commands_of_the_document(
     (tmp_path / smallest.name).write_bytes(smallest.read_bytes())
     # The layers of the tiny model, and the format of the shipped structures.
     ours = {"33": "2", "protein.pdb": smallest.name}
-    for named in commands():
+    for program, *named in commands_of(DOCUMENT):
+        if program == "pip":
+            continue
+        assert program == "protlm"
         words = [ours.get(word, word) for word in named]
         (tmp_path / "embeddings.h5").unlink(missing_ok=True)
-        short = SHORT if words[0] == "train" else []
+        short = SHORT_TRAINING if words[0] == "train" else []
         done = protlm_in_process(*words, *short, cwd=tmp_path)
         assert done.returncode == 0, f"{words}: {done.stderr}"
     assert (tmp_path / "exported" / "modeling_protlm.py").is_file()
