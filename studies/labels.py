@@ -24,7 +24,7 @@ from protlm.commands.finetune_run import MERGED
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
-from protlm.downstream.probing import ProbeOptions
+from protlm.downstream.probing import ProbeOptions, metric_rows, three_digits
 from protlm.downstream.tables import read_table
 from protlm.loading import pick_device
 from protlm.paths import complete_file
@@ -144,17 +144,10 @@ def learn(job: Job, given: argparse.Namespace, folder: Path) -> None:
 def markdown(name: str, results: dict[str, Any]) -> str:
     """The table of a job."""
     predictors = results["predictors"]
-    first, *others = predictors["model"]["metrics"]
-    rows = [["labels by", first, "95 %", *others, "layer"]]
-    rows.append(["---"] * len(rows[0]))
-    for who, found in predictors.items():
-        metrics = found["metrics"]
-        one = metrics[first]
-        interval = f"{_text(one['low'])} to {_text(one['high'])}"
-        cells = [_text(one["value"]), interval, *(_text(metrics[o]["value"]) for o in others)]
-        layer = "" if found["layer"] is None else str(found["layer"])
-        rows.append([who, *cells, layer])
+    headings, *rows = metric_rows(predictors)
+    rows = [headings, ["---"] * len(headings), *rows]
     over, sides = results["over_best_baseline"], results["proteins"]
+    value, low, high = (three_digits(over[name]) for name in ("value", "low", "high"))
     counts = ", ".join(f"{number:,} {side}" for side, number in sides.items() if number)
     leaks = results["test_proteins_with_relatives_to_fit_to"]
     lines = [
@@ -164,14 +157,9 @@ def markdown(name: str, results: dict[str, Any]) -> str:
         "",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
-        f"{first} of the model less that of {over['baseline']}: {_text(over['value'])} "
-        f"({_text(over['low'])} to {_text(over['high'])}).",
+        f"{headings[1]} of the model less that of {over['baseline']}: {value} ({low} to {high}).",
     ]
     return "\n".join(lines)
-
-
-def _text(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

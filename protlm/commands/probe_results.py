@@ -2,11 +2,9 @@
 
 import csv
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE
@@ -16,7 +14,15 @@ from protlm import __version__
 from protlm.downstream.label_metrics import METRICS
 from protlm.downstream.labels import LabeledProteins
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, best_baseline, difference
+from protlm.downstream.probing import (
+    MODEL,
+    Predictor,
+    ProbeOptions,
+    best_baseline,
+    defined,
+    difference,
+    metric_rows,
+)
 from protlm.downstream.splits import Leakage, Split
 from protlm.downstream.tasks import Targets, Task, missing_in_test
 from protlm.terminal import console
@@ -46,14 +52,12 @@ class Result:
 def print_result(result: Result) -> None:
     """Prints a row for each predictor, the comparison with the best baseline, and what leaks."""
     task = result.targets.task
-    first, *others = METRICS[task]
-    table = Table("labels by", first, "95 %", *others, "layer", box=SIMPLE)
-    for name, one in result.predictors.items():
-        low, high = one.scores.interval(first)
-        values = one.scores.values
-        cells = [f"{values[first]:.3f}", f"{low:.3f} to {high:.3f}"]
-        cells += [f"{values[other]:.3f}" for other in others]
-        table.add_row(name, *cells, "" if one.layer is None else str(one.layer))
+    first = METRICS[task][0]
+    plain = {name: one.plain() for name, one in result.predictors.items()}
+    headings, *rows = metric_rows(plain)
+    table = Table(*headings, box=SIMPLE)
+    for row in rows:
+        table.add_row(*row)
     out = console()
     out.print(table)
     baseline = best_baseline(result.predictors, task)
@@ -102,27 +106,10 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
             "similar": leaked.similar,
         },
         "over_best_baseline": {"baseline": baseline, "metric": metric}
-        | {name: _defined(value) for name, value in compared},
-        "predictors": {name: _plain(one) for name, one in result.predictors.items()},
+        | {name: defined(value) for name, value in compared},
+        "predictors": {name: one.plain() for name, one in result.predictors.items()},
     }
     (folder / RESULTS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _plain(one: Predictor) -> dict[str, Any]:
-    metrics = {}
-    for name, value in one.scores.values.items():
-        found = zip(("value", "low", "high"), (value, *one.scores.interval(name)), strict=True)
-        metrics[name] = {key: _defined(number) for key, number in found}
-    return {
-        "metrics": metrics,
-        "layer": one.layer,
-        "penalty": one.penalty,
-        "by_layer": {str(layer): _defined(value) for layer, value in one.by_layer.items()},
-    }
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) or math.isinf(value) else value
 
 
 def write_predictions(folder: Path, result: Result) -> None:

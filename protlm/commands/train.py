@@ -9,7 +9,6 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from protlm.analysis.structure_probe import StructureProbe
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.build import (
@@ -36,6 +35,7 @@ from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
 from protlm.downstream.assay_probe import AssayProbe
+from protlm.downstream.structure_probe import StructureProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters

@@ -4,6 +4,7 @@ The layer, then the penalty, are chosen on the split `valid`, or without one on 
 training groups. The probe is then fitted to `train` and `valid`, and tested on `test`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,48 @@ class Predictor:
     by_layer: Mapping[int, float]
     scores: LabelScores
     outputs: np.ndarray
+
+    def plain(self) -> dict[str, Any]:
+        """Returns metrics with their intervals, and choices, as JSON holds them."""
+        metrics = {}
+        for name, value in self.scores.values.items():
+            found = zip(("value", "low", "high"), (value, *self.scores.interval(name)), strict=True)
+            metrics[name] = {key: defined(number) for key, number in found}
+        return {
+            "metrics": metrics,
+            "layer": self.layer,
+            "penalty": self.penalty,
+            "by_layer": {str(layer): defined(value) for layer, value in self.by_layer.items()},
+        }
+
+
+def defined(value: float) -> float | None:
+    """Returns the number, or None, which JSON holds, for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def metric_rows(predictors: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Returns headings and a row for each predictor: metrics, the interval of the first, layer.
+
+    Args:
+        predictors: the values of `Predictor.plain`, by name.
+    """
+    first, *others = next(iter(predictors.values()))["metrics"]
+    rows = [["labels by", first, "95 %", *others, "layer"]]
+    for name, found in predictors.items():
+        metrics = found["metrics"]
+        low, high = (three_digits(metrics[first][bound]) for bound in ("low", "high"))
+        cells = (three_digits(metrics[other]["value"]) for other in others)
+        layer = "" if found["layer"] is None else str(found["layer"])
+        rows.append(
+            [name, three_digits(metrics[first]["value"]), f"{low} to {high}", *cells, layer]
+        )
+    return rows
+
+
+def three_digits(value: float | None) -> str:
+    """Formats a metric that may be undefined."""
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 @dataclass(frozen=True)
@@ -87,6 +130,11 @@ def probe(
         report(name)
         found[name] = _probe(features, layers, targets, rows, options.seed)
     return found
+
+
+def probe_features(features: Any, targets: Targets, split: Split, *, seed: int = 0) -> Predictor:
+    """Fits and tests the probe of given features, [rows of the labels, width]."""
+    return _probe([features], [], targets, _Rows(targets, split, seed), seed)
 
 
 class _Rows:

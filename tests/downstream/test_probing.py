@@ -1,5 +1,6 @@
 """Probes: linear models and metrics against slow ones, choices, and planted labels."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +8,17 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import protlm
+from protlm.analysis.structures import read_structure
 from protlm.downstream.features import embeddings, residue_baselines
 from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import PENALTIES, constant, fit, penalties_of, probabilities
 from protlm.downstream.probe_files import Probe, read_probe, write_probe
 from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, best_baseline, probe
+from protlm.downstream.residue_states import state_labels, state_targets
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task
 from protlm.errors import InputDataError, UserError
+from protlm.paths import sample_dir
 
 LETTERS = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
 
@@ -240,6 +244,19 @@ def test_residue_labels_are_found(numbers, tiny_run: Path) -> None:
     assert found[MODEL].scores.values["accuracy"] > 0.99
     assert found["residue"].scores.values["accuracy"] > 0.99
     assert set(found[MODEL].scores.values) == set(METRICS[Task.residue_classes])
+
+
+def test_unresolved_residues_have_no_state() -> None:
+    path = next((sample_dir() / "structures" / "fit").glob("*.pdb.gz"))
+    whole = read_structure(path)
+    backbone_L43 = whole.backbone_L43.copy()
+    backbone_L43[[0, 7], 3] = np.nan
+    labels = state_labels(replace(whole, backbone_L43=backbone_L43))
+    assert [place for place, state in enumerate(labels) if state == "?"] == [0, 7]
+    sequences, targets, split = state_targets([whole], [replace(whole, backbone_L43=backbone_L43)])
+    assert sequences == [whole.sequence] * 2
+    assert np.bincount(targets.groups).tolist() == [len(whole), len(whole) - 2]
+    assert (split.train.tolist(), split.test.tolist()) == ([0], [1])
 
 
 @pytest.fixture

@@ -117,15 +117,23 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
     files = {"labels": str(tmp_path / "t.tsv"), "sequences": str(tmp_path / "x.fasta")}
     made = create("mine", {"name": "sequence_labels", **files})
     values = made.run(model, None)
-    assert (values["num_fit"], values["num_test"]) == (40, 20)
-    assert values["composition"]["accuracy"]["value"] == 1
-    assert values["model"]["accuracy"]["value"] == 1
-    assert values["constant"]["accuracy"]["value"] == 0.5
-    assert len(made.table({NO_SPLIT: values}).rows) == 5
-    (tmp_path / "x.fasta").write_text(">P1\nMK\n>P2\n\n")
+    assert values["sequences"] == {"train": 40, "valid": 0, "test": 20}
+    accuracy = {
+        who: one["metrics"]["accuracy"]["value"] for who, one in values["predictors"].items()
+    }
+    assert accuracy["composition"] == accuracy["model"] == 1
+    assert accuracy["constant"] == 0.5
+    assert len(made.table({NO_SPLIT: values}).rows) == len(accuracy) == 6
+    (tmp_path / "x.fasta").write_text(">P0\nMK\n>P2\n\n")
     with (
-        pytest.warns(UserWarning, match="x.fasta: 1 of 2 records rejected"),
-        pytest.raises(InputDataError, match="lacks 59 of the 60 sequences"),
+        pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
+        pytest.raises(InputDataError, match=r"line 3: .*x\.fasta has no sequence of P1"),
+    ):
+        made.run(model, None)
+    (tmp_path / "t.tsv").write_text("accession\tlabel\nP0\twater\n")
+    with (
+        pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
+        pytest.raises(InputDataError, match=r"t\.tsv has no column split"),
     ):
         made.run(model, None)
 
@@ -134,12 +142,12 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
 def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
     made = create("mine", {"name": "secondary_structure"})
     values = made.run(model, None)
-    assert values["num_test"] == values["num_fit"] == 20
+    assert values["proteins"] == {"train": 20, "test": 20}
+    q3 = {who: one["metrics"]["accuracy"] for who, one in values["predictors"].items()}
     # The residues around know more than the most common state, by far more than chance allows.
-    around, constant = values["residues_around"]["accuracy"], values["constant"]["accuracy"]
-    assert around["low"] > constant["value"]
-    assert 0.3 < values["model"]["accuracy"]["value"] < 0.8
-    assert len(made.table({NO_SPLIT: values}).rows) == 4
+    assert q3["residues_around"]["low"] > q3["constant"]["value"]
+    assert 0.3 < q3["model"]["value"] < 0.8
+    assert len(made.table({NO_SPLIT: values}).rows) == len(q3) == 5
 
 
 def test_the_same_proteins_on_both_sides_are_refused(model: PretrainedModel) -> None:

@@ -6,11 +6,14 @@ import numpy as np
 
 from protlm.analysis.contact_regression import ContactRegression, head_features
 from protlm.analysis.precision import scores
-from protlm.analysis.probes import class_scores, probe
-from protlm.analysis.residue_states import residue_embeddings, residue_examples
 from protlm.analysis.structures import Structure, contact_map, read_folder
+from protlm.downstream.features import embeddings
+from protlm.downstream.probing import probe_features
+from protlm.downstream.residue_states import state_targets
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+
+_TOKENS_PER_BATCH = 4_096
 
 
 @final
@@ -49,12 +52,15 @@ class StructureProbe:
         return {name: found["P@L"]["mean"] for name, found in scores(predicted).items()}
 
     def _secondary_structure(self, model: PretrainedModel) -> float:
-        fit, test = (
-            residue_examples(some, residue_embeddings(model, some, [model.num_layers]))
-            for some in (self._fit, self._test)
+        sequences, targets, split = state_targets(self._fit, self._test)
+        (states,) = embeddings(
+            model,
+            sequences,
+            layers=[model.num_layers],
+            tokens_per_batch=_TOKENS_PER_BATCH,
+            places=targets.places,
         )
-        found = class_scores(probe(fit, test).predicted, test.labels, test.groups)
-        return found["accuracy"]["value"]
+        return probe_features(states, targets, split).scores.values["accuracy"]
 
 
 def _example(model: PretrainedModel, structure: Structure) -> tuple[np.ndarray, np.ndarray]:
