@@ -1,9 +1,10 @@
 """What a model knows: the figures of its model card, each computed by `protlm evaluate`.
 
     python -m studies.results MODEL --sample DATA [--swissprot50 DATA] [--structures FOLDER]
-        [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]
+        [--families TABLE] [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]
 
-The sample is prepared with its shipped split table. Evaluations whose data are not given are left
+The sample is prepared with its shipped split table; TABLE of the families has those of
+`test_ood_family` of the other data set. Evaluations whose data are not given are left
 out. Writes `results.json` and the tables in `results.md`; an evaluation whose JSON is in FOLDER
 is not repeated.
 """
@@ -48,6 +49,11 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
     if given.swissprot50:
         data = (f"data.dir={given.swissprot50}", "split=[test_iid,test_ood_family]")
         yield Part("swissprot50", "Masked residues, Swiss-Prot at 50 % identity", (*MASKED, *data))
+    if given.swissprot50 and given.families:
+        groups = f"evaluation.masked.groups={given.families}"
+        data = (f"data.dir={given.swissprot50}", "split=test_ood_family", groups)
+        title = "Swiss-Prot at 50 % identity, by family out of distribution"
+        yield Part("swissprot50_families", title, (*MASKED, *data))
     retrieval = ("evaluation=[retrieval]", f"evaluation.retrieval.labels={FAMILIES}")
     title = "Relatives among the nearest neighbors, clusters at 30 % identity"
     yield Part("retrieval", title, (*retrieval, sample, "split=test_iid"))
@@ -108,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--sample", type=Path, required=True)
-    for name in ("swissprot50", "structures", "locations", "sequences"):
+    for name in ("swissprot50", "families", "structures", "locations", "sequences"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument(
         "--jacobian",
