@@ -4,12 +4,13 @@
         [--tokens 8192] [--model performer-relu-3m] [--out runs/families]
 
 STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
-`pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and grouped at 80 %
-identity, are mixed 3:1 with samples of GENERAL, a prepared data set with clusters, and the model is
-trained further on them (`experiment=family`). Contacts by attention regression, fitted on the
-shipped chains, and by the categorical Jacobian are evaluated before and after. Beside them are the
-inverse covariance of the alignment, pairs in the order of their separation, and the fraction of all
-pairs that are contacts. Finished parts are not repeated, and interrupted ones continue. Grouping
+`pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and in clusters at 50 %
+identity of which a twentieth is held out, are mixed 3:1 with samples of GENERAL, a prepared data
+set with clusters, and the model is trained further on them (`experiment=family`). Masked residues
+of the held-out homologs, and contacts by attention regression, fitted on the shipped chains, and by
+the categorical Jacobian are evaluated before and after. Beside them are the inverse covariance of
+the alignment, pairs in the order of their separation, and the fraction of all pairs that are
+contacts. Finished parts are not repeated, and interrupted ones continue. Clustering
 the homologs needs MMseqs2.
 """
 
@@ -35,6 +36,9 @@ FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
 HELD_OUT = 0.05
 # The warm-up of conf/experiment/family.yaml, or this fraction of a shorter run.
 WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
+# Of its 6-mers: a held-out homolog with more in one homolog to train on is a close relative, about
+# 76 % identical.
+MIN_SHARED = 0.2
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 # Zhang et al. 2024: the covariance of N rows is regularized by this number / sqrt(N).
 SHRINKAGE = 4.5
@@ -60,9 +64,13 @@ def homologs(protein: str, given: argparse.Namespace) -> Path:
     family = given.out / protein / "data"
     alignment = given.structures / "msa" / f"{protein}.a3m.gz"
     if not (family / "manifest.json").exists():
-        select = ("--allow-gaps", "--deduplicate", "--cluster", "--cluster-identity", "0.8")
+        select = ("--allow-gaps", "--deduplicate", "--cluster")
         split = ("--valid-fraction", str(HELD_OUT), "--test-fraction", "0")
         protlm("prepare", str(alignment), *select, *split, "--out", str(family))
+    counts = family.parent / "leakage.json"
+    if not counts.exists():
+        shared = ("--min-shared", str(MIN_SHARED))
+        protlm("data", "leakage", str(family), *shared, "--json", str(counts))
     return family
 
 
@@ -157,6 +165,31 @@ def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
     return found | baselines(protein, given)
 
 
+def perplexities(protein: str, given: argparse.Namespace) -> list[str]:
+    """Returns the row of a protein: perplexity of masked residues of its held-out homologs."""
+    before, after = (
+        json.loads((given.out / protein / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("before", "after")
+    )
+    leaked = json.loads((given.out / protein / "leakage.json").read_text(encoding="utf-8"))
+    masked, adapted = (one["results"]["valid"]["masked"] for one in (before, after))
+    close = leaked["splits"]["valid"]["near"]
+    cells = [protein, f"{leaked['train_sequences']:,}", f"{masked['sequences']:,}", f"{close:,}"]
+    for one in (masked, adapted):
+        low, high = one["interval"]["perplexity"]
+        cells.append(f"{one['model']['perplexity']:.1f} ({low:.1f} to {high:.1f})")
+    return cells + [f"{adapted[name]['perplexity']:.1f}" for name in ("three_mers", "empirical")]
+
+
+def perplexity_table(rows: Sequence[Sequence[str]]) -> str:
+    """Formats the rows of `perplexities` in Markdown."""
+    counts = ("homologs of train", "held out", "of these close to one of train")
+    predictors = ("before", "after", "3-mers of the homologs", "residue frequencies")
+    headings = ("perplexity", *counts, *predictors)
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def interval(values: Sequence[float]) -> str:
     """Formats the mean over proteins, with a bootstrap interval or, of few, the range."""
     if len(values) < FEWEST:
@@ -195,12 +228,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     given = parser.parse_args(arguments)
     keep_settings(given, "general", "structures", "steps", "tokens", "model")
-    found = {}
+    found, masked = {}, []
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)
         evaluate(protein, str(adapt(protein, given)), "after", given)
         found[protein] = figures(protein, given)
-        print(report(found), flush=True)
+        masked.append(perplexities(protein, given))
+        print(f"{perplexity_table(masked)}\n\n{report(found)}", flush=True)
 
 
 if __name__ == "__main__":
