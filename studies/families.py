@@ -8,14 +8,13 @@ STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row
 identity of which a twentieth is held out, are mixed 3:1 with samples of GENERAL, a prepared data
 set with clusters, and the model is trained further on them (`experiment=family`). Masked residues
 of the held-out homologs, and contacts by attention regression, fitted on the shipped chains, and by
-the categorical Jacobian are evaluated before and after. Beside them are the inverse covariance of
-the alignment, pairs in the order of their separation, and the fraction of all pairs that are
-contacts. Finished parts are not repeated, and interrupted ones continue. Clustering
-the homologs needs MMseqs2.
+the categorical Jacobian are evaluated before and after. Beside them are a Potts model, factored
+attention and the inverse covariance of the columns of the alignment (`alignments.py`), pairs in the
+order of their separation, and the fraction of all pairs that are contacts. Finished parts are not
+repeated, and interrupted ones continue. Clustering the homologs needs MMseqs2.
 """
 
 import argparse
-import gzip
 import json
 import shutil
 import subprocess
@@ -25,10 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.analysis.contact_regression import apc
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.evaluation.base import NO_SPLIT
+from protlm.paths import complete_file
+from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
 from studies.settings import keep_settings
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
@@ -39,9 +39,6 @@ WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
 # Of its 6-mers: a held-out homolog with more in one homolog to train on is a close relative, about
 # 76 % identical.
 MIN_SHARED = 0.2
-LETTERS = "ACDEFGHIKLMNPQRSTVWY"
-# Zhang et al. 2024: the covariance of N rows is regularized by this number / sqrt(N).
-SHRINKAGE = 4.5
 RESAMPLES = 1000
 # The fewest proteins of a bootstrap interval.
 FEWEST = 6
@@ -107,43 +104,24 @@ def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> 
     protlm("evaluate", f"checkpoint={model}", chosen, *held_out, *settings, f"output={output}")
 
 
-def aligned_columns(path: Path) -> np.ndarray:
-    """Reads the columns of an a3m that its first row has, uint8 [rows, L]; 20 is a gap."""
-    rows: list[str] = []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith(">"):
-                rows.append("")
-            else:
-                rows[-1] += "".join(letter for letter in line.strip() if not letter.islower())
-    number_of = {letter: number for number, letter in enumerate(LETTERS)}
-    return np.array([[number_of.get(letter, 20) for letter in row] for row in rows], np.uint8)
-
-
-def inverse_covariance(columns_NL: np.ndarray) -> np.ndarray:
-    """Returns the coupling of each pair of columns of an alignment, float64 LL.
-
-    The Frobenius norm over amino acids of the inverse of the regularized covariance of one-hot
-    columns, corrected by the average product (Zhang et al. 2024, doi:10.1073/pnas.2406285121).
-    """
-    rows, length = columns_NL.shape
-    onehot = np.eye(21)[columns_NL].reshape(rows, -1)
-    covariance = np.cov(onehot, rowvar=False)
-    covariance += SHRINKAGE / np.sqrt(rows) * np.eye(len(covariance))
-    blocks = np.linalg.inv(covariance).reshape(length, 21, length, 21)[:, :20, :, :20]
-    norms_LL = np.sqrt((blocks**2).sum(axis=(1, 3)))
-    np.fill_diagonal(norms_LL, 0)
-    return apc(norms_LL)
-
-
 def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
-    """Returns long-range P@L of what needs no model."""
-    contacts_LL = contact_map(read_structure(structure_file(given.structures, protein)))
+    """Returns long-range P@L of what needs no language model, unless it is there."""
+    output = given.out / protein / "baselines.json"
+    if not output.exists():
+        with complete_file(output) as temporary:
+            temporary.write_text(json.dumps(_baselines(protein, given.structures)) + "\n")
+    return json.loads(output.read_text())
+
+
+def _baselines(protein: str, structures: Path) -> dict[str, float]:
+    contacts_LL = contact_map(read_structure(structure_file(structures, protein)))
     positions = np.arange(len(contacts_LL))
     distance_LL = np.abs(positions[:, None] - positions).astype(float)
-    columns_NL = aligned_columns(given.structures / "msa" / f"{protein}.a3m.gz")
+    columns_BL = aligned_columns(structures / "msa" / f"{protein}.a3m.gz")
     predicted = {
-        "inverse covariance": inverse_covariance(columns_NL),
+        "Potts model": potts(columns_BL),
+        "factored attention": factored_attention(columns_BL),
+        "inverse covariance": inverse_covariance(columns_BL),
         "nearest in sequence": -distance_LL,
     }
     found = {}

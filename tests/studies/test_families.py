@@ -1,45 +1,17 @@
 """The parts of the study of families that compute something themselves."""
 
-import gzip
 import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from studies.families import (
-    aligned_columns,
     interval,
-    inverse_covariance,
     perplexities,
     perplexity_table,
     report,
     structure_file,
 )
-
-
-def test_insertions_are_left_out_and_unknown_residues_are_gaps(tmp_path: Path) -> None:
-    path = tmp_path / "a.a3m.gz"
-    with gzip.open(path, "wt") as file:
-        file.write(">query\nACX\n>one\nAkl-\nY\n")
-    assert aligned_columns(path).tolist() == [[0, 1, 20], [0, 20, 19]]
-
-
-def test_an_indirect_coupling_is_weaker_than_the_direct_ones() -> None:
-    """Columns 1, 4 and 7 are a chain: 1 and 7 correlate only through 4."""
-    generator = np.random.default_rng(0)
-    columns_NL = generator.integers(4, size=(3000, 9))
-    for target, source in ((4, 1), (7, 4)):
-        copied = generator.random(len(columns_NL)) < 0.8
-        columns_NL[copied, target] = columns_NL[copied, source]
-    scores_LL = inverse_covariance(columns_NL)
-    correlation = np.mean(columns_NL[:, 1] == columns_NL[:, 7])
-    assert correlation > 0.6
-    assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[1, 7]
-    rest = np.triu(np.ones((9, 9), dtype=bool), 1)
-    rest[[1, 4], [4, 7]] = False
-    assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[rest].max()
 
 
 def test_the_report_compares_each_protein_with_itself() -> None:
