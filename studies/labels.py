@@ -24,7 +24,8 @@ from protlm.commands.finetune_run import MERGED
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
-from protlm.downstream.probing import ProbeOptions, metric_rows, three_digits
+from protlm.downstream.probe_tables import comparison, metric_rows
+from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tables import read_table
 from protlm.loading import pick_device
 from protlm.paths import complete_file
@@ -143,11 +144,9 @@ def learn(job: Job, given: argparse.Namespace, folder: Path) -> None:
 
 def markdown(name: str, results: dict[str, Any]) -> str:
     """The table of a job."""
-    predictors = results["predictors"]
-    headings, *rows = metric_rows(predictors)
+    headings, *rows = metric_rows(results)
     rows = [headings, ["---"] * len(headings), *rows]
-    over, sides = results["over_best_baseline"], results["proteins"]
-    value, low, high = (three_digits(over[name]) for name in ("value", "low", "high"))
+    sides = results["proteins"]
     counts = ", ".join(f"{number:,} {side}" for side, number in sides.items() if number)
     leaks = results["test_proteins_with_relatives_to_fit_to"]
     lines = [
@@ -157,7 +156,7 @@ def markdown(name: str, results: dict[str, Any]) -> str:
         "",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
-        f"{headings[1]} of the model less that of {over['baseline']}: {value} ({low} to {high}).",
+        f"{comparison(results)}.",
     ]
     return "\n".join(lines)
 

@@ -248,9 +248,13 @@ def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
     )
 
 
-def read_folder(directory: Path, max_residues: int) -> tuple[list[Structure], list[str]]:
+def read_folder(
+    directory: Path, max_residues: int | None = None
+) -> tuple[list[Structure], list[str]]:
     """Returns the structures of a folder, and the names of those that are too long."""
     structures = [read_structure(path) for path in structure_files(directory)]
+    if max_residues is None:
+        return structures, []
     short = [structure for structure in structures if len(structure) <= max_residues]
     if not short:
         raise InputDataError(

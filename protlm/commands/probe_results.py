@@ -11,18 +11,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from protlm import __version__
-from protlm.downstream.label_metrics import METRICS
 from protlm.downstream.labels import LabeledProteins
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probing import (
-    MODEL,
-    Predictor,
-    ProbeOptions,
-    best_baseline,
-    defined,
-    difference,
-    metric_rows,
-)
+from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
 from protlm.downstream.splits import Leakage, Split
 from protlm.downstream.tasks import Targets, Task, missing_in_test
 from protlm.terminal import console
@@ -52,21 +44,18 @@ class Result:
 def print_result(result: Result) -> None:
     """Prints a row for each predictor, the comparison with the best baseline, and what leaks."""
     task = result.targets.task
-    first = METRICS[task][0]
-    plain = {name: one.plain() for name, one in result.predictors.items()}
-    headings, *rows = metric_rows(plain)
+    scores = scores_of(result.predictors, task)
+    headings, *rows = metric_rows(scores)
     table = Table(*headings, box=SIMPLE)
     for row in rows:
         table.add_row(*row)
     out = console()
     out.print(table)
-    baseline = best_baseline(result.predictors, task)
-    value, low, high = _over(result, baseline, first)
     classes = f" of {len(result.targets.classes)} classes" if result.targets.classes else ""
     lines = [
         f"task: {task}{classes}; proteins: "
         + ", ".join(f"{n:,} {side}" for side, n in result.sides.items() if n),
-        f"{first} of the model less that of {baseline}: {value:+.3f} ({low:+.3f} to {high:+.3f})",
+        comparison(scores),
     ]
     if left_out := result.proteins.left_out:
         lines.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
@@ -78,17 +67,9 @@ def print_result(result: Result) -> None:
         out.print(line, highlight=False, markup=False)
 
 
-def _over(result: Result, baseline: str, metric: str) -> tuple[float, float, float]:
-    model, other = (result.predictors[name].scores for name in (MODEL, baseline))
-    return difference(model, other, metric)
-
-
 def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
     """Writes all metrics and their intervals as JSON; undefined ones are null."""
     task = result.targets.task
-    baseline = best_baseline(result.predictors, task)
-    metric = METRICS[task][0]
-    compared = zip(("value", "low", "high"), _over(result, baseline, metric), strict=True)
     leaked = result.leakage
     content = {
         "model": result.model_name,
@@ -105,9 +86,7 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
             "same_cluster": leaked.same_cluster,
             "similar": leaked.similar,
         },
-        "over_best_baseline": {"baseline": baseline, "metric": metric}
-        | {name: defined(value) for name, value in compared},
-        "predictors": {name: one.plain() for name, one in result.predictors.items()},
+        **scores_of(result.predictors, task),
     }
     (folder / RESULTS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -7,7 +7,7 @@ second FASTA file, with one letter for each residue.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,8 +103,10 @@ def read_labeled_proteins(
         rows = _fasta_rows(path, text, per_residue=per_residue)
     else:
         rows = _table_rows(path, column)
+    rows = list(rows)
     examples, counts = [], Counter[str]()
-    found = None if sequences is None else _sequences(sequences)
+    wanted = {one.identifier for _, one in rows}
+    found = None if sequences is None else _sequences(sequences, wanted)
     seen: set[str] = set()
     for line, one in rows:
         where = f"{path}, line {line}"
@@ -142,16 +144,18 @@ def _sequence_of(
     return sequence.upper()
 
 
-def _sequences(path: Path) -> dict[str, str]:
-    """Returns the sequences of a file by identifier, and by the accession in it."""
+def _sequences(path: Path, wanted: Set[str]) -> dict[str, str]:
+    """Returns the wanted sequences of a file by identifier, and by the accession in it."""
     found, tally = {}, Tally()
     for record in read_records(path, tally):
-        if found.get(record.identifier, record.sequence) != record.sequence:
-            raise InputDataError(
-                f"{path} has different sequences of {record.identifier}; remove all but one"
-            )
-        found[record.identifier] = record.sequence
-        found.setdefault(accession(record.identifier), record.sequence)
+        if record.identifier in wanted:
+            if found.get(record.identifier, record.sequence) != record.sequence:
+                raise InputDataError(
+                    f"{path} has different sequences of {record.identifier}; remove all but one"
+                )
+            found[record.identifier] = record.sequence
+        if (name := accession(record.identifier)) in wanted:
+            found.setdefault(name, record.sequence)
     tally.warn_of_rejected(path)
     return found
 

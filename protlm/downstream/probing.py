@@ -4,7 +4,6 @@ The layer, then the penalty, are chosen on the split `valid`, or without one on 
 training groups. The probe is then fitted to `train` and `valid`, and tested on `test`.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from protlm.downstream.label_metrics import METRICS, LabelScores, bounds, label_
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
+from protlm.errors import InputDataError
 from protlm.model.pretrained import PretrainedModel
 
 MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
@@ -43,48 +43,6 @@ class Predictor:
     by_layer: Mapping[int, float]
     scores: LabelScores
     outputs: np.ndarray
-
-    def plain(self) -> dict[str, Any]:
-        """Returns metrics with their intervals, and choices, as JSON holds them."""
-        metrics = {}
-        for name, value in self.scores.values.items():
-            found = zip(("value", "low", "high"), (value, *self.scores.interval(name)), strict=True)
-            metrics[name] = {key: defined(number) for key, number in found}
-        return {
-            "metrics": metrics,
-            "layer": self.layer,
-            "penalty": self.penalty,
-            "by_layer": {str(layer): defined(value) for layer, value in self.by_layer.items()},
-        }
-
-
-def defined(value: float) -> float | None:
-    """Returns the number, or None, which JSON holds, for NaN and infinity."""
-    return value if math.isfinite(value) else None
-
-
-def metric_rows(predictors: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Returns headings and a row for each predictor: metrics, the interval of the first, layer.
-
-    Args:
-        predictors: the values of `Predictor.plain`, by name.
-    """
-    first, *others = next(iter(predictors.values()))["metrics"]
-    rows = [["labels by", first, "95 %", *others, "layer"]]
-    for name, found in predictors.items():
-        metrics = found["metrics"]
-        low, high = (three_digits(metrics[first][bound]) for bound in ("low", "high"))
-        cells = (three_digits(metrics[other]["value"]) for other in others)
-        layer = "" if found["layer"] is None else str(found["layer"])
-        rows.append(
-            [name, three_digits(metrics[first]["value"]), f"{low} to {high}", *cells, layer]
-        )
-    return rows
-
-
-def three_digits(value: float | None) -> str:
-    """Formats a metric that may be undefined."""
-    return "undefined" if value is None else f"{value:.3f}"
 
 
 @dataclass(frozen=True)
@@ -115,7 +73,7 @@ def probe(
 
     Args:
         model: the model, which is not trained.
-        sequences: no longer than it accepts.
+        sequences: mean embeddings are of the residues that the model accepts, the first ones.
         targets: their labels.
         split: rows of the proteins.
         options: the settings.
@@ -123,6 +81,9 @@ def probe(
 
     Returns:
         Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
+
+    Raises:
+        InputDataError: the labels to fit to are of one class, or of one cluster.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}
@@ -144,6 +105,9 @@ class _Rows:
         train, of = split.train, targets.rows_of
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
+        if targets.values.ndim == 1 and targets.classes and not np.ptp(targets.values[self.fit]):
+            one = targets.classes[targets.values[self.fit][0]]
+            raise InputDataError(f"all labels to fit to are {one}; give two classes or more")
         self.units = split.units(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)
@@ -244,8 +208,29 @@ def difference(model: LabelScores, other: LabelScores, name: str) -> tuple[float
     return (model.values[name] - other.values[name], *bounds(resampled))
 
 
-def best_baseline(found: Mapping[str, Predictor], task: Task) -> str:
-    """Returns the name of the baseline with the highest first metric."""
+@dataclass(frozen=True)
+class Comparison:
+    """The first metric of the model less that of the best baseline.
+
+    Attributes:
+        baseline: the predictor with the highest metric beside the model.
+        metric: its name.
+        value: the difference.
+        low: lower bound of its paired 95 % interval.
+        high: upper bound.
+    """
+
+    baseline: str
+    metric: str
+    value: float
+    low: float
+    high: float
+
+
+def over_best_baseline(found: Mapping[str, Predictor], task: Task) -> Comparison:
+    """Compares the model with the baseline that has the highest first metric."""
     metric = METRICS[task][0]
-    baselines = [name for name in found if name != MODEL]
-    return max(baselines, key=lambda name: np.nan_to_num(found[name].scores.values[metric], nan=-1))
+    scores = {name: one.scores for name, one in found.items()}
+    baselines = [name for name in scores if name != MODEL]
+    best = max(baselines, key=lambda name: np.nan_to_num(scores[name].values[metric], nan=-1))
+    return Comparison(best, metric, *difference(scores[MODEL], scores[best], metric))

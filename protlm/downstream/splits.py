@@ -188,8 +188,8 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
     if len(sizes) < 2:
         raise InputDataError(
             "proteins must be held out for the test and to choose the penalty, and those that are "
-            f"left to divide ({len(groups):,}) are in one cluster, or have one sequence; give "
-            "proteins of three or more clusters, or a column split with train, valid and test"
+            f"left to divide ({len(groups):,}) are in one cluster, or have one sequence; give more "
+            "proteins, of three or more clusters"
         )
     allowed = max(round(fraction * len(groups)), 1)
     is_out, total = np.zeros(len(sizes), dtype=bool), 0

@@ -94,7 +94,8 @@ def targets_of(labels: Sequence[str], task: Task, *, min_count: int = 1) -> Targ
         return Targets(task, classes, np.array([number[one] for one in labels]), each)
     if task is Task.several_classes:
         return _several(labels, min_count)
-    places = [np.array([n for n, x in enumerate(one) if x != UNLABELED]) for one in labels]
+    labeled = ([n for n, x in enumerate(one) if x != UNLABELED] for one in labels)
+    places = [np.array(numbers, dtype=np.int64) for numbers in labeled]
     classes = _at_least_two(sorted(set("".join(labels)) - {UNLABELED}))
     number = {name: row for row, name in enumerate(classes)}
     found = [number[x] for one in labels for x in one if x != UNLABELED]

@@ -9,9 +9,12 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.structures import Structure, read_structure, structure_files
-from protlm.downstream.probing import ProbeOptions, metric_rows, probe
-from protlm.downstream.residue_states import state_targets
+from protlm.analysis.contact_regression import check_disjoint
+from protlm.analysis.structures import Structure, read_folder
+from protlm.downstream.labels import UNLABELED
+from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probing import ProbeOptions, probe
+from protlm.downstream.residue_states import state_labels, state_targets
 from protlm.errors import InputDataError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
@@ -45,34 +48,38 @@ class SecondaryStructure(Evaluation):
         Raises:
             InputDataError: a folder or structure cannot be used, or a protein is in both folders.
         """
-        limit = model.max_residues
-        fit, test = (_read(folder, limit) for folder in (self.fit_dir, self.test_dir))
-        if both := {s.sequence for s in fit} & {s.sequence for s in test}:
-            name = next(s.identifier for s in test if s.sequence in both)
-            raise InputDataError(
-                f"{name} is in {self.fit_dir} and in {self.test_dir}: fit to other proteins than "
-                "those of the test"
-            )
+        (fit, not_fit), (test, not_tested) = (
+            _read(folder, model.max_residues) for folder in (self.fit_dir, self.test_dir)
+        )
+        check_disjoint(fit, test)
         sequences, targets, split = state_targets(fit, test)
         found = probe(model, sequences, targets, split, ProbeOptions(seed=self.seed))
         of_test = int(np.isin(targets.groups, split.test).sum())
         return {
-            "predictors": {name: one.plain() for name, one in found.items()},
+            **scores_of(found, targets.task),
             "proteins": {"train": len(fit), "test": len(test)},
             "residues": {"train": len(targets.values) - of_test, "test": of_test},
+            "left_out": not_fit + not_tested,
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor."""
         values = results[NO_SPLIT]
-        headings, *rows = metric_rows(values["predictors"])
-        counts = f"{values['proteins']['test']} proteins, {values['residues']['test']:,} residues"
-        return ResultTable(["secondary structure by", *headings[1:]], rows, counts)
+        headings, *rows = metric_rows(values, "secondary structure by")
+        proteins, residues = values["proteins"]["test"], values["residues"]["test"]
+        lines = [f"{proteins} proteins, {residues:,} residues; {comparison(values)}"]
+        if left_out := values["left_out"]:
+            lines.append(f"left out, too long or without a backbone: {', '.join(left_out)}")
+        return ResultTable(headings, rows, "\n".join(lines))
 
 
-def _read(directory: Path, max_residues: int | None) -> list[Structure]:
-    structures = [read_structure(path) for path in structure_files(directory)]
-    short = [s for s in structures if max_residues is None or len(s) <= max_residues]
-    if not short:
-        raise InputDataError(f"{directory} has no structure of a length that the model accepts")
-    return short
+def _read(directory: Path, max_residues: int | None) -> tuple[list[Structure], list[str]]:
+    """Returns the structures that have states, and the names of the others."""
+    found, left_out = read_folder(directory, max_residues)
+    resolved = [structure for structure in found if state_labels(structure).strip(UNLABELED)]
+    if not resolved:
+        raise InputDataError(
+            f"{directory} has no structure with a complete residue (N, CA, C and O); give others"
+        )
+    kept = {structure.identifier for structure in resolved}
+    return resolved, left_out + [s.identifier for s in found if s.identifier not in kept]

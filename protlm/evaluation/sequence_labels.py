@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.downstream.labels import read_labeled_proteins
-from protlm.downstream.probing import ProbeOptions, metric_rows, probe
-from protlm.downstream.splits import split_of
+from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probing import ProbeOptions, probe
+from protlm.downstream.splits import leakage, split_of
 from protlm.downstream.tasks import Task, targets_of
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
@@ -18,13 +19,13 @@ from protlm.model.pretrained import PretrainedModel
 
 @final
 class SequenceLabels(Evaluation):
-    """Accuracy and macro-F1 of a logistic regression from embeddings to classes.
+    """Accuracy, macro-F1 and MCC of a logistic regression from embeddings to classes.
 
     Args:
         labels: a tab-separated table with the columns accession, label and split (train, valid or
             test). The table decides whether homologs are on both sides.
-        sequences: a sequence file with these accessions; longer sequences than the model accepts
-            are cropped.
+        sequences: a sequence file with these accessions; of those that are longer than the model
+            accepts, the first residues are embedded.
         tokens_per_batch: batch size of the embedding.
         seed: seed of random weights, held-out sequences and bootstrap.
     """
@@ -50,29 +51,42 @@ class SequenceLabels(Evaluation):
         self.tokens_per_batch, self.seed = tokens_per_batch, seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns accuracy and other metrics with 95 % intervals over sequences, by predictor.
+        """Returns accuracy and other metrics with 95 % intervals, by predictor.
+
+        Intervals are over sequences, or over clusters if the table has a column `cluster`.
 
         Raises:
             InputDataError: a file cannot be read, or a labeled sequence is missing.
         """
-        examples = read_labeled_proteins(self.labels, sequences=self.sequences).examples
+        proteins = read_labeled_proteins(self.labels, sequences=self.sequences)
+        examples = proteins.examples
         if not any(one.split for one in examples):
-            raise InputDataError(f"{self.labels} has no column split; add one with train and test")
+            raise InputDataError(f"{self.labels} has no splits; add a column with train and test")
+        sequences = [one.sequence for one in examples]
         targets = targets_of([one.label for one in examples], Task.one_class)
         split = split_of(examples, None, seed=self.seed)
-        sequences = [one.sequence[: model.max_residues] for one in examples]
         options = ProbeOptions(tokens_per_batch=self.tokens_per_batch, seed=self.seed)
         found = probe(model, sequences, targets, split, options)
+        longest = model.max_residues or max(map(len, sequences))
         sides = {"train": split.train, "valid": split.valid, "test": split.test}
         return {
-            "predictors": {name: one.plain() for name, one in found.items()},
+            **scores_of(found, targets.task),
             "sequences": {name: len(rows) for name, rows in sides.items()},
             "classes": targets.classes,
+            "left_out": dict(proteins.left_out),
+            "cropped": sum(len(sequence) > longest for sequence in sequences),
+            "leakage": leakage(examples, split, None).describe(len(split.test)),
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor."""
         values = results[NO_SPLIT]
-        headings, *rows = metric_rows(values["predictors"])
-        counts = f"{values['sequences']['test']:,} sequences, {len(values['classes'])} classes"
-        return ResultTable(headings, rows, counts)
+        headings, *rows = metric_rows(values)
+        number, classes = values["sequences"]["test"], len(values["classes"])
+        lines = [f"{number:,} sequences of {classes} classes; {comparison(values)}"]
+        lines += [f"left out: {count:,} {why}" for why, count in values["left_out"].items()]
+        if values["cropped"]:
+            lines.append(f"embedded in part, for their length: {values['cropped']:,}")
+        if values["leakage"]:
+            lines.append(f"warning: {values['leakage']}")
+        return ResultTable(headings, rows, "\n".join(lines))

@@ -13,7 +13,7 @@ from protlm.downstream.features import embeddings, residue_baselines
 from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import PENALTIES, constant, fit, penalties_of, probabilities
 from protlm.downstream.probe_files import Probe, read_probe, write_probe
-from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, best_baseline, probe
+from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, over_best_baseline, probe
 from protlm.downstream.residue_states import state_labels, state_targets
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task
@@ -165,9 +165,21 @@ def test_planted_labels_are_found(numbers, split: Split, tiny_run: Path) -> None
     assert set(found[MODEL].by_layer) == set(range(model.num_layers + 1))
     assert found["composition"].scores.values["accuracy"] > 0.9
     assert found[CONSTANT].scores.values["MCC"] == 0
-    assert best_baseline(found, Task.one_class) != MODEL
+    compared = over_best_baseline(found, Task.one_class)
+    values = {name: one.scores.values["accuracy"] for name, one in found.items()}
+    assert compared.baseline != MODEL and compared.metric == "accuracy"
+    assert compared.value == values[MODEL] - max(values[name] for name in values if name != MODEL)
+    assert compared.low <= compared.value <= compared.high
     low, high = found[CONSTANT].scores.interval("accuracy")
     assert 0.2 < low < high < 0.9
+
+
+def test_one_class_to_fit_to_is_refused(split: Split, tiny_run: Path) -> None:
+    labels = np.zeros(60, dtype=np.int64)
+    labels[split.test] = 1
+    targets = Targets(Task.one_class, ["a", "b"], labels, np.arange(60))
+    with pytest.raises(InputDataError, match="all labels to fit to are a; give two classes"):
+        probe(protlm.load(tiny_run), ["MKT"] * 60, targets, split, ProbeOptions())
 
 
 def test_nothing_is_fitted_to_the_test_proteins(numbers, split: Split, tiny_run: Path) -> None:

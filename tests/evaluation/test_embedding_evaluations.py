@@ -15,6 +15,8 @@ from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
+from protlm.paths import sample_dir
+from tests.small_models import small_model
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +135,30 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("accession\tlabel\nP0\twater\n")
     with (
         pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
-        pytest.raises(InputDataError, match=r"t\.tsv has no column split"),
+        pytest.raises(InputDataError, match=r"t\.tsv has no splits"),
     ):
         made.run(model, None)
+
+
+def test_what_is_not_used_or_leaks_is_told(tmp_path: Path) -> None:
+    rows = families(3, 12, 3)
+    lines, records = ["accession\tlabel\tsplit"], []
+    for number, (name, family, sequence) in enumerate(rows):
+        split = "test" if name.endswith("M0") else "train"
+        label = "" if number == 1 else str(int(family[1:]) % 2)
+        lines.append(f"{name}\t{label}\t{'' if number == 2 else split}")
+        records.append(f">{name}\n{sequence * 2 if number == 3 else sequence}\n")
+    (tmp_path / "x.fasta").write_text("".join(records))
+    (tmp_path / "t.tsv").write_text("\n".join(lines))
+    files = {"labels": str(tmp_path / "t.tsv"), "sequences": str(tmp_path / "x.fasta")}
+    made = create("mine", {"name": "sequence_labels", **files})
+    values = made.run(small_model("performer_relu", max_length=80), None)
+    assert values["left_out"] == {"without a label": 1, "without a split": 1}
+    assert values["cropped"] == 1
+    caption = made.table({NO_SPLIT: values}).caption
+    assert "left out: 1 without a label" in caption
+    assert "embedded in part, for their length: 1" in caption
+    assert "share 10% or more of the 5-mers" in caption
 
 
 @pytest.mark.slow
@@ -151,12 +174,29 @@ def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
 
 
 def test_the_same_proteins_on_both_sides_are_refused(model: PretrainedModel) -> None:
-    from protlm.paths import sample_dir
-
     folder = str(sample_dir() / "structures" / "fit")
     made = create("mine", {"name": "secondary_structure", "structures": folder})
     with pytest.raises(InputDataError, match="fit to other proteins"):
         made.run(model, None)
+
+
+def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_path: Path) -> None:
+    shipped = sorted((sample_dir() / "structures" / "fit").glob("*.pdb.gz"))[:3]
+    folder = tmp_path / "fit"
+    folder.mkdir()
+    for path in shipped:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        # Of the first, the Cα atoms alone.
+        kept = [x for x in lines if path != shipped[0] or x[12:16].strip() == "CA"]
+        (folder / path.name.removesuffix(".gz")).write_text("\n".join(kept) + "\n")
+    settings = {"name": "secondary_structure", "fit_structures": str(folder)}
+    values = create("mine", settings).run(model, None)
+    assert values["proteins"]["train"] == 2
+    assert values["left_out"] == [shipped[0].name.removesuffix(".pdb.gz")]
+    for path in shipped[1:]:
+        (folder / path.name.removesuffix(".gz")).unlink()
+    with pytest.raises(InputDataError, match="no structure with a complete residue"):
+        create("mine", settings).run(model, None)
 
 
 @pytest.mark.parametrize(
