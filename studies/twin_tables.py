@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protlm.analysis.sequence_sums import SequenceSums
+from protlm.analysis.sequence_sums import SequenceSums, most_frequent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def read_column(folder: Path, column: Column) -> Proteins:
     """Reads the sums of the proteins of a column."""
     with (folder / column.table).open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file, delimiter="\t") if _is_in(row, column)]
-    families = merged([row["group"] for row in rows])
+    families = most_frequent([row["group"] for row in rows])
     if column.by_family:
         sizes = Counter(families)
         kept = [number for number, name in enumerate(families) if sizes[name] >= _FEWEST]
@@ -62,13 +62,6 @@ def read_column(folder: Path, column: Column) -> Proteins:
     fields = SequenceSums.__dataclass_fields__
     sums = SequenceSums(*(np.array([float(row[name]) for row in rows]) for name in fields))
     return Proteins(sums, np.array(families))
-
-
-def merged(groups: Sequence[str]) -> list[str]:
-    """Returns one family for each protein; of several (`Pkinase,fn3`) the most frequent."""
-    of_each = [[name.strip() for name in group.split(",")] for group in groups]
-    counts = Counter(name for names in of_each for name in names)
-    return [max(names, key=counts.__getitem__) for names in of_each]
 
 
 def _is_in(row: dict[str, str], column: Column) -> bool:

@@ -1,6 +1,7 @@
 """Sums over the residues of each sequence, and the figures that are made of them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,17 @@ def ratio(nats: float, correct: float, count: float) -> dict[str, float]:
     return {"accuracy": correct / count, "perplexity": perplexity(nats, count)}
 
 
+def most_frequent(groups: Sequence[str]) -> list[str]:
+    """Returns one group for each sequence: of several, the most frequent.
+
+    >>> most_frequent(["Pkinase,fn3", "Pkinase", "fn3", "Pkinase"])
+    ['Pkinase', 'Pkinase', 'fn3', 'Pkinase']
+    """
+    of_each = [[name.strip() for name in group.split(",")] for group in groups]
+    counts = Counter(name for names in of_each for name in names)
+    return [max(names, key=counts.__getitem__) for names in of_each]
+
+
 def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict[str, list[float]]:
     """Returns 95 % intervals of the model's accuracy and perplexity, by resampling whole groups."""
     _, numbers = np.unique(np.array(group_of), return_inverse=True)
@@ -72,7 +84,10 @@ def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict
 
 
 def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
-    """Returns the figures of each group with targets, and their means with equal weights."""
+    """Returns the figures of each group with targets, and their means with equal weights.
+
+    The mean of perplexities is the geometric one, that of nats.
+    """
     names, numbers = np.unique(np.array(group_of), return_inverse=True)
     groups: dict[str, Any] = {}
     for number, name in enumerate(names.tolist()):

@@ -20,6 +20,7 @@ from protlm.analysis.sequence_sums import (
     SequenceSums,
     by_group,
     intervals,
+    most_frequent,
     ratio,
     write_sums,
 )
@@ -53,8 +54,8 @@ class Accuracy(Evaluation):
         seed: seed of the masked positions and of the bootstrap.
         groups: a tab-separated table with the columns accession and `column`; adds figures by
             group, and intervals resample groups instead of sequences.
-        column: the column of the group, for instance the family; a sequence without a group forms
-            one by itself.
+        column: the column of the group, for instance the family. Of several, separated by commas,
+            the most frequent in the split counts; a sequence without a group forms one by itself.
         per_sequence: a tab-separated file for the sums of each sequence; the name of the split is
             inserted before its suffix.
         max_length: the longest row in tokens; longer proteins are cropped. By default proteins
@@ -150,7 +151,7 @@ class Accuracy(Evaluation):
                 f"{self.groups} has no {self.column} for any sequence of the split; choose "
                 "another table or column"
             )
-        return [known.get(name, name) for name in names]
+        return most_frequent([known.get(name, name) for name in names])
 
     def _sums(
         self, model: PretrainedModel, data: EvaluationData, limit: int | None

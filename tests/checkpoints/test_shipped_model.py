@@ -37,6 +37,40 @@ def test_the_card_prints_the_results(results: dict, name: str) -> None:
             assert row in section
 
 
+def test_the_card_prints_the_families(results: dict) -> None:
+    card = (default_model() / CARD).read_text()
+    found = [
+        results[name]["results"]["test_ood_family"]["masked"]
+        for name in ("sample_families", "swissprot50_families")
+    ]
+    for family in {name for one in found for name in one["by_group"]}:
+        cells = [family]
+        for one in found:
+            group = one["by_group"].get(family)
+            figures = [] if group is None else [group[who] for who in ("model", "empirical")]
+            cells += [f"{group['sequences']:,}"] if group else ["", "", ""]
+            cells += [f"{each['perplexity']:.2f}" for each in figures]
+        assert f"| {' | '.join(cells)} |" in card
+    for one in found:
+        low, high = one["interval"]["perplexity"]
+        assert f"| {low:.2f} to {high:.2f} |" in card
+        assert f"{one['macro']['model']['perplexity']:.2f}" in card
+
+
+def test_the_card_prints_what_probes_and_contacts_give(results: dict) -> None:
+    card = (default_model() / CARD).read_text()
+    states = results["secondary_structure"]["results"]["any"]["secondary_structure"]["predictors"]
+    both = ("model", "random_weights")
+    contacts = results["contacts"]["results"]["any"]["contacts"]
+    rows = {"secondary structure": [states[who]["metrics"]["accuracy"]["value"] for who in both]}
+    for separation in ("short", "medium", "long"):
+        found = [contacts[who][separation]["P@L"]["mean"] for who in both]
+        rows[f"{separation} range"] = found
+    for name, figures in rows.items():
+        (row,) = [line for line in card.splitlines() if line.startswith("| ") and name in line]
+        assert " | ".join(f"{figure:.1%}".replace("%", " %") for figure in figures) in row
+
+
 def test_commands_use_it_and_say_so(
     protlm_in_process: Callable, tmp_path: Path, results: dict
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import protlm
-from protlm.analysis.sequence_sums import SequenceSums, intervals
+from protlm.analysis.sequence_sums import SequenceSums, intervals, most_frequent
 from protlm.data.shards.data_set import open_split
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import accuracy
@@ -125,6 +125,7 @@ def test_groups_are_figures_of_their_own(
     split = open_split(tiny_data, "test")
     names = [split.identifier(number) for number in range(len(split))]
     lines = [f"{name}\t{'PF1' if number % 3 else 'PF2'}" for number, name in enumerate(names[:-1])]
+    lines[1] += ",PF3"
     (tmp_path / "t.tsv").write_text("\n".join(["accession\tpfam_family", *lines, ""]))
     asked = {"groups": str(tmp_path / "t.tsv"), "per_sequence": str(tmp_path / "sums.tsv")}
     found = Accuracy(objective="masked", **asked).run(model, data(tiny_data))
@@ -166,6 +167,11 @@ def test_the_interval_holds_the_figure_and_narrows_with_the_number() -> None:
         assert math.log(high / low) == pytest.approx(3.92 * 0.4 / math.sqrt(number), rel=0.2)
         widths.append(high - low)
     assert widths[0] / widths[1] == pytest.approx(10, rel=0.3)
+
+
+def test_a_protein_of_several_families_belongs_to_the_most_frequent() -> None:
+    groups = ["Pkinase", "RRM_1", "Pkinase,fn3", "Pkinase, RRM_1", "P12345"]
+    assert most_frequent(groups) == ["Pkinase", "RRM_1", "Pkinase", "Pkinase", "P12345"]
 
 
 def test_groups_without_a_sequence_are_refused(

@@ -14,7 +14,6 @@ from studies.twin_tables import (
     difference,
     differences_table,
     figures_table,
-    merged,
     read_column,
 )
 
@@ -61,11 +60,6 @@ def test_a_column_takes_its_proteins(
     cells = f"| masked | softmax |  | 0 | 2.50 | {math.exp(nats):.2f} / {accuracy:.2%} |"
     assert rows[2] == cells
     assert rows[3] == "| masked | residue frequencies |  |  |  | 18.00 / 10.00% |"
-
-
-def test_a_protein_of_several_families_belongs_to_the_most_frequent() -> None:
-    groups = ["Pkinase", "RRM_1", "Pkinase,fn3", "Pkinase, RRM_1", "P12345"]
-    assert merged(groups) == ["Pkinase", "RRM_1", "Pkinase", "Pkinase", "P12345"]
 
 
 def test_a_mean_over_families_leaves_out_small_ones(tmp_path: Path) -> None:
