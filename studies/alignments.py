@@ -1,14 +1,17 @@
 """Contacts from the columns of one alignment, by methods that need no language model.
 
-Inverse covariance is that of Zhang et al. 2024 (doi:10.1073/pnas.2406285121). A Potts model has a
-coupling W_ij of the residues in two columns, fitted to the pseudo-likelihood (Ekeberg et al. 2013,
-doi:10.1103/PhysRevE.87.012707). Factored attention (Bhattacharya et al. 2020,
+Inverse covariance is that of Zhang et al. 2024 (doi:10.1073/pnas.2406285121), of all rows with
+equal weights. A Potts model has a coupling W_ij = W_ji^T of the residues in each pair of columns,
+fitted to the pseudo-likelihood (Ekeberg et al. 2013, doi:10.1103/PhysRevE.87.012707) of distinct
+rows, weighted, with gaps as missing data. Factored attention (Bhattacharya et al. 2020,
 doi:10.1101/2020.12.21.423882) is one layer of attention whose queries and keys belong to the
-columns and not to the residues in them: a Potts model with couplings
-W_ij = sum over heads h of softmax_j(q_hi · k_hj / sqrt(K)) V_h.
+columns and not to the residues in them: a Potts model with the symmetrized couplings
+W_ij = sum over heads h of softmax_j(q_hi · k_hj / sqrt(K)) V_h. It is fitted here to the same
+objective, the penalty of the couplings included, instead of the authors' penalty of its weights.
 """
 
 import gzip
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +25,18 @@ LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 GAP = NUM_RESIDUES = len(LETTERS)
 # Zhang et al. 2024: the covariance of n rows is regularized by this number / sqrt(n).
 SHRINKAGE = 4.5
-# Rows that are more alike than this share the weight of one.
+# Rows that are at least this identical share the weight of one.
 ALIKE = 0.8
-# The penalty of the couplings in a pseudo-likelihood of L columns and rows of a total weight n is
-# this number times (L - 1) / n (CCMpred, Seemayer et al. 2014, doi:10.1093/bioinformatics/btu500).
+# The penalty of a pair of columns is this number times (L - 1), for L columns, and half of it for
+# each of W_ij and W_ji (CCMpred, Seemayer et al. 2014, doi:10.1093/bioinformatics/btu500).
 PENALTY = 0.2
-# The heads are those of the authors, whose rate is half of this, and whose steps are 5,000.
+# The authors' command has these heads, half of this rate, and 5,000 steps.
 HEADS, HEAD_DIM, ROWS, LEARNING_RATE = 256, 32, 128, 1e-2
-POTTS_STEPS, FACTORED_STEPS = 100, 1000
+POTTS_STEPS, FACTORED_STEPS = 300, 1000
 
 
 def aligned_columns(path: Path) -> np.ndarray:
-    """Reads the columns of an a3m that its first row has, uint8 BL; 20 is a gap."""
+    """Reads the match columns of an a3m file, uint8 BL; 20 is a gap or another letter."""
     rows: list[str] = []
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in file:
@@ -61,18 +64,27 @@ def inverse_covariance(columns_BL: np.ndarray) -> np.ndarray:
 
 
 def potts(columns_BL: np.ndarray, *, steps: int = POTTS_STEPS) -> np.ndarray:
-    """Trains a Potts model, and returns the coupling of each pair of columns, float64 LL."""
+    """Fits a Potts model, and returns the coupling of each pair of columns, float64 LL."""
     return _trained_couplings(Potts(columns_BL.shape[1]), columns_BL, steps)
 
 
 def factored_attention(columns_BL: np.ndarray, *, steps: int = FACTORED_STEPS) -> np.ndarray:
-    """Trains factored attention, and returns the coupling of each pair of columns, float64 LL."""
+    """Fits factored attention, and returns the coupling of each pair of columns, float64 LL."""
     layer = FactoredAttention(columns_BL.shape[1], torch.Generator().manual_seed(0))
     return _trained_couplings(layer, columns_BL, steps)
 
 
+def _trained_couplings(
+    layer: "Potts | FactoredAttention", columns_BL: np.ndarray, steps: int
+) -> np.ndarray:
+    train(layer, Alignment.of(columns_BL), steps)
+    with torch.no_grad():
+        couplings_LLVV = layer.couplings()
+    return coupling_norms(couplings_LLVV.double().numpy())
+
+
 class Potts(nn.Module):
-    """Couplings of all pairs of columns as parameters, zero at first."""
+    """Couplings of all pairs of columns as parameters, initialized to zero."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -80,9 +92,9 @@ class Potts(nn.Module):
         self.bias_LV = nn.Parameter(torch.zeros(length, NUM_RESIDUES))
 
     def couplings(self) -> Tensor:
-        """Returns W, float32 LLVV: a column, its context, the context's residue and its own."""
+        """Returns W, LLVV: a column, its context, the residue of the context and its own."""
         itself_LL = torch.eye(len(self.bias_LV), dtype=torch.bool)
-        return self.couplings_LLVV.masked_fill(itself_LL[:, :, None, None], 0)
+        return symmetrized(self.couplings_LLVV.masked_fill(itself_LL[:, :, None, None], 0))
 
 
 class FactoredAttention(nn.Module):
@@ -105,48 +117,85 @@ class FactoredAttention(nn.Module):
         self.bias_LV = nn.Parameter(torch.zeros(length, NUM_RESIDUES))
 
     def couplings(self) -> Tensor:
-        """Returns W, float32 LLVV: a column, its context, the context's residue and its own."""
+        """Returns W, LLVV: a column, its context, the residue of the context and its own."""
         length = len(self.bias_LV)
         itself_LL = torch.eye(length, dtype=torch.bool)
         logits_HLL = self.q_HLK @ self.k_HLK.mT / HEAD_DIM**0.5
         map_HLL = logits_HLL.masked_fill(itself_LL, -torch.inf).softmax(dim=-1)
         flat = map_HLL.flatten(1).T @ self.v_HVV.flatten(1)
-        return flat.view(length, length, NUM_RESIDUES, NUM_RESIDUES)
+        return symmetrized(flat.view(length, length, NUM_RESIDUES, NUM_RESIDUES))
 
 
-def _trained_couplings(
-    layer: Potts | FactoredAttention, columns_BL: np.ndarray, steps: int
-) -> np.ndarray:
-    """Fits the pseudo-likelihood by Adam, with gaps as missing data; returns corrected norms, LL.
+@dataclass(frozen=True)
+class Alignment:
+    """The distinct rows of an alignment that have residues.
 
-    Rows are drawn by their weights, and the penalty is on the couplings, also of attention.
+    Attributes:
+        tokens_BL: residues and gaps, int64.
+        onehot_BLV: residues; a gap is zeros.
+        weights_B: 1 / the number of rows that are 80 % identical to a row, itself included.
     """
-    tokens_BL = torch.from_numpy(np.unique(columns_BL, axis=0).astype(np.int64))
-    onehot_BLV = functional.one_hot(tokens_BL, NUM_RESIDUES + 1)[:, :, :GAP].float()
-    weights_B = row_weights(onehot_BLV)
-    counts_LV = torch.einsum("b,blv->lv", weights_B, onehot_BLV)
-    # As if one more row had a share of each residue.
-    layer.bias_LV.data.copy_((counts_LV + 1 / NUM_RESIDUES).log())
-    penalty = PENALTY * (tokens_BL.shape[1] - 1) / float(weights_B.sum())
+
+    tokens_BL: Tensor
+    onehot_BLV: Tensor
+    weights_B: Tensor
+
+    @classmethod
+    def of(cls, columns_BL: np.ndarray) -> "Alignment":
+        """Returns the alignment of columns."""
+        distinct_BL = torch.from_numpy(np.unique(columns_BL, axis=0).astype(np.int64))
+        tokens_BL = distinct_BL[(distinct_BL != GAP).any(dim=1)]
+        onehot_BLV = functional.one_hot(tokens_BL, NUM_RESIDUES + 1)[:, :, :GAP].float()
+        return cls(tokens_BL, onehot_BLV, row_weights(onehot_BLV))
+
+    @property
+    def penalty(self) -> float:
+        """The factor of the sum of squared couplings in the loss of one row."""
+        return PENALTY * (self.tokens_BL.shape[1] - 1) / 2 / float(self.weights_B.sum())
+
+    def log_frequencies(self) -> Tensor:
+        """Returns the logarithm of the frequencies of residues in each column, LV."""
+        counts_LV = torch.einsum("b,blv->lv", self.weights_B, self.onehot_BLV)
+        # As if one more row had a share of each residue.
+        return (counts_LV + 1 / NUM_RESIDUES).log()
+
+    def loss(self, rows: Tensor, couplings_LLVV: Tensor, bias_LV: Tensor) -> Tensor:
+        """Returns the penalized pseudo-likelihood of rows in nats: a sum over columns, a mean."""
+        logits_BLV = conditional_logits(self.onehot_BLV[rows], couplings_LLVV, bias_LV)
+        nats = functional.cross_entropy(
+            logits_BLV.mT, self.tokens_BL[rows], reduction="sum", ignore_index=GAP
+        )
+        return nats / len(rows) + self.penalty * couplings_LLVV.square().sum()
+
+
+def train(layer: Potts | FactoredAttention, alignment: Alignment, steps: int) -> None:
+    """Fits a model by Adam with a rate that falls to zero; rows are drawn by their weights."""
+    layer.bias_LV.data.copy_(alignment.log_frequencies())
     optimizer = torch.optim.Adam(layer.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        rows = torch.multinomial(weights_B, ROWS, replacement=True, generator=generator)
-        couplings_LLVV = layer.couplings()
-        logits_BLV = conditional_logits(onehot_BLV[rows], couplings_LLVV, layer.bias_LV)
-        nats = functional.cross_entropy(
-            logits_BLV.mT, tokens_BL[rows], reduction="sum", ignore_index=GAP
-        )
-        loss = nats / ROWS + penalty * couplings_LLVV.square().sum()
+        rows = torch.multinomial(alignment.weights_B, ROWS, replacement=True, generator=generator)
+        loss = alignment.loss(rows, layer.couplings(), layer.bias_LV)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    with torch.no_grad():
-        couplings = layer.couplings().double().numpy()
-    # In the gauge in which its rows and columns sum to zero, a coupling has the smallest norm.
-    couplings -= couplings.mean(axis=2, keepdims=True)
-    couplings -= couplings.mean(axis=3, keepdims=True)
-    return _corrected_norms(couplings)
+        schedule.step()
+
+
+def symmetrized(couplings_LLVV: Tensor) -> Tensor:
+    """Returns the mean of W_ij and the transpose of W_ji."""
+    return (couplings_LLVV + couplings_LLVV.permute(1, 0, 3, 2)) / 2
+
+
+def coupling_norms(couplings_LLVV: np.ndarray) -> np.ndarray:
+    """Returns norms of couplings whose rows and columns are made to sum to zero, corrected, LL.
+
+    Models that differ by a constant of each row or column make the same predictions; in this gauge
+    the norm is the smallest.
+    """
+    centered = couplings_LLVV - couplings_LLVV.mean(axis=2, keepdims=True)
+    return _corrected_norms(centered - centered.mean(axis=3, keepdims=True))
 
 
 def conditional_logits(onehot_BLV: Tensor, couplings_LLVV: Tensor, bias_LV: Tensor) -> Tensor:
@@ -158,13 +207,13 @@ def conditional_logits(onehot_BLV: Tensor, couplings_LLVV: Tensor, bias_LV: Tens
 def row_weights(onehot_BLV: Tensor) -> Tensor:
     """Returns 1 / the number of rows that are 80 % identical to a row, itself included.
 
-    Identity is the fraction of the residues of the longer of both rows.
+    Identity is the fraction of the residues of the longer of the two rows.
     """
     flat = onehot_BLV.flatten(1)
     lengths_B = flat.sum(dim=1)
-    longer_BB = torch.maximum(lengths_B[:, None], lengths_B[None]).clamp(min=1)
+    longer_BB = torch.maximum(lengths_B[:, None], lengths_B[None])
     is_alike_BB = flat @ flat.T >= ALIKE * longer_BB
-    return 1 / is_alike_BB.sum(dim=1).clamp(min=1)
+    return 1 / is_alike_BB.sum(dim=1)
 
 
 def _corrected_norms(blocks: np.ndarray) -> np.ndarray:

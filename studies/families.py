@@ -28,21 +28,35 @@ from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.evaluation.base import NO_SPLIT
 from protlm.paths import complete_file
-from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
+from studies.alignments import (
+    FACTORED_STEPS,
+    HEADS,
+    POTTS_STEPS,
+    aligned_columns,
+    factored_attention,
+    inverse_covariance,
+    potts,
+)
 from studies.settings import keep_settings
+from studies.tables import markdown
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
 FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
-HELD_OUT = 0.05
+HELD_OUT, CLUSTER_IDENTITY = 0.05, 0.5
 # The warm-up of conf/experiment/family.yaml, or this fraction of a shorter run.
 WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
-# Of its 6-mers: a held-out homolog with more in one homolog to train on is a close relative, about
-# 76 % identical.
+# A held-out homolog is close to one of training that has this fraction of its 6-mers or more.
 MIN_SHARED = 0.2
 RESAMPLES = 1000
 # The fewest proteins of a bootstrap interval.
 FEWEST = 6
 METHODS = ("contacts", "jacobian")
+# From minutes for a protein of 120 residues to half an hour of two cores for one of 400.
+ALIGNMENT_METHODS = {
+    "Potts model": potts,
+    "factored attention": factored_attention,
+    "inverse covariance": inverse_covariance,
+}
 
 
 def protlm(*arguments: str) -> None:
@@ -61,8 +75,9 @@ def homologs(protein: str, given: argparse.Namespace) -> Path:
     family = given.out / protein / "data"
     alignment = given.structures / "msa" / f"{protein}.a3m.gz"
     if not (family / "manifest.json").exists():
-        select = ("--allow-gaps", "--deduplicate", "--cluster")
-        split = ("--valid-fraction", str(HELD_OUT), "--test-fraction", "0")
+        identity = ("--cluster-identity", str(given.cluster_identity))
+        select = ("--allow-gaps", "--deduplicate", "--cluster", *identity)
+        split = ("--valid-fraction", str(given.held_out), "--test-fraction", "0")
         protlm("prepare", str(alignment), *select, *split, "--out", str(family))
     counts = family.parent / "leakage.json"
     if not counts.exists():
@@ -114,22 +129,26 @@ def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
 
 
 def _baselines(protein: str, structures: Path) -> dict[str, float]:
-    contacts_LL = contact_map(read_structure(structure_file(structures, protein)))
+    structure = read_structure(structure_file(structures, protein))
+    contacts_LL = contact_map(structure)
     positions = np.arange(len(contacts_LL))
     distance_LL = np.abs(positions[:, None] - positions).astype(float)
-    columns_BL = aligned_columns(structures / "msa" / f"{protein}.a3m.gz")
-    predicted = {
-        "Potts model": potts(columns_BL),
-        "factored attention": factored_attention(columns_BL),
-        "inverse covariance": inverse_covariance(columns_BL),
-        "nearest in sequence": -distance_LL,
-    }
+    path = structures / "msa" / f"{protein}.a3m.gz"
+    columns_BL = aligned_columns(path)
+    if columns_BL.shape[1] != len(structure):
+        sys.exit(f"{path} has {columns_BL.shape[1]} columns for {len(structure)} residues")
     found = {}
-    for name, scores_LL in predicted.items():
-        hits, asked = precision(scores_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
-        found[name] = hits / asked
+    for name, scores_of in ALIGNMENT_METHODS.items():
+        print(f"{protein}: {name}, {len(columns_BL):,} rows of {len(structure)}", file=sys.stderr)
+        found[name] = _long_range(scores_of(columns_BL), contacts_LL)
     known = contacts_LL[(distance_LL >= SEPARATIONS["long"][0]) & (contacts_LL >= 0)]
-    return found | {"all pairs": float(known.mean())}
+    nearest = _long_range(-distance_LL, contacts_LL)
+    return found | {"nearest in sequence": nearest, "all pairs": float(known.mean())}
+
+
+def _long_range(scores_LL: np.ndarray, contacts_LL: np.ndarray) -> float:
+    hits, asked = precision(scores_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
+    return hits / asked
 
 
 def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
@@ -161,11 +180,9 @@ def perplexities(protein: str, given: argparse.Namespace) -> list[str]:
 
 def perplexity_table(rows: Sequence[Sequence[str]]) -> str:
     """Formats the rows of `perplexities` in Markdown."""
-    counts = ("homologs of train", "held out", "of these close to one of train")
+    counts = ("training homologs", "held out", "of these close to one of training")
     predictors = ("before", "after", "3-mers of the homologs", "residue frequencies")
-    headings = ("perplexity", *counts, *predictors)
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown([("protein", *counts, *predictors), *rows])
 
 
 def interval(values: Sequence[float]) -> str:
@@ -179,18 +196,17 @@ def interval(values: Sequence[float]) -> str:
 
 def report(found: Mapping[str, Mapping[str, float]]) -> str:
     """Formats long-range P@L by predictor and protein, and differences, in Markdown."""
-    lines = ["| long-range P@L | " + " | ".join(found) + " | mean |"]
-    lines.append("|---" * (2 + len(found)) + "|")
+    rows = [["long-range P@L", *found, "mean"]]
     for name in next(iter(found.values())):
         values = [one[name] for one in found.values()]
-        cells = [f"{value:.1%}" for value in values]
-        lines.append(f"| {name} | {' | '.join(cells)} | {interval(values)} |")
-    lines.append("")
+        rows.append([name, *(f"{value:.1%}" for value in values), interval(values)])
+    lines = [markdown(rows), ""]
     for method in METHODS:
         gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
         lines.append(f"{method}, after less before: {interval(gains)}")
-        rest = [one[f"{method}, after"] - one["inverse covariance"] for one in found.values()]
-        lines.append(f"{method}, after less inverse covariance: {interval(rest)}")
+        for name in ALIGNMENT_METHODS:
+            rest = [one[f"{method}, after"] - one[name] for one in found.values()]
+            lines.append(f"{method}, after less {name}: {interval(rest)}")
     return "\n".join(lines)
 
 
@@ -204,8 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="per step")
     parser.add_argument("--model", default="performer-relu-3m")
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
+    # These decide the results too.
+    fits = {"Potts model": POTTS_STEPS, "factored attention": FACTORED_STEPS, "heads": HEADS}
+    parser.set_defaults(cluster_identity=CLUSTER_IDENTITY, held_out=HELD_OUT, alignments=fits)
     given = parser.parse_args(arguments)
-    keep_settings(given, "general", "structures", "steps", "tokens", "model")
+    inputs = ("general", "structures", "steps", "tokens", "model")
+    keep_settings(given, *inputs, "cluster_identity", "held_out", "alignments")
     found, masked = {}, []
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

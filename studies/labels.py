@@ -31,6 +31,7 @@ from protlm.loading import pick_device
 from protlm.paths import complete_file
 from protlm.training.finetuning import FinetuneSettings
 from studies.settings import keep_settings
+from studies.tables import markdown
 
 # DSSP's eight states as helix, strand and coil.
 _STATES = str.maketrans("HGIEBTSC", "HHHEECCC")
@@ -142,10 +143,8 @@ def learn(job: Job, given: argparse.Namespace, folder: Path) -> None:
     finetune_labels(table, model, folder, FinetuneOptions(training), job.reading)
 
 
-def markdown(name: str, results: dict[str, Any]) -> str:
+def section(name: str, results: dict[str, Any]) -> str:
     """The table of a job."""
-    headings, *rows = metric_rows(results)
-    rows = [headings, ["---"] * len(headings), *rows]
     sides = results["proteins"]
     counts = ", ".join(f"{number:,} {side}" for side, number in sides.items() if number)
     leaks = results["test_proteins_with_relatives_to_fit_to"]
@@ -154,7 +153,7 @@ def markdown(name: str, results: dict[str, Any]) -> str:
         f"{leaks['identical']} have an identical sequence and {leaks['similar']} a similar one to "
         "fit to.",
         "",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        markdown(metric_rows(results)),
         "",
         f"{comparison(results)}.",
     ]
@@ -177,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_settings(given, "model", "swissprot", "structures", "proteins", "longest", "chains")
     jobs = [job for job in JOBS if job.name in given.jobs and (job.epochs or not given.finetune)]
     page = given.out / ("tuned.md" if given.finetune else "labels.md")
-    parts = [markdown(job.name, run(job, given)) for job in jobs]
+    parts = [section(job.name, run(job, given)) for job in jobs]
     with complete_file(page, overwrite=True) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n")
     print(page.read_text())

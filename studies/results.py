@@ -3,8 +3,8 @@
     python -m studies.results MODEL --sample DATA [--swissprot50 DATA] [--structures FOLDER]
         [--families TABLE] [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]
 
-The sample is prepared with its shipped split table; TABLE of the families has those of
-`test_ood_family` of the other data set. Evaluations whose data are not given are left
+The sample is prepared with its shipped split table; `--families` is a table of the Pfam families of
+`--swissprot50`. Evaluations whose data are not given are left
 out. Writes `results.json` and the tables in `results.md`; an evaluation whose JSON is in FOLDER
 is not repeated.
 """
@@ -24,6 +24,7 @@ from protlm.config import EvaluateConfig
 from protlm.errors import UserError
 from protlm.loading import load_model
 from protlm.paths import complete_file, sample_dir
+from studies.tables import markdown
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"
 FAMILIES = sample_dir() / "uniprot_sample.splits.tsv.gz"
@@ -103,8 +104,7 @@ def run(part: Part, given: argparse.Namespace) -> tuple[dict[str, Any], str]:
         results = report["results"]
         by_split = {split: found[label] for split, found in results.items() if label in found}
         table = evaluation.create(label, settings).table(by_split)
-        rows = [table.columns, ["---"] * len(table.columns), *table.rows]
-        tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        tables.append(markdown([table.columns, *table.rows]))
         tables += table.caption.splitlines()
     return report, "\n\n".join(tables)
 
@@ -123,6 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("results"))
     given = parser.parse_args(arguments)
+    if given.families and not given.swissprot50:
+        parser.error("--families are those of --swissprot50: give both")
+    if (given.locations is None) != (given.sequences is None):
+        parser.error("--locations and --sequences belong together: give both")
     given.out.mkdir(parents=True, exist_ok=True)
     given.model_hash = load_model(Path(given.model)).hash
     found = {part.name: run(part, given) for part in parts(given)}

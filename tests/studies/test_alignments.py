@@ -12,13 +12,17 @@ from torch.nn import functional
 
 from studies.alignments import (
     GAP,
+    POTTS_STEPS,
+    Alignment,
     FactoredAttention,
+    Potts,
     aligned_columns,
-    conditional_logits,
+    coupling_norms,
     factored_attention,
     inverse_covariance,
     potts,
     row_weights,
+    train,
 )
 
 
@@ -50,28 +54,89 @@ def test_an_indirect_coupling_is_weaker_than_the_direct_ones(
     assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[rest].max()
 
 
+@pytest.fixture
+def alignment() -> Alignment:
+    """Nine rows of five columns, with gaps and a column that follows another."""
+    generator = np.random.default_rng(0)
+    columns_BL = generator.integers(4, size=(9, 5)).astype(np.uint8)
+    columns_BL[:6, 3] = columns_BL[:6, 0]
+    columns_BL[[0, 3, 3], [2, 0, 1]] = GAP
+    return Alignment.of(columns_BL)
+
+
 def test_factored_attention_is_its_formula() -> None:
-    """Column by column in float64, from the paper; a gap says nothing."""
-    generator = torch.Generator().manual_seed(0)
-    tokens_BL = torch.randint(21, (6, 5), generator=generator)
-    tokens_BL[0, 2] = GAP
-    layer = FactoredAttention(5, generator)
-    onehot_BLV = functional.one_hot(tokens_BL, 21)[:, :, :20].float()
-    found_BLV = conditional_logits(onehot_BLV, layer.couplings(), layer.bias_LV).detach().numpy()
+    """Pair by pair in float64, from the paper."""
+    layer = FactoredAttention(4, torch.Generator().manual_seed(0))
+    found_LLVV = layer.couplings().detach().numpy()
     q_HLK, k_HLK, v_HVV = (
         parameter.detach().double().numpy() for parameter in (layer.q_HLK, layer.k_HLK, layer.v_HVV)
     )
-    for row, tokens_L in enumerate(tokens_BL.tolist()):
-        for i in range(5):
-            expected_V = np.zeros(20)
-            for q_LK, k_LK, v_VV in zip(q_HLK, k_HLK, v_HVV, strict=True):
-                others = [j for j in range(5) if j != i]
-                logits = np.array([q_LK[i] @ k_LK[j] / np.sqrt(32) for j in others])
-                shares = np.exp(logits) / np.exp(logits).sum()
-                for share, j in zip(shares, others, strict=True):
-                    if tokens_L[j] != GAP:
-                        expected_V += share * v_VV[tokens_L[j]]
-            np.testing.assert_allclose(found_BLV[row, i], expected_V, rtol=1e-4, atol=1e-5)
+    expected_LLVV = np.zeros((4, 4, 20, 20))
+    for i in range(4):
+        for q_LK, k_LK, v_VV in zip(q_HLK, k_HLK, v_HVV, strict=True):
+            others = [j for j in range(4) if j != i]
+            logits = np.array([q_LK[i] @ k_LK[j] / np.sqrt(32) for j in others])
+            shares = np.exp(logits) / np.exp(logits).sum()
+            for share, j in zip(shares, others, strict=True):
+                # W_ij has the residue of j first, and half of it is in W_ji, transposed.
+                expected_LLVV[i, j] += share * v_VV / 2
+                expected_LLVV[j, i] += share * v_VV.T / 2
+    np.testing.assert_allclose(found_LLVV, expected_LLVV, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_is_its_formula(alignment: Alignment) -> None:
+    """Column by column in float64; a gap neither says nor costs anything."""
+    generator = torch.Generator().manual_seed(0)
+    layer = FactoredAttention(5, generator)
+    bias_LV = torch.randn(5, 20, generator=generator)
+    rows = torch.tensor([0, 3, 3, 7])
+    found = alignment.loss(rows, layer.couplings(), bias_LV).item()
+    w_LLVV = layer.couplings().detach().double().numpy()
+    nats = 0.0
+    for tokens_L in alignment.tokens_BL[rows].tolist():
+        for i in (i for i in range(5) if tokens_L[i] != GAP):
+            logits_V = bias_LV[i].double().numpy()
+            for j in (j for j in range(5) if j != i and tokens_L[j] != GAP):
+                logits_V = logits_V + w_LLVV[i, j, tokens_L[j]]
+            nats += np.log(np.exp(logits_V).sum()) - logits_V[tokens_L[i]]
+    pairs = sum((w_LLVV[i, j] ** 2).sum() for i in range(5) for j in range(i))
+    penalty = 0.2 * 4 / alignment.weights_B.sum().item() * pairs
+    assert found == pytest.approx(nats / 4 + penalty, rel=1e-5)
+
+
+def test_a_potts_model_reaches_its_optimum(alignment: Alignment) -> None:
+    """On rows drawn anew its objective is near that of L-BFGS, which converges on these rows."""
+    rows = torch.multinomial(
+        alignment.weights_B, 4000, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
+
+    def objective(layer: Potts) -> torch.Tensor:
+        return alignment.loss(rows, layer.couplings(), layer.bias_LV)
+
+    exact, start = Potts(5), Potts(5)
+    for layer in (exact, start):
+        layer.bias_LV.data.copy_(alignment.log_frequencies())
+    optimizer = torch.optim.LBFGS(exact.parameters(), max_iter=300, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = objective(exact)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    trained = Potts(5)
+    train(trained, alignment, POTTS_STEPS)
+    found, best, first = (objective(layer).item() for layer in (trained, exact, start))
+    assert best <= found < best + 0.05 * (first - best)
+
+
+def test_norms_do_not_depend_on_the_gauge() -> None:
+    generator = np.random.default_rng(0)
+    couplings_LLVV = generator.normal(size=(4, 4, 20, 20))
+    shifted = couplings_LLVV + generator.normal(size=(4, 4, 20, 1))
+    shifted += generator.normal(size=(4, 4, 1, 20))
+    np.testing.assert_allclose(coupling_norms(shifted), coupling_norms(couplings_LLVV), atol=1e-9)
 
 
 def test_alike_rows_share_a_weight() -> None:

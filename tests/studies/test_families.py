@@ -16,13 +16,15 @@ from studies.families import (
 
 def test_the_report_compares_each_protein_with_itself() -> None:
     methods = {"contacts, before": 0.1, "contacts, after": 0.2, "jacobian, before": 0.1}
-    one = {**methods, "jacobian, after": 0.3, "inverse covariance": 0.25}
+    alignments = {"Potts model": 0.2, "factored attention": 0.1}
+    one = {**methods, "jacobian, after": 0.3, **alignments, "inverse covariance": 0.25}
     other = {**one, "contacts, after": 0.4, "inverse covariance": 0.35}
     lines = report({"1ABC_A": one, "2ABC_A": other}).splitlines()
     assert lines[3] == "| contacts, after | 20.0% | 40.0% | 30.0% (range 20.0% to 40.0%) |"
     assert "contacts, after less before: 20.0% (range 10.0% to 30.0%)" in lines
     expected = "jacobian, after less inverse covariance: 0.0% (range -5.0% to 5.0%)"
     assert expected in lines
+    assert "jacobian, after less Potts model: 10.0% (range 10.0% to 10.0%)" in lines
 
 
 def test_perplexities_are_of_the_held_out_homologs(tmp_path: Path) -> None:
