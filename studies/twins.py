@@ -10,6 +10,7 @@ Performer once more, from the same stable phase, after the wall time that the so
 Finished runs are not repeated, and interrupted ones continue. Before them both run short, masked,
 at several learning rates, and keep the one with the lowest validation loss, for the causal models
 too. `performer_softmax`, which is trained masked with the first seed, takes the rate of softmax.
+With `--rate`, all take this rate, and no short runs are made.
 
 Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
@@ -17,7 +18,7 @@ give the seconds of a step, measured on the idle machine (`--step-seconds`).
 Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
 four test splits of the shipped sample, prepared with its split table. Rows are of at most 512
 tokens, as in training. With another `--length` the models train on rows of this many tokens, in
-which sequences are joined, and are tested on rows of one protein.
+which sequences are joined, without `performer_softmax`, and are tested on rows of one protein.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from studies.twin_tables import (
 TOKENS_PER_STEP = 4096
 LENGTH = 512
 DECAY = 0.4
+WARMUP_STEPS = 500
 COMMON = (
     "model=medium",
     "model.model_dim=128",
@@ -85,7 +87,7 @@ def arms(given: argparse.Namespace) -> Iterator[Arm]:
         for objective in given.objectives:
             yield Arm(objective, "performer_relu", seed)
             yield Arm(objective, "softmax", seed)
-    if "masked" in given.objectives:
+    if "masked" in given.objectives and given.length == LENGTH:
         yield Arm("masked", "performer_softmax", given.seeds[0])
 
 
@@ -98,11 +100,12 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
         f"objective={OBJECTIVES[arm.objective]}",
         *COMMON,
         f"optimizer.learning_rate={rate}",
+        f"schedule.warmup_steps={min(WARMUP_STEPS, planned // 10)}",
         *row_settings(given.length),
         *(f"data.dir={given.train}", f"data.valid_dir={given.test}", f"seed={arm.seed}"),
         *(f"trainer.max_steps={steps}", f"trainer.valid_every={max(planned // 10, 1)}"),
         *(f"trainer.checkpoint_every={stable}", "trainer.checkpoint_minutes=10"),
-        "trainer.valid_batches=100",
+        "trainer.valid_batches=25",
         f"run_dir={arm.folder(given.out)}",
     ]
     subprocess.run(command, check=True)
@@ -115,7 +118,9 @@ def row_settings(length: int) -> tuple[str, ...]:
 
 
 def best_rate(attention: str, given: argparse.Namespace) -> float:
-    """Returns the learning rate with the lowest validation loss after short masked runs."""
+    """Returns the given learning rate, or that with the lowest loss after short masked runs."""
+    if given.rate:
+        return given.rate
     steps = min(RATE_STEPS, given.steps)
     losses = {}
     for rate in RATES:
@@ -217,6 +222,7 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
     parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
+    parser.add_argument("--rate", type=float, help="of learning, instead of the best of short runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--out", type=Path, default=Path("runs/twins"))
@@ -245,7 +251,7 @@ def step_time(text: str) -> tuple[str, float]:
 def main(command_line: Sequence[str] | None = None) -> None:
     """Trains and evaluates what is missing, prints the tables and draws the curves."""
     given = arguments(command_line)
-    decisive = ("train", "test", "groups", "sample", "steps", "length", "step_seconds")
+    decisive = ("train", "test", "groups", "sample", "steps", "length", "rate", "step_seconds")
     keep_settings(given, *decisive)
     rates = {name: best_rate(name, given) for name in ("performer_relu", "softmax")}
     rates["performer_softmax"] = rates["softmax"]

@@ -20,6 +20,28 @@ def test_each_objective_has_both_twins_of_each_seed() -> None:
     assert list(twins.arms(masked))[-1] == twins.Arm("masked", "performer_softmax", 3)
 
 
+def test_a_given_rate_needs_no_short_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[dict[str, str]] = []
+
+    def run(command: list[str], *, check: bool) -> None:
+        assert check
+        settings.append(dict(word.split("=", 1) for word in command if "=" in word))
+
+    monkeypatch.setattr(twins.subprocess, "run", run)
+    given = twins.arguments(
+        [*GIVEN, "--rate", "4e-3", "--length", "4096", "--steps", "1000", "--out", str(tmp_path)]
+    )
+    rate = twins.best_rate("softmax", given)
+    assert rate == 4e-3 and not settings
+    assert "performer_softmax" not in {arm.attention for arm in twins.arms(given)}
+    for steps in (given.steps, 5760):
+        twins.train(twins.Arm("masked", "performer_relu", 0), given, steps, rate)
+    equal, longer = settings
+    assert {name for name in equal if equal[name] != longer[name]} == {"trainer.max_steps"}
+    assert equal["optimizer.learning_rate"] == "0.004"
+    assert equal["schedule.warmup_steps"] == "100" and equal["data.mode"] == "concatenated"
+
+
 def test_the_time_of_a_step_is_given_for_all_runs_or_none(capsys: pytest.CaptureFixture) -> None:
     times = ["masked:performer_relu=0.4", "masked:softmax=0.7"]
     given = [*GIVEN, "--objectives", "masked", "--step-seconds", *times]
