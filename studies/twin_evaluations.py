@@ -9,6 +9,8 @@ from pathlib import Path
 from protlm.paths import sample_dir
 from studies.twin_tables import Column
 
+# Rows of so many tokens hold one protein, longer ones are of joined proteins.
+LENGTH = 512
 # The folder of a run's evaluations in that of the run.
 EVALUATED = "evaluated"
 SAMPLE, FAMILIES = ("test_iid", "test_remote_homolog", "test_ood_cluster"), "test_ood_family"
@@ -29,7 +31,8 @@ def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
         if output.exists():
             continue
         folder.mkdir(exist_ok=True)
-        options = (f"max_length={given.length}", f"per_sequence={sums}")
+        joined = f"concatenated={str(given.length != LENGTH).lower()}"
+        options = (f"max_length={given.length}", joined, f"per_sequence={sums}")
         command = [
             *(sys.executable, "-m", "protlm.commands.evaluate"),
             *(f"checkpoint={run}", f"evaluation=[{objective}]"),

@@ -17,8 +17,8 @@ give the seconds of a step, measured on the idle machine (`--step-seconds`).
 
 Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
 four test splits of the shipped sample, prepared with its split table. Rows are of at most 512
-tokens, as in training. With another `--length` the models train on rows of this many tokens, in
-which sequences are joined, without `performer_softmax`, and are tested on rows of one protein.
+tokens, as in training. With another `--length` the models, without `performer_softmax`, are trained
+and tested on rows of this many tokens of joined sequences.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from pathlib import Path
 from protlm.plots import save_figure
 from protlm.plots.panels import BLUE, GREEN, ORANGE
 from studies.settings import keep_settings
-from studies.twin_evaluations import EVALUATED, columns, evaluate
+from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate
 from studies.twin_tables import (
     LONGER,
     curves,
@@ -43,7 +43,6 @@ from studies.twin_tables import (
 )
 
 TOKENS_PER_STEP = 4096
-LENGTH = 512
 DECAY = 0.4
 WARMUP_STEPS = 500
 COMMON = (

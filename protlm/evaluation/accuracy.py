@@ -27,7 +27,8 @@ from protlm.analysis.sequence_sums import (
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.order import EpochOrder
-from protlm.data.batching.plan import SPECIALS, BatchStream
+from protlm.data.batching.packing import Packing
+from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
@@ -60,6 +61,8 @@ class Accuracy(Evaluation):
             inserted before its suffix.
         max_length: the longest row in tokens; longer proteins are cropped. By default proteins
             are cropped only to what the model can read.
+        concatenated: rows are `max_length` tokens of sequences that are joined in random order, as
+            `data.mode=concatenated` trains on; none is cropped.
     """
 
     def __init__(
@@ -72,7 +75,12 @@ class Accuracy(Evaluation):
         column: str = "pfam_family",
         per_sequence: str | None = None,
         max_length: int | None = None,
+        concatenated: bool = False,
     ) -> None:
+        if concatenated and max_length is None:
+            raise UserError(
+                "concatenated=true needs the length of rows; type max_length=TOKENS too"
+            )
         if max_length is not None and max_length <= SPECIALS:
             raise UserError(f"max_length={max_length} must be at least {SPECIALS + 1}")
         if objective not in ("masked", "causal"):
@@ -84,6 +92,7 @@ class Accuracy(Evaluation):
         self.column = column
         self.per_sequence = None if per_sequence is None else Path(per_sequence)
         self.max_length = max_length
+        self.concatenated = concatenated
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns accuracy and perplexity of the model and the baselines, and the counts.
@@ -108,7 +117,7 @@ class Accuracy(Evaluation):
             "interval": intervals(sums, group_of, seed=self.seed),
             "targets": int(count),
             "sequences": len(names),
-            "cropped": _cropped(data.split, limit),
+            "cropped": _cropped(data.split, None if self.concatenated else limit),
             "trained_as": model.description.objective.value,
         }
         if self.groups is not None:
@@ -157,10 +166,12 @@ class Accuracy(Evaluation):
         self, model: PretrainedModel, data: EvaluationData, limit: int | None
     ) -> SequenceSums:
         causal = self.objective == "causal"
-        max_residues = None if limit is None else limit - SPECIALS
+        max_residues = None if limit is None or self.concatenated else limit - SPECIALS
         unigram_V = _unigram(data.train, max_residues)
         trigram = Trigram(_sample(data.train, max_residues), causal=causal)
         sums = SequenceSums.zeros(len(data.split))
+        order_S = self._order(data).draw(0, np.arange(len(data.split))).samples
+        position_S = np.argsort(order_S)
         for batch in self._watched(data, limit):
             targets_BL = _residues_only(batch.targets_BL)
             chosen_BL = targets_BL != IGNORE
@@ -170,7 +181,10 @@ class Accuracy(Evaluation):
             for probabilities in (unigram_V.expand_as(near), near):
                 found.append(-probabilities.gather(1, targets[:, None])[:, 0].log())
                 found.append((probabilities.argmax(dim=1) == targets).double())
-            rows = batch.samples_B[:, None].expand_as(chosen_BL)[chosen_BL].numpy()
+            # <eos> joins a sequence and the next one.
+            later_BL = (batch.tokens_BL == VOCABULARY.eos).cumsum(dim=1)
+            place_BL = position_S[batch.samples_B.numpy()][:, None] + later_BL.numpy()
+            rows = order_S[place_BL[chosen_BL.numpy()]]
             for total, values in zip(vars(sums).values(), found, strict=True):
                 np.add.at(total, rows, values.double().numpy())
         return sums
@@ -180,20 +194,27 @@ class Accuracy(Evaluation):
         with JobProgress(f"{data.name}: sequences evaluated", len(data.split)) as progress:
             for batch in self._batches(data, limit):
                 yield batch
-                done += int((batch.samples_B >= 0).sum())
+                ends = batch.tokens_BL == VOCABULARY.eos
+                done += int(ends.sum()) if self.concatenated else len(batch.samples_B)
                 progress.update(done)
 
     def _batches(self, data: EvaluationData, limit: int | None) -> DataLoader[Batch]:
-        longest = len(data.split.length_counts()) - 1 + SPECIALS
         dataset = SequenceDataset(
             data.split, objective=self.objective, masking=self.masking, seed=self.seed
         )
-        stream = BatchStream(
-            data.split.lengths_of,
-            SampleOrder([len(data.split)], shuffle=False),
-            LengthBuckets(data.tokens_per_batch, longest if limit is None else min(longest, limit)),
-        )
+        stream = BatchStream(data.split.lengths_of, self._order(data), self._rule(data, limit))
         return DataLoader(dataset, sampler=stream, batch_size=None, collate_fn=lambda batch: batch)
+
+    def _order(self, data: EvaluationData) -> SampleOrder:
+        """The order of the sequences: random where they are joined, because relatives are close."""
+        return SampleOrder([len(data.split)], seed=self.seed, shuffle=self.concatenated)
+
+    def _rule(self, data: EvaluationData, limit: int | None) -> BatchingStrategy:
+        if self.concatenated:
+            assert limit is not None
+            return Packing(data.tokens_per_batch, limit)
+        longest = len(data.split.length_counts()) - 1 + SPECIALS
+        return LengthBuckets(data.tokens_per_batch, min(longest, limit or longest))
 
     @torch.inference_mode()
     def _score(

@@ -1,5 +1,6 @@
 """Accuracy and perplexity: sums over residues, the same for any batch size."""
 
+import csv
 import math
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import torch
 
 import protlm
 from protlm.analysis.sequence_sums import SequenceSums, intervals, most_frequent
+from protlm.data.batching.mixture import SampleOrder
 from protlm.data.shards.data_set import open_split
+from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
@@ -49,6 +52,53 @@ def test_figures_do_not_move_with_the_batch(
 def test_causal_counts_every_residue_once(model: PretrainedModel, tiny_data: Path) -> None:
     found = Accuracy(objective="causal").run(model, data(tiny_data))
     assert found["targets"] == num_residues(tiny_data)
+
+
+def test_joined_rows_count_every_residue_once_and_for_its_sequence(
+    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "sums.tsv"
+    settings = {"max_length": 100, "concatenated": True, "per_sequence": str(table)}
+    found = Accuracy(objective="causal", **settings).run(model, data(tiny_data))
+    assert found["targets"] == num_residues(tiny_data)
+    assert found["cropped"] == {"sequences": 0, "residues": 0}
+    split = open_split(tiny_data, "test")
+    with table.with_name("sums.split.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert [float(row["targets"]) for row in rows] == [len(split[i]) for i in range(len(split))]
+
+
+def test_joined_rows_are_predicted_from_all_of_the_row(
+    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "sums.tsv"
+    length = 300
+    settings = {"max_length": length, "concatenated": True, "per_sequence": str(table)}
+    Accuracy(objective="causal", **settings).run(model, data(tiny_data))
+    split = open_split(tiny_data, "test")
+    stream, owner = [], []
+    order = SampleOrder([len(split)], seed=0).draw(0, np.arange(len(split))).samples
+    assert order.tolist() != sorted(order)
+    for index in order:
+        stream += [*split[index].tolist(), VOCABULARY.eos]
+        owner += [index] * (len(split[index]) + 1)
+    nats = np.zeros(len(split))
+    for start in range(0, len(stream), length - 1):
+        segment = torch.tensor([VOCABULARY.cls, *stream[start : start + length - 1]])[None]
+        with torch.inference_mode():
+            logits = model.network(segment, segment >= 0, causal=True).logits_BLV[0, :-1]
+        losses = -logits.double().log_softmax(-1).gather(1, segment[0, 1:, None])[:, 0]
+        for place, loss in enumerate(losses.tolist()):
+            if stream[start + place] != VOCABULARY.eos:
+                nats[owner[start + place]] += loss
+    with table.with_name("sums.split.tsv").open() as file:
+        found = [float(row["nats"]) for row in csv.DictReader(file, delimiter="\t")]
+    assert found == pytest.approx(nats, rel=1e-4)
+
+
+def test_joined_rows_need_a_length() -> None:
+    with pytest.raises(UserError, match="type max_length=TOKENS too"):
+        Accuracy(objective="masked", concatenated=True)
 
 
 def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
