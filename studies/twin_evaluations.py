@@ -9,7 +9,7 @@ from pathlib import Path
 from protlm.paths import sample_dir
 from studies.twin_tables import Column
 
-# Rows of so many tokens hold one protein, longer ones are of joined proteins.
+# Rows of this length hold one protein each; longer ones hold joined proteins.
 LENGTH = 512
 # The folder of a run's evaluations in that of the run.
 EVALUATED = "evaluated"
