@@ -54,12 +54,15 @@ def test_causal_counts_every_residue_once(model: PretrainedModel, tiny_data: Pat
     assert found["targets"] == num_residues(tiny_data)
 
 
+@pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_joined_rows_count_every_residue_once_and_for_its_sequence(
-    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+    objective: str, model: PretrainedModel, tiny_data: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "sums.tsv"
     settings = {"max_length": 100, "concatenated": True, "per_sequence": str(table)}
-    found = Accuracy(objective="causal", **settings).run(model, data(tiny_data))
+    # Masked, every residue is a target.
+    evaluation = Accuracy(objective=objective, mask_fraction=1.0, **settings)
+    found = evaluation.run(model, data(tiny_data))
     assert found["targets"] == num_residues(tiny_data)
     assert found["cropped"] == {"sequences": 0, "residues": 0}
     split = open_split(tiny_data, "test")

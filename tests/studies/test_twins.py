@@ -106,6 +106,13 @@ def test_splits_are_evaluated_with_their_groups_and_once(
         ("split=[test_iid,test_remote_homolog,test_ood_cluster]", "cluster30"),
         ("split=[test_ood_family]", "pfam_family"),
     ]
+    assert all("evaluation.causal.concatenated=false" in call for call in calls)
+    calls.clear()
+    given.length = 4096
+    (tmp_path / "longer").mkdir()
+    twin_evaluations.evaluate(tmp_path / "longer", "causal", given)
+    joined = {"evaluation.causal.concatenated=true", "evaluation.causal.max_length=4096"}
+    assert len(calls) == 4 and all(joined <= set(call) for call in calls)
     tables = {column.table for column in twin_evaluations.columns(given)}
     assert {Path(table).name for table in tables} == {
         "test.test_iid.tsv",
