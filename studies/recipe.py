@@ -43,8 +43,8 @@ BASE = (
     "trainer.log_every=50",
 )
 SMALL = ("model.model_dim=128", "model.feedforward_dim=344")
-LARGE = ("model.model_dim=256", "model.feedforward_dim=688")
 EXTRAS = ("model.convolution=5", "model.value_embedding=true", "model.unet_skips=true")
+FULL = "all three extras, Muon"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "base": (),
     "convolution": ("model.convolution=5",),
@@ -62,14 +62,18 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "objective.mask_fraction_range=[0.1,0.3]",
         "objective.mask_fraction_decays=true",
     ),
-    "all three extras, Muon": (*EXTRAS, "optimizer=muon"),
-    "all three extras, Muon, seed 1": (*EXTRAS, "optimizer=muon", "seed=1"),
     "base, seed 1": ("seed=1",),
+    FULL: (*EXTRAS, "optimizer=muon"),
+    f"{FULL}, seed 1": (*EXTRAS, "optimizer=muon", "seed=1"),
+    f"{FULL}, rate 1.5e-3": (*EXTRAS, "optimizer=muon", "optimizer.learning_rate=1.5e-3"),
+    f"{FULL}, rate 6e-3": (*EXTRAS, "optimizer=muon", "optimizer.learning_rate=6e-3"),
 }
-BOTH_ARMS = (
-    *("base", "rate 1.5e-3", "rate 6e-3"),
-    *("convolution", "QK-norm", "Muon", "all three extras, Muon"),
-)
+ALL_RATES = (FULL, f"{FULL}, rate 1.5e-3", f"{FULL}, rate 6e-3")
+SMALL_RUNS = {
+    "performer_relu": tuple(OPTIONS),
+    "softmax": ("base", "convolution", "Muon", *ALL_RATES),
+    "hybrid": ("base", *ALL_RATES),
+}
 VALID = Column("valid", "evaluated.valid.tsv")
 
 
@@ -94,7 +98,7 @@ class Arm:
 
     def overrides(self, data: Path, steps: int) -> list[str]:
         """What `protlm train` is given; choices of groups come before their values."""
-        size = {"small": SMALL, "medium": (), "large": LARGE}[self.size]
+        size = {"small": SMALL, "medium": ()}[self.size]
         given = [*BASE, *size, *OPTIONS[self.option]]
         ends = f"trainer.max_steps={steps} trainer.valid_every={steps} trainer.checkpoint_every=200"
         run = [f"attention={self.attention}", f"data.dir={data}", f"run_dir={self.folder}"]
@@ -114,19 +118,17 @@ class Arm:
 
 
 def arms(out: Path) -> Iterator[Arm]:
-    """All runs, the most telling first."""
+    """All runs."""
 
     def arm(attention: str, size: str, option: str) -> Arm:
         name = re.sub(r"[^\w.-]+", "_", f"{attention}-{size}-{option}")
         return Arm(attention, size, option, out / name)
 
-    for option in OPTIONS:
-        yield arm("performer_relu", "small", option)
-        if option in BOTH_ARMS:
-            yield arm("softmax", "small", option)
-    for size in ("medium", "large"):
-        for attention in ("performer_relu", "softmax"):
-            yield arm(attention, size, "all three extras, Muon")
+    for attention, options in SMALL_RUNS.items():
+        for option in options:
+            yield arm(attention, "small", option)
+    for attention in SMALL_RUNS:
+        yield arm(attention, "medium", FULL)
 
 
 def make(arm: Arm, given: argparse.Namespace, threads: int) -> None:
