@@ -4,9 +4,9 @@
         [--families TABLE] [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]
 
 The sample is prepared with its shipped split table; `--families` is a table of the Pfam families of
-`--swissprot50`. Evaluations whose data are not given are left
-out. Writes `results.json` and the tables in `results.md`; an evaluation whose JSON is in FOLDER
-is not repeated.
+`--swissprot50`. Evaluations whose data are not given are left out. Writes `results.json` and the
+tables in `results.md`; an evaluation whose JSON is in FOLDER is not repeated, and a FOLDER with
+results of another model or other data is refused.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from protlm.config import EvaluateConfig
 from protlm.errors import UserError
 from protlm.loading import load_model
 from protlm.paths import complete_file, sample_dir
+from studies.settings import keep_settings
 from studies.tables import markdown
 
 SPLITS = "[test_iid,test_remote_homolog,test_ood_cluster,test_ood_family]"
@@ -114,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--sample", type=Path, required=True)
-    for name in ("swissprot50", "families", "structures", "locations", "sequences"):
+    data = ("swissprot50", "families", "structures", "locations", "sequences")
+    for name in data:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument(
         "--jacobian",
@@ -127,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--families are those of --swissprot50: give both")
     if (given.locations is None) != (given.sequences is None):
         parser.error("--locations and --sequences belong together: give both")
-    given.out.mkdir(parents=True, exist_ok=True)
+    keep_settings(given, "model", "sample", *data)
     given.model_hash = load_model(Path(given.model)).hash
     found = {part.name: run(part, given) for part in parts(given)}
     reports = {name: report for name, (report, _) in found.items()}

@@ -1,6 +1,7 @@
 """Tables and curves of twins, from the logs of their runs and the sums of their evaluations."""
 
 import csv
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protlm.analysis.sequence_sums import SequenceSums, most_frequent
+from protlm.analysis.sequence_sums import FEWEST_IN_GROUP, SequenceSums, most_frequent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +19,8 @@ KINASE = "Pkinase"
 # How the labels of longer runs end, whose curves are dashed.
 LONGER = ", longer"
 _RESAMPLES = 1000
-_FEWEST = 5
+# Fewer groups have no interval.
+_FEWEST_GROUPS = 5
 # The units of differences, the factors to them, and their digits.
 _UNITS = (("nats", 1, 4), ("accuracy, points", 100, 2))
 _PREDICTORS = {"empirical": "residue frequencies", "three_mers": "3-mers"}
@@ -57,7 +59,7 @@ def read_column(folder: Path, column: Column) -> Proteins:
     families = most_frequent([row["group"] for row in rows])
     if column.by_family:
         sizes = Counter(families)
-        kept = [number for number, name in enumerate(families) if sizes[name] >= _FEWEST]
+        kept = [number for number, name in enumerate(families) if sizes[name] >= FEWEST_IN_GROUP]
         rows, families = [rows[number] for number in kept], [families[number] for number in kept]
     fields = SequenceSums.__dataclass_fields__
     sums = SequenceSums(*(np.array([float(row[name]) for row in rows]) for name in fields))
@@ -94,9 +96,13 @@ def difference(
     Pairs are of seeds. The bootstrap draws seeds, and families (proteins where they have none).
 
     Returns:
-        The differences [2], and the lower and upper bounds of their 95 % intervals.
+        The differences [2], and the lower and upper bounds of their 95 % intervals; of fewer than
+        five groups NaN.
     """
-    both = np.array([[by_group(read_column(one, column)) for one in pair] for pair in pairs])
+    proteins = [[read_column(one, column) for one in pair] for pair in pairs]
+    if len({tuple(one.group) for pair in proteins for one in pair}) > 1:
+        sys.exit(f"{column.title}: the runs were evaluated on different proteins or groups")
+    both = np.array([[by_group(one) for one in pair] for pair in proteins])
 
     def above(seeds: np.ndarray, groups: np.ndarray) -> np.ndarray:
         first, second = np.moveaxis(both[seeds][..., groups], 1, 0)
@@ -104,12 +110,15 @@ def difference(
         return (rates(second, **weights) - rates(first, **weights)).mean(axis=0)
 
     generator, size = np.random.default_rng(0), both.shape[-1]
+    value = above(np.arange(len(both)), np.arange(size))
+    if size < _FEWEST_GROUPS:
+        return value, np.full(2, np.nan), np.full(2, np.nan)
     draws = [
         above(generator.integers(len(both), size=len(both)), generator.integers(size, size=size))
         for _ in range(_RESAMPLES)
     ]
     low, high = np.quantile(draws, [0.025, 0.975], axis=0)
-    return above(np.arange(len(both)), np.arange(size)), low, high
+    return value, low, high
 
 
 def figures_table(
@@ -146,10 +155,8 @@ def differences_table(
     for cells, some in pairs.items():
         found = [difference(some, column) for column in columns]
         for index, (unit, scale, digits) in enumerate(_UNITS):
-            shown = [
-                "{} ({} to {})".format(*(f"{scale * x[index]:+.{digits}f}" for x in values))
-                for values in found
-            ]
+            scaled = [[f"{scale * x[index]:+.{digits}f}" for x in values] for values in found]
+            shown = [v if low == "+nan" else f"{v} ({low} to {high})" for v, low, high in scaled]
             lines.append(_row((*cells, str(len(some)), unit, *shown)))
     return lines
 

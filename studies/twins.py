@@ -30,6 +30,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from protlm.plots import save_figure
 from protlm.plots.panels import BLUE, GREEN, ORANGE
 from studies.settings import keep_settings
@@ -128,7 +130,7 @@ def best_rate(attention: str, given: argparse.Namespace) -> float:
         arm = Arm("masked", attention, given.seeds[0], f"rate-{rate}")
         train(arm, given, steps, rate)
         rows = [row for row in log(arm.folder(given.out)) if row["valid_loss"]]
-        losses[rate] = float(rows[-1]["valid_loss"])
+        losses[rate] = float(np.nan_to_num(float(rows[-1]["valid_loss"]), nan=np.inf))
     print(f"{attention}: validation loss by learning rate {losses}", flush=True)
     return min(losses, key=losses.__getitem__)
 
@@ -137,7 +139,7 @@ def step_seconds(arm: Arm, given: argparse.Namespace) -> float:
     """Returns the time of a step, as given or from the log."""
     if given.step_seconds:
         return given.step_seconds[f"{arm.objective}:{arm.attention}"]
-    return seconds(arm.folder(given.out)) / given.steps
+    return seconds(arm.folder(given.out)) / last_step(arm, given)
 
 
 def branch(arm: Arm, given: argparse.Namespace) -> None:

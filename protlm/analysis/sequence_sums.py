@@ -13,6 +13,8 @@ from protlm.model.objective import perplexity
 from protlm.paths import complete_file
 
 BASELINES = ("empirical", "three_mers")
+# Smaller groups do not count in a mean over groups: one short protein would be worth hundreds.
+FEWEST_IN_GROUP = 5
 _RESAMPLES = 1000
 
 
@@ -84,9 +86,10 @@ def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict
 
 
 def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
-    """Returns the figures of each group with targets, and their means with equal weights.
+    """Returns the figures of each group with targets, and means over groups of five sequences.
 
-    The mean of perplexities is the geometric one, that of nats.
+    Groups have equal weights in `macro`, which counts them (`groups`) and is left out where none
+    has five sequences or more. The mean of perplexities is the geometric one, that of nats.
     """
     names, numbers = np.unique(np.array(group_of), return_inverse=True)
     groups: dict[str, Any] = {}
@@ -98,10 +101,13 @@ def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
                 "targets": targets,
                 "sequences": len(some.targets),
             }
-    macro = {}
+    large = [one for one in groups.values() if one["sequences"] >= FEWEST_IN_GROUP]
+    if not large:
+        return {"by_group": groups}
+    macro: dict[str, Any] = {"groups": len(large)}
     for who in ("model", *BASELINES):
-        nats = [math.log(values[who]["perplexity"]) for values in groups.values()]
-        accuracy = [values[who]["accuracy"] for values in groups.values()]
+        nats = [math.log(values[who]["perplexity"]) for values in large]
+        accuracy = [values[who]["accuracy"] for values in large]
         macro[who] = {
             "accuracy": float(np.mean(accuracy)),
             "perplexity": math.exp(float(np.mean(nats))),

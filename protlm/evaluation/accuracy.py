@@ -47,7 +47,8 @@ _MOST_COUNTED = 1 << 20
 class Accuracy(Evaluation):
     """Masked or causal accuracy and perplexity of a model on a split.
 
-    The masked positions of a sequence depend only on `seed` and its index in the split.
+    The masked positions of a sequence depend only on `seed` and its index in the split; those of
+    joined sequences on `seed`, `max_length` and the split.
 
     Args:
         objective: `masked` or `causal`.
@@ -63,6 +64,9 @@ class Accuracy(Evaluation):
             are cropped only to what the model can read.
         concatenated: rows are `max_length` tokens of sequences that are joined in random order, as
             `data.mode=concatenated` trains on; none is cropped.
+
+    Raises:
+        UserError: a setting out of range.
     """
 
     def __init__(
@@ -98,12 +102,22 @@ class Accuracy(Evaluation):
         """Returns accuracy and perplexity of the model and the baselines, and the counts.
 
         `interval` holds the bounds of 95 % bootstrap intervals of the model's figures; with groups
-        there are also `by_group` and `macro`, the mean over groups. `cropped` counts the cropped
-        sequences and the residues that they lost.
+        there are also `by_group` and `macro`, the mean over groups of five sequences or more.
+        `cropped` counts the cropped sequences and the residues that they lost; `max_length` is the
+        longest row in tokens, null for whole proteins.
+
+        Raises:
+            UserError: no residue to predict, or joined rows that are longer than the model reads.
+            InputDataError: a table of groups without a sequence of the split.
         """
         assert data is not None
         limits = [limit for limit in (self.max_length, model.max_length) if limit is not None]
         limit = min(limits, default=None)
+        if self.concatenated and limit != self.max_length:
+            raise UserError(
+                f"max_length={self.max_length} is more than the model reads; "
+                f"type max_length={limit}"
+            )
         names = [data.split.identifier(number) for number in range(len(data.split))]
         group_of = self._groups(names)
         sums = self._sums(model, data, limit)
@@ -118,6 +132,8 @@ class Accuracy(Evaluation):
             "targets": int(count),
             "sequences": len(names),
             "cropped": _cropped(data.split, None if self.concatenated else limit),
+            "max_length": limit,
+            "concatenated": self.concatenated,
             "trained_as": model.description.objective.value,
         }
         if self.groups is not None:
@@ -140,8 +156,8 @@ class Accuracy(Evaluation):
             predictors = ["model", *BASELINES, "uniform"]
             kinds = {who: values[who] for who in predictors}
             for who in ("model", *BASELINES) if "macro" in values else ():
-                number = len(values["by_group"])
-                kinds[f"{who}, mean over {number} groups"] = values["macro"][who]
+                name = f"{who}, mean over {values['macro']['groups']} groups"
+                kinds[name] = values["macro"][who]
             for who, figures in kinds.items():
                 cells = (f"{figures['accuracy']:.2%}", f"{figures['perplexity']:.2f}")
                 targets = f"{values['targets']:,}"

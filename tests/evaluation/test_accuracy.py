@@ -71,13 +71,15 @@ def test_joined_rows_count_every_residue_once_and_for_its_sequence(
     assert [float(row["targets"]) for row in rows] == [len(split[i]) for i in range(len(split))]
 
 
+@pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_joined_rows_are_predicted_from_all_of_the_row(
-    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+    objective: str, model: PretrainedModel, tiny_data: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "sums.tsv"
     length = 300
     settings = {"max_length": length, "concatenated": True, "per_sequence": str(table)}
-    Accuracy(objective="causal", **settings).run(model, data(tiny_data))
+    # Masked, every residue is a target, and only the special tokens are left to read.
+    Accuracy(objective=objective, mask_fraction=1.0, **settings).run(model, data(tiny_data))
     split = open_split(tiny_data, "test")
     stream, owner = [], []
     order = SampleOrder([len(split)], seed=0).draw(0, np.arange(len(split))).samples
@@ -88,8 +90,13 @@ def test_joined_rows_are_predicted_from_all_of_the_row(
     nats = np.zeros(len(split))
     for start in range(0, len(stream), length - 1):
         segment = torch.tensor([VOCABULARY.cls, *stream[start : start + length - 1]])[None]
+        read = segment.clone()
+        if objective == "masked":
+            read[segment > VOCABULARY.eos] = VOCABULARY.mask
         with torch.inference_mode():
-            logits = model.network(segment, segment >= 0, causal=True).logits_BLV[0, :-1]
+            causal = objective == "causal"
+            logits = model.network(read, read >= 0, causal=causal).logits_BLV[0]
+        logits = logits[:-1] if causal else logits[1:]
         losses = -logits.double().log_softmax(-1).gather(1, segment[0, 1:, None])[:, 0]
         for place, loss in enumerate(losses.tolist()):
             if stream[start + place] != VOCABULARY.eos:
@@ -102,6 +109,16 @@ def test_joined_rows_are_predicted_from_all_of_the_row(
 def test_joined_rows_need_a_length() -> None:
     with pytest.raises(UserError, match="type max_length=TOKENS too"):
         Accuracy(objective="masked", concatenated=True)
+
+
+def test_joined_rows_are_not_shortened(
+    model: PretrainedModel, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other rows would have other masks, and could not be compared with those of another model."""
+    monkeypatch.setattr(type(model), "max_length", 64)
+    joined = Accuracy(objective="masked", concatenated=True, max_length=100)
+    with pytest.raises(UserError, match=r"max_length=100 is more than .*; type max_length=64"):
+        joined.run(model, data(tiny_data))
 
 
 def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
@@ -187,7 +204,9 @@ def test_groups_are_figures_of_their_own(
     by_group = found["by_group"]
     assert set(by_group) == {"PF1", "PF2", names[-1]}
     assert sum(values["targets"] for values in by_group.values()) == found["targets"]
-    losses = [math.log(values["model"]["perplexity"]) for values in by_group.values()]
+    # The sequence without a family is a group of one, and does not count in the mean.
+    losses = [math.log(by_group[name]["model"]["perplexity"]) for name in ("PF1", "PF2")]
+    assert by_group["PF2"]["sequences"] >= 5 and found["macro"]["groups"] == 2
     assert found["macro"]["model"]["perplexity"] == pytest.approx(math.exp(np.mean(losses)))
     total = sum(
         values["targets"] * math.log(values["model"]["perplexity"]) for values in by_group.values()

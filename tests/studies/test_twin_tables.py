@@ -52,7 +52,7 @@ def test_a_column_takes_its_proteins(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(twin_tables, "_FEWEST", 1)
+    monkeypatch.setattr(twin_tables, "FEWEST_IN_GROUP", 1)
     folder = write(tmp_path / "a", [1, 2, 3, 2], [accuracy] * 4)
     rows = figures_table(
         {("masked", "softmax", "", "0"): folder}, {("masked", "softmax", "", "0"): 2.5}, [column]
@@ -74,7 +74,8 @@ def test_a_mean_over_families_leaves_out_small_ones(tmp_path: Path) -> None:
     assert len(by_family.sums.targets) == 5
 
 
-def test_differences_are_of_pairs(tmp_path: Path) -> None:
+def test_differences_are_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twin_tables, "_FEWEST_GROUPS", 3)
     pairs = []
     for seed in range(2):
         # The second is worse by a tenth of a nat for every protein of seed 0, and equal in seed 1.
@@ -91,8 +92,26 @@ def test_differences_are_of_pairs(tmp_path: Path) -> None:
     assert rows[3].startswith("| masked | equal tokens | 2 | accuracy, points | +5.00 (+5.00 to")
 
 
-def test_families_are_drawn_whole(tmp_path: Path) -> None:
+def test_few_families_have_no_interval(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", [1, 2, 3, 4], [0.1] * 4)
+    second = write(tmp_path / "b", [1.5, 2.5, 3, 4], [0.1] * 4)
+    kinases = Column("kinases", ALL.table, kinases=True)
+    rows = differences_table({("masked", "equal tokens"): [(first, second)]}, [kinases])
+    assert rows[2] == "| masked | equal tokens | 1 | nats | +0.5000 |"
+
+
+def test_runs_on_different_proteins_are_not_compared(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", [1, 2, 3, 4], [0.1] * 4)
+    second = write(tmp_path / "b", [1, 2, 3, 4], [0.1] * 4)
+    table = second / ALL.table
+    table.write_text(table.read_text().replace("RRM_1", "Cyclin_N"))
+    with pytest.raises(SystemExit, match="all: the runs were evaluated on different proteins"):
+        difference([(first, second)], ALL)
+
+
+def test_families_are_drawn_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two kinases differ by 20 and -20 nats, together by nothing."""
+    monkeypatch.setattr(twin_tables, "_FEWEST_GROUPS", 3)
     first = write(tmp_path / "a", [1, 2, 1, 1], [0.1] * 4)
     second = write(tmp_path / "b", [3, 1, 1, 1], [0.1] * 4)
     for value in difference([(first, second)], ALL):

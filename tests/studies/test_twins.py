@@ -52,6 +52,15 @@ def test_the_time_of_a_step_is_given_for_all_runs_or_none(capsys: pytest.Capture
     assert twins.step_seconds(twins.Arm("masked", "softmax", 0), parsed) == 0.7
 
 
+def test_the_time_of_a_step_is_that_of_the_runs_own_steps(tmp_path: Path) -> None:
+    given = twins.arguments([*GIVEN, "--steps", "50", "--out", str(tmp_path)])
+    longer = twins.Arm("masked", "performer_relu", 0, "time")
+    longer.folder(tmp_path).mkdir()
+    log = "step,seconds,valid_loss\n40,20,\n80,20,\n80,,2.9\n"
+    (longer.folder(tmp_path) / "metrics.csv").write_text(log)
+    assert twins.step_seconds(longer, given) == 0.5
+
+
 def test_a_branch_starts_at_the_end_of_the_stable_phase(tmp_path: Path) -> None:
     given = twins.arguments([*GIVEN, "--steps", "50", "--out", str(tmp_path)])
     source = twins.Arm("masked", "performer_relu", 0)
