@@ -54,13 +54,18 @@ class Trigram:
         """Returns the probability of each residue at each position, float64 BLV.
 
         Args:
-            tokens_BL: the input of a model, special tokens included. A masked target is predicted
-                from the tokens beside it; a causal position predicts the next token.
+            tokens_BL: the input of a model, special tokens included; a row may hold several
+                sequences, each ended by `<eos>`. A masked target is predicted from the tokens
+                beside it; a causal position predicts the next token.
         """
         edge_B1 = np.full_like(tokens_BL[:, :1], VOCABULARY.cls)
-        before_BL = np.concatenate([edge_B1, tokens_BL[:, :-1]], axis=1)
+        # In a row of joined sequences one begins after <eos>, but they were counted after <cls>.
+        is_end_BL = tokens_BL == VOCABULARY.eos
+        left_BL = np.where(is_end_BL, VOCABULARY.cls, tokens_BL)
+        before_BL = np.concatenate([edge_B1, left_BL[:, :-1]], axis=1)
         if self.causal:
-            return self._probability_VVV[before_BL, tokens_BL]
+            before_BL[is_end_BL] = VOCABULARY.cls
+            return self._probability_VVV[before_BL, left_BL]
         after_BL = np.concatenate([tokens_BL[:, 1:], edge_B1], axis=1)
         return self._probability_VVV[before_BL, after_BL]
 

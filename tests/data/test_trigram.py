@@ -67,6 +67,23 @@ def test_causal_residues_are_predicted_from_the_two_before() -> None:
             assert value == pytest.approx(expected(first, second, VOCABULARY[letter], causal=True))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_joined_sequences_are_predicted_as_single_ones(causal: bool) -> None:
+    trigram = Trigram(TOKENS, causal=causal)
+    rows = [encode("MKVAA"), encode("KLMV"), encode("A")]
+    for row in rows[:2]:
+        row[0, 3] = MASK if not causal else row[0, 3]
+    joined = np.concatenate([rows[0], *(row[:, 1:] for row in rows[1:])], axis=1)
+    found_LV, end = trigram.probabilities(joined)[0], 0
+    for row in rows:
+        # Where <eos> is predicted, nothing is counted.
+        length = row.shape[1] - 2
+        first = end if causal else end + 1
+        expected_LV = trigram.probabilities(row)[0][int(not causal) :][:length]
+        np.testing.assert_array_equal(found_LV[first : first + length], expected_LV)
+        end += length + 1
+
+
 def test_counting_does_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
     monkeypatch.setattr("protlm.data.trigram._TOKENS", 4)
