@@ -55,13 +55,23 @@ def ratio(nats: float, correct: float, count: float) -> dict[str, float]:
     return {"accuracy": correct / count, "perplexity": perplexity(nats, count)}
 
 
-def most_frequent(groups: Sequence[str]) -> list[str]:
-    """Returns one group for each sequence: of several, the most frequent.
+def separate(group: str) -> list[str]:
+    """Returns the names in a cell of groups, each once.
 
-    >>> most_frequent(["Pkinase,fn3", "Pkinase", "fn3", "Pkinase"])
-    ['Pkinase', 'Pkinase', 'fn3', 'Pkinase']
+    >>> separate("Pkinase, fn3,Pkinase,")
+    ['Pkinase', 'fn3']
     """
-    of_each = [[name.strip() for name in group.split(",")] for group in groups]
+    names = (name.strip() for name in group.split(","))
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def most_frequent(groups: Sequence[str]) -> list[str]:
+    """Returns one group for each sequence: of several, the one that most sequences have.
+
+    >>> most_frequent(["fn3,fn3,Pkinase", "fn3,Pkinase", "Pkinase,"])
+    ['Pkinase', 'Pkinase', 'Pkinase']
+    """
+    of_each = [separate(group) for group in groups]
     counts = Counter(name for names in of_each for name in names)
     return [max(names, key=counts.__getitem__) for names in of_each]
 

@@ -22,6 +22,7 @@ from protlm.analysis.sequence_sums import (
     intervals,
     most_frequent,
     ratio,
+    separate,
     write_sums,
 )
 from protlm.data.batching.buckets import LengthBuckets
@@ -42,6 +43,9 @@ from protlm.terminal import JobProgress
 
 # This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
 _MOST_COUNTED = 1 << 20
+# Sequences that are joined and cut into rows together: rows, and so masks, do not depend on the
+# batch size.
+_JOINED = 16_384
 
 
 class Accuracy(Evaluation):
@@ -170,7 +174,7 @@ class Accuracy(Evaluation):
         if self.groups is None:
             return names
         rows = read_labels(self.groups, ("accession", self.column))
-        known = {accession: group for accession, group in rows if group}
+        known = {accession: group for accession, group in rows if separate(group)}
         if not any(name in known for name in names):
             raise InputDataError(
                 f"{self.groups} has no {self.column} for any sequence of the split; choose "
@@ -228,7 +232,7 @@ class Accuracy(Evaluation):
     def _rule(self, data: EvaluationData, limit: int | None) -> BatchingStrategy:
         if self.concatenated:
             assert limit is not None
-            return Packing(data.tokens_per_batch, limit)
+            return Packing(data.tokens_per_batch, limit, window=_JOINED)
         longest = len(data.split.length_counts()) - 1 + SPECIALS
         return LengthBuckets(data.tokens_per_batch, min(longest, limit or longest))
 

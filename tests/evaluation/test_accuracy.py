@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import protlm
-from protlm.analysis.sequence_sums import SequenceSums, intervals, most_frequent
+from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals, most_frequent
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -104,6 +104,33 @@ def test_joined_rows_are_predicted_from_all_of_the_row(
     with table.with_name("sums.split.tsv").open() as file:
         found = [float(row["nats"]) for row in csv.DictReader(file, delimiter="\t")]
     assert found == pytest.approx(nats, rel=1e-4)
+
+
+def test_joined_rows_have_the_baselines_of_whole_proteins(
+    model: PretrainedModel, tiny_data: Path
+) -> None:
+    """Both are fitted to whole proteins, and neither reads across the ends of sequences."""
+    single = Accuracy(objective="causal").run(model, data(tiny_data))
+    total = num_residues(tiny_data)
+    for length in (100, 2 * total):
+        joined = Accuracy(objective="causal", concatenated=True, max_length=length)
+        found = joined.run(model, data(tiny_data, 2 * total))
+        assert found["empirical"] == pytest.approx(single["empirical"], rel=1e-12)
+        same = found["three_mers"] == pytest.approx(single["three_mers"], rel=1e-12)
+        # A row that begins within a protein hides the residues before it.
+        assert same == (length > total)
+
+
+def test_joined_rows_do_not_move_with_the_batch(
+    model: PretrainedModel, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "_JOINED", 5)
+    monkeypatch.setattr("protlm.data.batching.plan._WINDOW", 3)
+    monkeypatch.setattr("protlm.data.batching.plan._WINDOW_FOR", 1000)
+    joined = Accuracy(objective="masked", concatenated=True, max_length=300)
+    small, large = (joined.run(model, data(tiny_data, size)) for size in (300, 3000))
+    assert small["targets"] == large["targets"]
+    assert small["empirical"] == pytest.approx(large["empirical"], rel=1e-12)
 
 
 def test_joined_rows_need_a_length() -> None:
@@ -242,8 +269,21 @@ def test_the_interval_holds_the_figure_and_narrows_with_the_number() -> None:
 
 
 def test_a_protein_of_several_families_belongs_to_the_most_frequent() -> None:
-    groups = ["Pkinase", "RRM_1", "Pkinase,fn3", "Pkinase, RRM_1", "P12345"]
+    groups = ["Pkinase", "RRM_1", "fn3,Pkinase", "RRM_1, Pkinase,", "P12345"]
     assert most_frequent(groups) == ["Pkinase", "RRM_1", "Pkinase", "Pkinase", "P12345"]
+    # A domain that is repeated in a protein counts once: fn3 is in one, Pkinase in two.
+    assert most_frequent(["fn3,fn3,fn3,Pkinase", "Pkinase"]) == ["Pkinase", "Pkinase"]
+
+
+def test_groups_of_five_count_in_the_mean_over_groups() -> None:
+    targets = np.full(9, 50.0)
+    sums = SequenceSums(targets, *(np.linspace(100, 120, 9), 0.1 * targets) * 3)
+    found = by_group(sums, ["of five"] * 5 + ["of four"] * 4)
+    assert set(found["by_group"]) == {"of five", "of four"}
+    assert found["macro"]["groups"] == 1
+    expected = pytest.approx(found["by_group"]["of five"]["model"])
+    assert found["macro"]["model"] == expected
+    assert "macro" not in by_group(sums, [str(number) for number in range(9)])
 
 
 def test_groups_without_a_sequence_are_refused(
