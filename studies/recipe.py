@@ -189,10 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, help="a data set with clusters, split train")
     parser.add_argument("valid", type=Path, help="a data set with the split valid")
     parser.add_argument("--steps", type=int, default=1000, help="of 4,096 tokens each")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="runs at a time, which share the CPUs equally"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/recipe"))
     given = parser.parse_args(arguments)
-    keep_settings(given, "data", "valid", "steps")
+    # The jobs decide the number of threads, and so the residues/s.
+    keep_settings(given, "data", "valid", "steps", "jobs")
     wanted = list(arms(given.out))
     with ThreadPoolExecutor(given.jobs) as pool:
         threads = max((os.cpu_count() or 1) // given.jobs, 1)

@@ -15,6 +15,7 @@ STUDIES = {
     "labels": (labels.main, ["MODEL", "--swissprot", "S", "--structures", "T"], ["--chains", "3"]),
     "linearize": (linearize.main, ["MODEL", "DATA", "CLUSTERS"], ["--sampled", "OTHER"]),
     "recipe": (recipe.main, ["DATA", "VALID"], ["--steps", "9"]),
+    "recipe, jobs": (recipe.main, ["DATA", "VALID"], ["--jobs", "1"]),
     "results": (results.main, ["MODEL", "--sample", "S"], ["--swissprot50", "OTHER"]),
     "twins": (twins.main, TWINS, ["--length", "4096"]),
     "linearize, steps": (linearize.main, ["MODEL", "DATA", "CLUSTERS"], ["--steps", "9", "300"]),
