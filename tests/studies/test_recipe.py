@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,43 +59,93 @@ def test_all_mechanisms_have_the_same_rates_to_choose_from(tmp_path: Path) -> No
     assert rates["performer_relu"] == rates["softmax"] == rates["hybrid"] == {1.5e-3, 3e-3, 6e-3}
 
 
-def write_result(arm: recipe.Arm, nats: float) -> None:
-    """Writes what training and evaluation leave: five proteins of equal nats per residue."""
-    arm.folder.mkdir(parents=True)
-    (arm.folder / "metrics.csv").write_text("train_loss,residues_per_second\n2,100\n2,300\n2,200\n")
-    model = {"perplexity": float(np.exp(nats)), "accuracy": 0.1}
-    arm.report.write_text(json.dumps({"results": {"valid": {"masked": {"model": model}}}}))
-    targets = np.array([10.0, 20.0, 30.0, 10.0, 20.0])
-    others = len(SequenceSums.__dataclass_fields__) - 2
-    sums = SequenceSums(targets, nats * targets, *[targets] * others)
-    path = arm.folder / "evaluated.tsv"
-    write_sums(path, "valid", list("ABCDE"), list("ABCDE"), sums)
+Commands = list[dict[str, str]]
 
 
-def test_differences_are_from_the_base_of_the_same_mechanism(tmp_path: Path) -> None:
-    both = {"performer_relu", "softmax"}
-    arms = [arm for arm in recipe.arms(tmp_path) if arm.option in {"base", "Muon"}]
-    arms = [arm for arm in arms if arm.attention in both]
-    nats = {("performer_relu", "base"): 2.7, ("performer_relu", "Muon"): 2.6}
-    nats |= {("softmax", "base"): 2.5, ("softmax", "Muon"): 2.75}
-    for arm in arms:
-        write_result(arm, nats[arm.attention, arm.option])
-    rows = recipe.table(arms).splitlines()[2:]
-    base = f"| performer_relu | small | base | {np.exp(2.7):.2f} | 10.00% |  | 200 |"
-    assert rows[0] == base
-    assert any("performer_relu | small | Muon" in row and " -0.1000 (" in row for row in rows)
-    assert any("softmax | small | Muon" in row and " +0.2500 (" in row for row in rows)
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """The settings of the commands that a study runs, which write tiny results.
 
+    Trainings of the option `Muon` fail; the first evaluation ends between its two files.
+    """
+    ran: Commands = []
 
-def test_a_failed_run_is_a_row_and_an_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        return subprocess.CompletedProcess(command, 3)
+        settings = dict(word.split("=", 1) for word in command if "=" in word)
+        is_training = command[1:3] == ["-m", "protlm.train"]
+        is_first = all("checkpoint" not in one for one in ran)
+        ran.append(settings)
+        folder = Path(settings["run_dir" if is_training else "checkpoint"])
+        code = int(folder.name.endswith("-small-Muon"))
+        if is_training:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = "train_loss,residues_per_second\n2,100\n2,300\n2,200\n"
+            (folder / "metrics.csv").write_text(log)
+        else:
+            write_result(settings, folder.name)
+            if is_first:
+                Path(settings["output"]).unlink()
+            code = int(is_first)
+        return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(recipe.subprocess, "run", run)
-    with pytest.raises(SystemExit, match=r"runs failed, the first: see .*base\.log"):
-        recipe.main(["DATA", "VALID", "--out", str(tmp_path / "out")])
+    return ran
+
+
+def write_result(settings: dict[str, str], run: str) -> None:
+    """Writes what `protlm evaluate` does: five proteins, whose differences to the base vary."""
+    bases = {"performer_relu-small-base": 2.7, "softmax-small-base": 2.5}
+    nats = bases.get(run, 2.6)
+    targets = np.array([10.0, 20.0, 30.0, 10.0, 20.0])
+    each = targets * nats + (run not in bases) * np.array([-0.4, -0.2, 0.0, 0.2, 0.4])
+    sums = SequenceSums(targets, each, *[targets] * (len(SequenceSums.__dataclass_fields__) - 2))
+    path = Path(settings["evaluation.masked.per_sequence"])
+    write_sums(path, settings["split"], list("ABCDE"), list("ABCDE"), sums)
+    model = {"perplexity": float(np.exp(nats)), "accuracy": 0.1}
+    results = {"results": {settings["split"]: {"masked": {"model": model}}}}
+    Path(settings["output"]).write_text(json.dumps(results))
+
+
+def test_the_table_compares_runs_with_the_base_of_their_mechanism(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture
+) -> None:
+    given = ["DATA", "VALID", "--jobs", "1", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"3 runs failed, the first: see .*-base\.log"):
+        recipe.main(given)
+    capsys.readouterr()
+    # The interrupted evaluation left sums; it is repeated, and the failed trainings.
+    first = len(commands)
+    with pytest.raises(SystemExit, match=r"2 runs failed, the first: see .*-Muon\.log"):
+        recipe.main(given)
+    again = [Path(one.get("run_dir") or one["checkpoint"]).name for one in commands[first:]]
+    expected = ["performer_relu-small-base"] * 2
+    assert again == [*expected, "performer_relu-small-Muon", "softmax-small-Muon"]
     rows = capsys.readouterr().out.splitlines()[2:]
     assert len(rows) == len(list(recipe.arms(tmp_path)))
-    assert all("failed" in row for row in rows)
+    assert rows[0] == f"| performer_relu | small | base | {np.exp(2.7):.2f} | 10.00% |  | 200 |"
+    for mechanism, above in (("performer_relu", -0.1), ("softmax", 0.1)):
+        row = next(row for row in rows if f"{mechanism} | small | convolution" in row)
+        value = re.escape(f"{above:+.4f}")
+        low, high = re.split(rf".*\| {value} \((\S+) to (\S+)\) \| 200 \|", row)[1:3]
+        assert float(low) < above - 0.01 and float(high) > above + 0.01
+    # Without a base of this size there is nothing to compare with.
+    assert rows[-1].endswith("| 10.00% |  | 200 |")
+
+
+def test_a_failed_training_is_not_evaluated(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit):
+        recipe.main(["DATA", "VALID", "--jobs", "1", "--out", str(tmp_path / "out")])
+    evaluated = {Path(one["checkpoint"]).name for one in commands if "checkpoint" in one}
+    trained = {Path(one["run_dir"]).name for one in commands if "run_dir" in one}
+    failed = {"performer_relu-small-Muon", "softmax-small-Muon"}
+    assert trained - evaluated == failed and evaluated < trained
+    rows = capsys.readouterr().out.splitlines()
+    assert "| performer_relu | small | Muon | failed |  |  |  |" in rows
+
+
+def test_rows_of_the_evaluation_are_as_long_as_those_of_training(tmp_path: Path) -> None:
+    arm = next(recipe.arms(tmp_path))
+    config = compose(TrainConfig, arm.overrides(DATA, 1000))
+    assert f"evaluation.masked.max_length={config.data.max_length}" in arm.evaluation(DATA)
