@@ -69,7 +69,8 @@ def read_column(folder: Path, column: Column) -> Proteins:
 def _is_in(row: dict[str, str], column: Column) -> bool:
     if column.by_family and row["group"] == row["accession"]:
         return False
-    return column.kinases in (None, KINASE in row["group"])
+    families = [name.strip() for name in row["group"].split(",")]
+    return column.kinases in (None, KINASE in families)
 
 
 def by_group(proteins: Proteins, predictor: str = "model") -> np.ndarray:

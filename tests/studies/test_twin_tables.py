@@ -74,6 +74,47 @@ def test_a_mean_over_families_leaves_out_small_ones(tmp_path: Path) -> None:
     assert len(by_family.sums.targets) == 5
 
 
+def test_kinases_are_of_the_family_of_this_name(tmp_path: Path) -> None:
+    names = ["Pkinase", "Pkinase_Tyr", "Pkinase_C", "fn3, Pkinase"]
+    ones = np.ones(len(names))
+    sums = SequenceSums(ones, *[ones] * (len(SequenceSums.__dataclass_fields__) - 1))
+    write_sums(tmp_path / "sums.tsv", "test", NAMES, names, sums)
+    kinases = read_column(tmp_path, Column("", ALL.table, kinases=True))
+    assert len(kinases.group) == 2
+    others = read_column(tmp_path, Column("", ALL.table, kinases=False))
+    assert set(others.group) == {"Pkinase_Tyr", "Pkinase_C"}
+
+
+def of_families(folder: Path, families: list[str], nats: list[float]) -> Path:
+    """Sums of five proteins of each family, of ten targets each in the first and 30 elsewhere."""
+    groups = [family for family in families for _ in range(5)]
+    targets = np.array([10.0 if family == families[0] else 30.0 for family in groups])
+    both = [np.repeat(nats, 5) * targets, 0.1 * targets]
+    sums = SequenceSums(targets, *both, *both, *both)
+    folder.mkdir()
+    accessions = [f"P{number}" for number in range(len(groups))]
+    write_sums(folder / "sums.tsv", "test", accessions, groups, sums)
+    return folder
+
+
+def test_intervals_are_over_families_and_need_five(tmp_path: Path) -> None:
+    for size, is_bounded in ((4, False), (5, True)):
+        families = list("VWXYZ")[:size]
+        above = [1.0] + [0.0] * (size - 1)
+        pair = (
+            of_families(tmp_path / f"first{size}", families, [2.0] * size),
+            of_families(tmp_path / f"second{size}", families, [2.0 + x for x in above]),
+        )
+        by_family = Column("", ALL.table, by_family=True)
+        # Of residues a tenth or less is of the first family; as a family it is a fifth or more.
+        for column, expected in ((ALL, 10 / (10 + 30 * (size - 1))), (by_family, 1 / size)):
+            (value, _), (low, _), (high, _) = difference([pair], column)
+            assert value == pytest.approx(expected)
+            # A draw has the first family not at all, or more than once.
+            found = (low == 0, high > 1.9 * expected) if is_bounded else np.isnan([low, high])
+            assert all(found), column
+
+
 def test_differences_are_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twin_tables, "_FEWEST_GROUPS", 3)
     pairs = []
