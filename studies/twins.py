@@ -6,11 +6,11 @@
 For each objective and seed a model with `performer_relu` and one with `softmax` see the same
 batches and masks, start from the same weights and have the same extras. Both keep the peak of the
 learning rate, and decay over the last 40 % of their steps: once after equal tokens, and the
-Performer once more, from the same stable phase, after the wall time that the softmax model took.
-Finished runs are not repeated, and interrupted ones continue. Before them both run short, masked,
-at several learning rates, and keep the one with the lowest validation loss, for the causal models
-too. `performer_softmax`, which is trained masked with the first seed, takes the rate of softmax.
-With `--rate`, all take this rate, and no short runs are made.
+Performer, where its step is faster, once more, from the same stable phase, after the wall time that
+the softmax model took. Finished runs are not repeated, and interrupted ones continue. Before them
+both run short, masked, at several learning rates, and keep the one with the lowest validation loss,
+for the causal models too. `performer_softmax`, which is trained masked with the first seed, takes
+the rate of softmax. With `--rate`, all take this rate, and no short runs are made.
 
 Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
@@ -23,6 +23,7 @@ takes the place of `performer_softmax`.
 """
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.errors import one_of
 from protlm.plots import save_figure
 from protlm.plots.panels import BLUE, GREEN, ORANGE
 from studies.settings import keep_settings
@@ -165,19 +167,26 @@ def report(given: argparse.Namespace, done: list[Arm]) -> str:
         cells = (arm.objective, arm.attention, f"equal {arm.budget}", str(arm.seed))
         runs[cells] = arm.folder(given.out)
         hours[cells] = last_step(arm, given) * step_seconds(arm, given) / 3600
-    pairs = {}
-    for objective in given.objectives:
-        for budget in ("tokens", "time"):
-            pairs[objective, f"equal {budget}"] = [
-                (relu.folder(given.out), softmax.folder(given.out))
-                for relu in done
-                if relu == Arm(objective, "performer_relu", relu.seed, budget)
-                and (softmax := Arm(objective, "softmax", relu.seed)) in done
-            ]
-    found = {cells: some for cells, some in pairs.items() if some}
-    title = "`softmax` less `performer_relu`, with 95 % intervals (nats above 0: softmax is worse):"
-    tables = [figures_table(runs, hours, shown), [title], differences_table(found, shown)]
+    title = "`softmax` less `{}`, with 95 % intervals (nats above 0: softmax is worse):"
+    tables = [figures_table(runs, hours, shown)]
+    for mechanism in ("performer_relu", "hybrid"):
+        if pairs := pairs_with_softmax(mechanism, given, done):
+            tables += [[title.format(mechanism)], differences_table(pairs, shown)]
     return "\n\n".join("\n".join(lines) for lines in tables)
+
+
+def pairs_with_softmax(
+    mechanism: str, given: argparse.Namespace, done: list[Arm]
+) -> dict[tuple[str, ...], list[tuple[Path, Path]]]:
+    """Returns the runs of a mechanism, each with its softmax twin, by objective and budget."""
+    pairs: dict[tuple[str, ...], list[tuple[Path, Path]]] = {}
+    for objective in given.objectives:
+        for arm in done:
+            twin = Arm(objective, "softmax", arm.seed)
+            if (arm.objective, arm.attention) == (objective, mechanism) and twin in done:
+                both = (arm.folder(given.out), twin.folder(given.out))
+                pairs.setdefault((objective, f"equal {arm.budget}"), []).append(both)
+    return pairs
 
 
 def last_step(arm: Arm, given: argparse.Namespace) -> int:
@@ -205,14 +214,21 @@ def draw(given: argparse.Namespace, done: list[Arm]) -> None:
 
 
 def longer_runs(done: list[Arm], given: argparse.Namespace, rate: float) -> Iterator[Arm]:
-    """Trains the Performers as long as their twins took, from their stable phases."""
-    stable = round((1 - DECAY) * given.steps)
+    """Trains the Performers as long as their twins took, where that is longer than they took."""
     for arm in [arm for arm in done if arm.attention == "performer_relu"]:
+        twin = Arm(arm.objective, "softmax", arm.seed)
+        own, others = step_seconds(arm, given), step_seconds(twin, given)
+        steps = round(given.steps * others / own)
+        if steps <= given.steps:
+            name = f"{arm.objective}, seed {arm.seed}"
+            print(
+                f"{name}: a step of softmax takes {others:.3g} s, of performer_relu {own:.3g} s; "
+                "it is not trained longer"
+            )
+            continue
         longer = Arm(arm.objective, arm.attention, arm.seed, "time")
         branch(longer, given)
-        twin = Arm(arm.objective, "softmax", arm.seed)
-        ratio = step_seconds(twin, given) / step_seconds(arm, given)
-        train(longer, given, max(round(given.steps * ratio), stable + 1), rate)
+        train(longer, given, steps, rate)
         yield longer
 
 
@@ -248,7 +264,17 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
 def step_time(text: str) -> tuple[str, float]:
     """Reads OBJECTIVE:MECHANISM=SECONDS."""
     name, _, value = text.partition("=")
-    return name, float(value)
+    names = [f"{objective}:{mechanism}" for objective in OBJECTIVES for mechanism in COLORS]
+    try:
+        time = float(value)
+    except ValueError:
+        time = math.nan
+    if name not in names or not 0 < time < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a finite time above 0 of one of: {one_of(names)}; type for instance "
+            f"{names[0]}=0.4"
+        )
+    return name, time
 
 
 def main(command_line: Sequence[str] | None = None) -> None:

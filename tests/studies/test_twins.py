@@ -1,10 +1,13 @@
 """The study of twins: which runs it makes, and what it takes over from one to another."""
 
 import json
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from studies import twin_evaluations, twins
 
 GIVEN = ["TRAIN", "TEST", "--groups", "TABLE", "--sample", "SAMPLE"]
@@ -40,6 +43,120 @@ def test_a_given_rate_needs_no_short_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert {name for name in equal if equal[name] != longer[name]} == {"trainer.max_steps"}
     assert equal["optimizer.learning_rate"] == "0.004"
     assert equal["schedule.warmup_steps"] == "100" and equal["data.mode"] == "concatenated"
+
+
+SECONDS = {"performer_relu": 36, "softmax": 72, "hybrid": 40, "performer_softmax": 50}
+NATS = {"performer_relu": 2.7, "softmax": 2.6, "hybrid": 2.55, "performer_softmax": 2.7}
+BEST_RATES = {"performer_relu": "0.0015", "softmax": "0.006"}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """The settings of the trainings of a study, by run; its commands write tiny results."""
+    (tmp_path / "test").mkdir()
+    manifest = {"splits": dict.fromkeys(("valid", "test_iid", "test_ood_family"))}
+    (tmp_path / "test" / "manifest.json").write_text(json.dumps(manifest))
+    runs: dict[str, dict[str, str]] = {}
+
+    def run(command: list[str], *, check: bool) -> None:
+        assert check
+        settings = dict(word.split("=", 1) for word in command if "=" in word)
+        if command[2] == "protlm.train":
+            runs[Path(settings["run_dir"]).name] = settings
+            write_log(settings)
+        else:
+            write_sums_of_splits(settings)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return runs
+
+
+def write_log(settings: dict[str, str]) -> None:
+    """Writes what `protlm train` does: its checkpoints, and a log of two rows."""
+    folder, mechanism = Path(settings["run_dir"]), settings["attention"]
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints" / "latest").touch()
+    steps, is_best = settings["trainer.max_steps"], BEST_RATES.get(mechanism)
+    loss = 2.5 if settings["optimizer.learning_rate"] == is_best else 2.9
+    seconds = SECONDS[mechanism] * int(steps)
+    log = f"step,seconds,valid_loss\n{steps},{seconds},\n{steps},,{loss}\n"
+    (folder / "metrics.csv").write_text(log)
+
+
+def write_sums_of_splits(settings: dict[str, str]) -> None:
+    """Writes what `protlm evaluate` does: the sums of six proteins of each split."""
+    mechanism = Path(settings["checkpoint"]).name.split("-")[1]
+    objective = settings["evaluation"].strip("[]")
+    names, targets = list("ABCDEF"), np.full(6, 10.0)
+    others = [targets] * (len(SequenceSums.__dataclass_fields__) - 2)
+    sums = SequenceSums(targets, NATS[mechanism] * targets, *others)
+    groups = ["Pkinase"] * 5 + ["RRM_1"] if "families" in settings["output"] else names
+    for split in settings["split"].strip("[]").split(","):
+        path = Path(settings[f"evaluation.{objective}.per_sequence"])
+        write_sums(path, split, names, groups, sums)
+    Path(settings["output"]).write_text("{}")
+
+
+def study(tmp_path: Path, *options: str) -> None:
+    """Runs the study of 100 steps and one seed on the data set of `trained`."""
+    given = ["TRAIN", str(tmp_path / "test"), "--groups", "TABLE", "--sample", "SAMPLE"]
+    few = ["--seeds", "0", "--steps", "100", "--out", str(tmp_path / "out")]
+    twins.main([*given, *few, *options])
+
+
+@pytest.mark.parametrize(("length", "third"), [(512, "performer_softmax"), (4096, "hybrid")])
+def test_twins_differ_in_mechanism_rate_and_the_time_that_they_have(
+    length: int,
+    third: str,
+    tmp_path: Path,
+    trained: dict[str, dict[str, str]],
+    capsys: pytest.CaptureFixture,
+) -> None:
+    study(tmp_path, "--length", str(length))
+    rates = {name: one["optimizer.learning_rate"] for name, one in trained.items()}
+    assert rates["masked-performer_relu-0-tokens"] == BEST_RATES["performer_relu"]
+    assert rates["causal-performer_relu-0-time"] == BEST_RATES["performer_relu"]
+    assert rates["causal-softmax-0-tokens"] == BEST_RATES["softmax"]
+    assert rates[f"masked-{third}-0-tokens"] == BEST_RATES["softmax"]
+    # A step of softmax takes twice the time of one of the Performer.
+    assert trained["masked-performer_relu-0-time"]["trainer.max_steps"] == "200"
+    figures, title, relu, *rest = capsys.readouterr().out.split("\n\n")
+    assert "| masked | performer_relu | equal tokens | 0 | 1.00 |" in figures
+    assert "| masked | performer_relu | equal time | 0 | 2.00 |" in figures
+    assert title.startswith("`softmax` less `performer_relu`, with 95 % intervals")
+    cells = [f"{one} | equal {budget}" for one in twins.OBJECTIVES for budget in ("tokens", "time")]
+    for row, start in zip(relu.splitlines()[2::2], cells, strict=True):
+        assert row.startswith(f"| {start} | 1 | nats | -0.1000 (-0.1000 to -0.1000) |")
+    assert bool(rest) == (third == "hybrid")
+    if rest:
+        assert rest[0].startswith("`softmax` less `hybrid`")
+        assert rest[1].splitlines()[2].startswith("| masked | equal tokens | 1 | nats | +0.0500 (")
+
+
+def test_a_slower_performer_is_not_trained_longer(
+    tmp_path: Path, trained: dict[str, dict[str, str]], capsys: pytest.CaptureFixture
+) -> None:
+    times = ["masked:performer_relu=1", "masked:softmax=0.7", "masked:performer_softmax=1.5"]
+    study(tmp_path, "--objectives", "masked", "--rate", "3e-3", "--step-seconds", *times)
+    assert [name for name in trained if name.endswith("-time")] == []
+    out = capsys.readouterr().out
+    assert "masked, seed 0: a step of softmax takes 0.7 s, of performer_relu 1 s; it is not" in out
+    assert "| masked | equal tokens | 1 | nats | -0.1000 (" in out and "equal time" not in out
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(f"masked:performer_relu={value}" for value in ("-1", "0", "nan", "inf", "", "fast")),
+        "masked:typo=3",
+        "masked:performer_relu",
+    ],
+)
+def test_times_are_finite_and_of_known_runs(given: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        twins.arguments([*GIVEN, "--step-seconds", given])
+    message = capsys.readouterr().err
+    assert f"{given!r} is not a finite time above 0 of one of: causal:hybrid, " in message
 
 
 def test_the_time_of_a_step_is_given_for_all_runs_or_none(capsys: pytest.CaptureFixture) -> None:
