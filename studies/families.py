@@ -1,7 +1,7 @@
 """Families: what adapting a model to the homologs of a protein adds to the contacts it predicts.
 
     python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 600]
-        [--tokens 8192] [--model performer-relu-3m] [--out runs/families]
+        [--tokens 8192] [--model hybrid-3m] [--out runs/families]
 
 STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
 `pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and in clusters at 50 %
@@ -26,12 +26,12 @@ import numpy as np
 
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
+from protlm.checkpoints.shipped import DEFAULT
 from protlm.evaluation.base import NO_SPLIT
+from protlm.loading import load_model
 from protlm.paths import complete_file
 from studies.alignments import (
-    FACTORED_STEPS,
-    HEADS,
-    POTTS_STEPS,
+    SETTINGS,
     aligned_columns,
     factored_attention,
     inverse_covariance,
@@ -93,6 +93,7 @@ def adapt(protein: str, given: argparse.Namespace) -> Path:
     mixture = ", ".join(f"{{dir: {path}, weight: {weight}}}" for path, weight in sets)
     protlm(
         *("train", "experiment=family", f"model.init_from={given.model}"),
+        f"attention={given.attention}",
         *(f"data.mixture=[{mixture}]", f"data.valid_dir={family}", "data.sampling=cluster"),
         *("data.verify=sizes", f"data.tokens_per_batch={given.tokens}"),
         f"schedule.warmup_steps={min(WARMUP_STEPS, round(given.steps * WARMUP_FRACTION))}",
@@ -218,14 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--proteins", nargs="+", default=DEEPEST)
     parser.add_argument("--steps", type=int, default=600, help="of training for each protein")
     parser.add_argument("--tokens", type=int, default=8192, help="per step")
-    parser.add_argument("--model", default="performer-relu-3m")
+    parser.add_argument("--model", default=DEFAULT, help="of the architecture model=medium")
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     # These decide the results too.
-    fits = {"Potts model": POTTS_STEPS, "factored attention": FACTORED_STEPS, "heads": HEADS}
-    parser.set_defaults(cluster_identity=CLUSTER_IDENTITY, held_out=HELD_OUT, alignments=fits)
+    constants = {"cluster_identity": CLUSTER_IDENTITY, "held_out": HELD_OUT}
+    constants |= {"min_shared": MIN_SHARED, "alignments": SETTINGS}
+    parser.set_defaults(**constants)
     given = parser.parse_args(arguments)
-    inputs = ("general", "structures", "steps", "tokens", "model")
-    keep_settings(given, *inputs, "cluster_identity", "held_out", "alignments")
+    given.attention = load_model(Path(given.model)).description.attention
+    keep_settings(given, "general", "structures", "steps", "tokens", "model", *constants)
     found, masked = {}, []
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

@@ -54,6 +54,29 @@ def test_an_indirect_coupling_is_weaker_than_the_direct_ones(
     assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[rest].max()
 
 
+def test_inverse_covariance_is_that_of_its_authors() -> None:
+    """Entry by entry: the covariance of one-hot columns, 4.5 / sqrt(n) on its diagonal."""
+    columns_BL = np.random.default_rng(0).integers(3, size=(25, 4))
+    number, length, states = 25, 4, 21
+    onehot = np.zeros((number, length * states))
+    for row, residues in enumerate(columns_BL):
+        for column, residue in enumerate(residues):
+            onehot[row, column * states + residue] = 1
+    centered = onehot - onehot.mean(axis=0)
+    covariance = centered.T @ centered / (number - 1) + 4.5 / 5 * np.eye(length * states)
+    inverse = np.linalg.inv(covariance)
+    norms = np.zeros((length, length))
+    for i in range(length):
+        for j in range(length):
+            if i != j:
+                block = inverse[i * states : i * states + 20, j * states : j * states + 20]
+                norms[i, j] = np.sqrt((block**2).sum())
+    norms += norms.T
+    off = ~np.eye(length, dtype=bool)
+    expected = norms - np.outer(norms.sum(axis=0), norms.sum(axis=1)) / norms.sum()
+    np.testing.assert_allclose(inverse_covariance(columns_BL)[off], expected[off], rtol=1e-9)
+
+
 @pytest.fixture
 def alignment() -> Alignment:
     """Nine rows of five columns, with gaps and a column that follows another."""
