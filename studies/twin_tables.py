@@ -3,7 +3,7 @@
 import csv
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,7 +148,7 @@ def _figures(folder: Path, column: Column, predictor: str = "model") -> str:
 
 
 def differences_table(
-    pairs: dict[tuple[str, ...], Sequence[tuple[Path, Path]]], columns: Sequence[Column]
+    pairs: Mapping[tuple[str, ...], Sequence[tuple[Path, Path]]], columns: Sequence[Column]
 ) -> list[str]:
     """Differences of pairs of runs, which are named by cells: nats, and points of accuracy."""
     heads = ("objective", "compared at", "seeds", "")
