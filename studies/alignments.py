@@ -33,18 +33,6 @@ PENALTY = 0.2
 # The authors' command has these heads, half of this rate, and 5,000 steps.
 HEADS, HEAD_DIM, ROWS, LEARNING_RATE = 256, 32, 128, 1e-2
 POTTS_STEPS, FACTORED_STEPS = 300, 1000
-# What decides the results of the methods.
-SETTINGS = {
-    "shrinkage": SHRINKAGE,
-    "alike": ALIKE,
-    "penalty": PENALTY,
-    "heads": HEADS,
-    "head_dim": HEAD_DIM,
-    "rows": ROWS,
-    "learning_rate": LEARNING_RATE,
-    "potts_steps": POTTS_STEPS,
-    "factored_steps": FACTORED_STEPS,
-}
 
 
 def aligned_columns(path: Path) -> np.ndarray:
@@ -168,7 +156,7 @@ class Alignment:
     def log_frequencies(self) -> Tensor:
         """Returns the logarithm of the frequencies of residues in each column, LV."""
         counts_LV = torch.einsum("b,blv->lv", self.weights_B, self.onehot_BLV)
-        # As if one more row had each residue with a weight of 1/20.
+        # As if one more row had each residue with weight 1/20.
         return (counts_LV + 1 / NUM_RESIDUES).log()
 
     def loss(self, rows: Tensor, couplings_LLVV: Tensor, bias_LV: Tensor) -> Tensor:

@@ -1,20 +1,22 @@
 """Families: what adapting a model to the homologs of a protein adds to the contacts it predicts.
 
     python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 600]
-        [--tokens 8192] [--model hybrid-3m] [--out runs/families]
+        [--tokens 8192] [--model MODEL] [--out runs/families]
 
 STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
 `pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and in clusters at 50 %
 identity of which a twentieth is held out, are mixed 3:1 with samples of GENERAL, a prepared data
 set with clusters, and the model is trained further on them (`experiment=family`). Masked residues
-of the held-out homologs, and contacts by attention regression, fitted on the shipped chains, and by
-the categorical Jacobian are evaluated before and after. Beside them are a Potts model, factored
-attention and the inverse covariance of the columns of the alignment (`alignments.py`), pairs in the
-order of their separation, and the fraction of all pairs that are contacts. Finished parts are not
-repeated, and interrupted ones continue. Clustering the homologs needs MMseqs2.
+of the held-out homologs, with intervals over their clusters, and contacts by attention regression,
+fitted on the shipped chains, and by the categorical Jacobian are evaluated before and after. Beside
+them are a Potts model, factored attention and the inverse covariance of the columns of the
+alignment (`alignments.py`), pairs in the order of their separation, and the fraction of all pairs
+that are contacts. Finished parts are not repeated, and interrupted ones continue. Clustering the
+homologs needs MMseqs2.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import subprocess
@@ -27,16 +29,12 @@ import numpy as np
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.checkpoints.shipped import DEFAULT
+from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.evaluation.base import NO_SPLIT
-from protlm.loading import load_model
+from protlm.loading import read_model
 from protlm.paths import complete_file
-from studies.alignments import (
-    SETTINGS,
-    aligned_columns,
-    factored_attention,
-    inverse_covariance,
-    potts,
-)
+from studies import alignments
+from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
 from studies.settings import keep_settings
 from studies.tables import markdown
 
@@ -81,19 +79,35 @@ def homologs(protein: str, given: argparse.Namespace) -> Path:
         protlm("prepare", str(alignment), *select, *split, "--out", str(family))
     counts = family.parent / "leakage.json"
     if not counts.exists():
-        shared = ("--min-shared", str(MIN_SHARED))
+        shared = ("--min-shared", str(given.min_shared))
         protlm("data", "leakage", str(family), *shared, "--json", str(counts))
     return family
 
 
+def write_clusters(family: Path, table: Path) -> None:
+    """Writes the cluster of each held-out homolog, so that intervals are over clusters."""
+    split = open_split(family, "valid", verify="sizes")
+    clusters = open_clusters(family, "valid", verify="sizes")
+    numbers, starts = np.arange(len(clusters)), np.zeros(len(clusters), np.uint64)
+    cluster_of: dict[int, int] = {}
+    turns = itertools.count()
+    while len(cluster_of) < len(split):
+        members = clusters.members(numbers, starts, next(turns))
+        cluster_of |= zip(members.tolist(), numbers.tolist(), strict=True)
+    rows = [f"{split.identifier(member)}\t{cluster}\n" for member, cluster in cluster_of.items()]
+    with complete_file(table, overwrite=True) as temporary:
+        temporary.write_text("".join(["accession\tcluster\n", *rows]), encoding="utf-8")
+
+
 def adapt(protein: str, given: argparse.Namespace) -> Path:
     """Trains on the homologs, or continues; returns the run."""
+    attention = read_model(Path(given.model)).description.attention
     family, run = homologs(protein, given), given.out / protein / "run"
     sets = ((family, FAMILY_WEIGHT), (given.general, GENERAL_WEIGHT))
     mixture = ", ".join(f"{{dir: {path}, weight: {weight}}}" for path, weight in sets)
     protlm(
-        *("train", "experiment=family", f"model.init_from={given.model}"),
-        f"attention={given.attention}",
+        *("train", "experiment=family", f"attention={attention}"),
+        f"model.init_from={given.model}",
         *(f"data.mixture=[{mixture}]", f"data.valid_dir={family}", "data.sampling=cluster"),
         *("data.verify=sizes", f"data.tokens_per_batch={given.tokens}"),
         f"schedule.warmup_steps={min(WARMUP_STEPS, round(given.steps * WARMUP_FRACTION))}",
@@ -115,7 +129,10 @@ def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> 
     shutil.copyfile(source, tested / source.name)
     settings = [f"evaluation.{method}.structures={tested}" for method in METHODS]
     settings += [f"evaluation.{method}.max_residues=510" for method in METHODS]
-    held_out = (f"data.dir={homologs(protein, given)}", "split=valid")
+    family, table = homologs(protein, given), folder / "held_out_clusters.tsv"
+    write_clusters(family, table)
+    held_out = (f"data.dir={family}", "split=valid")
+    settings += [f"evaluation.masked.groups={table}", "evaluation.masked.column=cluster"]
     chosen = f"evaluation=[{','.join(METHODS)},masked]"
     protlm("evaluate", f"checkpoint={model}", chosen, *held_out, *settings, f"output={output}")
 
@@ -219,15 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--proteins", nargs="+", default=DEEPEST)
     parser.add_argument("--steps", type=int, default=600, help="of training for each protein")
     parser.add_argument("--tokens", type=int, default=8192, help="per step")
-    parser.add_argument("--model", default=DEFAULT, help="of the architecture model=medium")
+    parser.add_argument("--model", default=DEFAULT)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     # These decide the results too.
-    constants = {"cluster_identity": CLUSTER_IDENTITY, "held_out": HELD_OUT}
-    constants |= {"min_shared": MIN_SHARED, "alignments": SETTINGS}
-    parser.set_defaults(**constants)
+    fits = {name: value for name, value in vars(alignments).items() if name.isupper()}
+    homology = {"cluster_identity": CLUSTER_IDENTITY, "min_shared": MIN_SHARED}
+    parser.set_defaults(**homology, held_out=HELD_OUT, alignments=fits)
     given = parser.parse_args(arguments)
-    given.attention = load_model(Path(given.model)).description.attention
-    keep_settings(given, "general", "structures", "steps", "tokens", "model", *constants)
+    inputs = ("general", "structures", "steps", "tokens", "model")
+    keep_settings(given, *inputs, *homology, "held_out", "alignments")
     found, masked = {}, []
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

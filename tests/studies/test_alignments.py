@@ -1,6 +1,8 @@
 """Contacts from alignments: planted couplings, and factored attention against its formula."""
 
 import gzip
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from protlm.analysis.contact_regression import apc
 from studies.alignments import (
     GAP,
     POTTS_STEPS,
@@ -54,29 +57,6 @@ def test_an_indirect_coupling_is_weaker_than_the_direct_ones(
     assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[rest].max()
 
 
-def test_inverse_covariance_is_that_of_its_authors() -> None:
-    """Entry by entry: the covariance of one-hot columns, 4.5 / sqrt(n) on its diagonal."""
-    columns_BL = np.random.default_rng(0).integers(3, size=(25, 4))
-    number, length, states = 25, 4, 21
-    onehot = np.zeros((number, length * states))
-    for row, residues in enumerate(columns_BL):
-        for column, residue in enumerate(residues):
-            onehot[row, column * states + residue] = 1
-    centered = onehot - onehot.mean(axis=0)
-    covariance = centered.T @ centered / (number - 1) + 4.5 / 5 * np.eye(length * states)
-    inverse = np.linalg.inv(covariance)
-    norms = np.zeros((length, length))
-    for i in range(length):
-        for j in range(length):
-            if i != j:
-                block = inverse[i * states : i * states + 20, j * states : j * states + 20]
-                norms[i, j] = np.sqrt((block**2).sum())
-    norms += norms.T
-    off = ~np.eye(length, dtype=bool)
-    expected = norms - np.outer(norms.sum(axis=0), norms.sum(axis=1)) / norms.sum()
-    np.testing.assert_allclose(inverse_covariance(columns_BL)[off], expected[off], rtol=1e-9)
-
-
 @pytest.fixture
 def alignment() -> Alignment:
     """Nine rows of five columns, with gaps and a column that follows another."""
@@ -85,6 +65,19 @@ def alignment() -> Alignment:
     columns_BL[:6, 3] = columns_BL[:6, 0]
     columns_BL[[0, 3, 3], [2, 0, 1]] = GAP
     return Alignment.of(columns_BL)
+
+
+def test_the_inverse_covariance_is_its_formula() -> None:
+    """Residue by residue in float64; n rows have the ridge 4.5 / sqrt(n)."""
+    columns_BL = np.random.default_rng(0).integers(21, size=(50, 4))
+    onehot_BC = np.array([[row[i] == v for i in range(4) for v in range(21)] for row in columns_BL])
+    centered_BC = onehot_BC - onehot_BC.mean(axis=0)
+    covariance = centered_BC.T @ centered_BC / 49 + 4.5 / math.sqrt(50) * np.eye(4 * 21)
+    inverse = np.linalg.inv(covariance)
+    norms_LL = np.zeros((4, 4))
+    for i, j in itertools.permutations(range(4), 2):
+        norms_LL[i, j] = 2 * np.linalg.norm(inverse[21 * i : 21 * i + 20, 21 * j : 21 * j + 20])
+    np.testing.assert_allclose(inverse_covariance(columns_BL), apc(norms_LL), atol=1e-9)
 
 
 def test_factored_attention_is_its_formula() -> None:

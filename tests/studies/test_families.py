@@ -1,7 +1,8 @@
-"""The parts of the study of families that compute something themselves."""
+"""The study of families: what it runs, and the parts that compute something themselves."""
 
 import gzip
 import json
+import shutil
 import subprocess
 from argparse import Namespace
 from pathlib import Path
@@ -10,19 +11,165 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protlm.analysis.structures import read_structure
-from protlm.checkpoints.shipped import DEFAULT
+import protlm
+from protlm.build import load_initial_weights
+from protlm.checkpoints.shipped import shipped_models
+from protlm.composition import compose
+from protlm.config import TrainConfig
 from protlm.evaluation.base import NO_SPLIT
-from protlm.loading import load_model
-from protlm.paths import sample_dir
-from studies import alignments, families
+from protlm.model.network import build_network
+from protlm.paths import conf_dir
+from studies import families
+from studies.alignments import factored_attention, inverse_covariance, potts
 from studies.families import (
     interval,
     perplexities,
     perplexity_table,
     report,
     structure_file,
+    write_clusters,
 )
+
+MODEL = "performer-relu-3m"
+# Residues that are 24 or 25 apart are in contact, and none that are farther apart.
+LENGTH, PERIOD, PITCH = 40, 24, 6.0
+
+
+def write_structure(path: Path) -> None:
+    """Writes alanines on a helix of 24 residues a turn."""
+    lines = []
+    for number in range(LENGTH):
+        angle = 2 * np.pi * number / PERIOD
+        for atom, size in (("N", 15.2), ("CA", 14.5), ("C", 13.8), ("CB", 14.5)):
+            x, y, z = size * np.cos(angle), size * np.sin(angle), PITCH * number / PERIOD
+            lines.append(
+                f"ATOM  {len(lines) + 1:5d}  {atom:<3s} ALA A{number + 1:4d}    "
+                f"{x:8.3f}{y:8.3f}{z:8.3f}  1.00  0.00           {atom[0]}\n"
+            )
+    with gzip.open(path, "wt") as file:
+        file.write("".join(lines) + "END\n")
+
+
+def write_evaluation(settings: dict[str, str]) -> None:
+    """Writes what `protlm evaluate` does; of an adapted model all is better than of another."""
+    is_adapted = settings["checkpoint"].endswith("1ABC_A/run")
+    contacts = {"model": {"long": {"P@L": {"mean": 0.4 if is_adapted else 0.1}}}}
+    perplexity = {"perplexity": 9.5 if is_adapted else 16.0}
+    masked: dict[str, Any] = {"sequences": 4, "interval": {"perplexity": [9.0, 17.0]}}
+    masked |= {name: {"perplexity": 17.0} for name in ("three_mers", "empirical")}
+    results = {
+        NO_SPLIT: dict.fromkeys(families.METHODS, contacts),
+        settings["split"]: {"masked": {**masked, "model": perplexity}},
+    }
+    Path(settings["output"]).write_text(json.dumps({"results": results}))
+
+
+@pytest.fixture
+def commands(
+    tmp_path: Path, tiny_clusters: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[list[str]]:
+    """The commands of protlm that the study runs, which write tiny results."""
+    for folder in ("msa", "pdb"):
+        (tmp_path / folder).mkdir()
+    write_structure(tmp_path / "pdb" / "1abc_A.pdb.gz")
+    with gzip.open(tmp_path / "msa" / "1ABC_A.a3m.gz", "wt") as file:
+        file.write(f">query\n{'A' * LENGTH}\n")
+    ran: list[list[str]] = []
+
+    def run(command: list[str], *, check: bool) -> None:
+        assert check and command[1:3] == ["-m", "protlm"]
+        ran.append(command[3:])
+        name, *words = command[3:]
+        if name == "prepare":
+            shutil.copytree(tiny_clusters, words[words.index("--out") + 1])
+        if name == "data":
+            counts = {"train_sequences": 30, "splits": {"valid": {"near": 3}}}
+            Path(words[words.index("--json") + 1]).write_text(json.dumps(counts))
+        if name == "evaluate":
+            write_evaluation(dict(word.split("=", 1) for word in words))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    # The fits take minutes, and have their own tests.
+    for name in families.ALIGNMENT_METHODS:
+        monkeypatch.setitem(families.ALIGNMENT_METHODS, name, lambda rows: np.eye(rows.shape[1]))
+    return ran
+
+
+def study(tmp_path: Path, *options: str) -> None:
+    """Runs the study of one protein."""
+    inputs = ("GENERAL", str(tmp_path), "--proteins", "1ABC_A", "--model", MODEL)
+    families.main([*inputs, "--steps", "8", "--out", str(tmp_path / "out"), *options])
+
+
+def test_a_model_is_compared_before_and_after(
+    tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture
+) -> None:
+    study(tmp_path)
+    shown = capsys.readouterr().out
+    assert "| 1ABC_A | 30 | 4 | 3 | 16.0 (9.0 to 17.0) | 9.5 (9.0 to 17.0) | 17.0 | 17.0 |" in shown
+    assert "contacts, after less before: 30.0% (range 30.0% to 30.0%)" in shown
+    assert "jacobian, after less before: 30.0% (range 30.0% to 30.0%)" in shown
+    family = tmp_path / "out" / "1ABC_A" / "data"
+    for command in commands:
+        if command[0] == "evaluate":
+            assert {f"data.dir={family}", "split=valid"} <= set(command)
+            table = family.parent / "held_out_clusters.tsv"
+            assert f"evaluation.masked.groups={table}" in command and table.exists()
+            assert "evaluation.masked.column=cluster" in command
+    names = [command[0] for command in commands]
+    assert names == ["prepare", "data", "evaluate", "train", "evaluate"]
+    # Finished parts are not repeated; a run of training that is there is complete at once.
+    study(tmp_path)
+    assert [command[0] for command in commands[5:]] == ["train"]
+    assert capsys.readouterr().out == shown
+
+
+def test_baselines_are_of_pairs_at_long_range(
+    tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture
+) -> None:
+    study(tmp_path)
+    shown = capsys.readouterr().out
+    # Of 16 + 15 + ... + 1 pairs the 16 + 15 that are nearest in sequence are in contact.
+    assert f"| all pairs | {31 / 136:.1%} |" in shown
+    assert f"| nearest in sequence | {31 / 40:.1%} |" in shown
+
+
+def test_methods_have_their_names() -> None:
+    assert families.ALIGNMENT_METHODS["Potts model"] is potts
+    assert families.ALIGNMENT_METHODS["factored attention"] is factored_attention
+    assert families.ALIGNMENT_METHODS["inverse covariance"] is inverse_covariance
+
+
+@pytest.mark.parametrize("model", [folder.name for folder in shipped_models()])
+def test_shipped_models_can_be_adapted(
+    model: str, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    study(tmp_path, "--model", model)
+    settings = next(command[1:] for command in commands if command[0] == "train")
+    config = compose(TrainConfig, settings)
+    network = build_network(config.model, config.attention, seed=0)
+    load_initial_weights(network, config.model, config.attention, Path(model))
+    # The header of the experiment says what to type without the study.
+    mechanism = protlm.load(model).description.attention
+    if compose(TrainConfig, ["experiment=family"]).attention["name"] != mechanism:
+        header = (conf_dir() / "experiment" / "family.yaml").read_text()
+        assert f"With model.init_from={model}, type attention={mechanism} " in header
+
+
+def test_intervals_are_over_the_clusters_of_held_out_homologs(
+    tmp_path: Path, tiny_clusters: Path
+) -> None:
+    write_clusters(tiny_clusters, tmp_path / "clusters.tsv")
+    header, *lines = (tmp_path / "clusters.tsv").read_text().splitlines()
+    assert header == "accession\tcluster"
+    found = dict(line.split("\t") for line in lines)
+    rows = [
+        line.split("\t") for line in (tiny_clusters.parent / "cluster.tsv").read_text().splitlines()
+    ]
+    cluster_of = {name: first for first, name in rows if name in found}
+    assert len(found) == len(lines) == len(cluster_of) > len(set(cluster_of.values())) > 1
+    pairs = {(found[name], cluster_of[name]) for name in found}
+    assert len(pairs) == len(set(found.values())) == len(set(cluster_of.values()))
 
 
 def test_the_report_compares_each_protein_with_itself() -> None:
@@ -63,103 +210,3 @@ def test_a_structure_has_the_lower_case_identifier_of_its_alignment() -> None:
 def test_few_proteins_have_no_interval() -> None:
     assert interval([0.2, 0.4]) == "30.0% (range 20.0% to 40.0%)"
     assert interval([0.2, 0.4] * 3).startswith("30.0% (2")
-
-
-def write_alignment(path: Path, sequence: str) -> None:
-    path.parent.mkdir()
-    with gzip.open(path, "wt") as file:
-        file.write(f">query\n{sequence}\n" * 3)
-
-
-@pytest.fixture
-def structures(tmp_path: Path) -> Path:
-    """A folder of the study with one shipped structure, 1ABC_A, and an alignment of it."""
-    folder = tmp_path / "structures"
-    shipped = sorted((sample_dir() / "structures" / "test").glob("*.pdb.gz"))[0]
-    (folder / "pdb").mkdir(parents=True)
-    (folder / "pdb" / "1abc_A.pdb.gz").write_bytes(shipped.read_bytes())
-    write_alignment(folder / "msa" / "1ABC_A.a3m.gz", read_structure(shipped).sequence)
-    return folder
-
-
-def test_baselines_rank_pairs_of_long_range(
-    structures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    length = len(read_structure(structure_file(structures, "1ABC_A")))
-    separation_LL = np.abs(np.arange(length)[:, None] - np.arange(length))
-    contacts_LL = np.isin(separation_LL, [10, 24, 25]).astype(np.int8)
-    monkeypatch.setattr(families, "contact_map", lambda _: contacts_LL)
-    signs = {"Potts model": 1.0, "factored attention": 0.0, "inverse covariance": -1.0}
-    assert set(signs) == set(families.ALIGNMENT_METHODS)
-    for name, sign in signs.items():
-        scores_LL = sign * contacts_LL
-        monkeypatch.setitem(families.ALIGNMENT_METHODS, name, lambda _, found=scores_LL: found)
-    found = families._baselines("1ABC_A", structures)
-    # There are more than `length` pairs 24 and 25 apart, all of them contacts.
-    assert found["nearest in sequence"] == found["Potts model"] == 1
-    assert found["inverse covariance"] == 0
-    num_pairs = (length - 24) * (length - 23) / 2
-    assert found["all pairs"] == pytest.approx((length - 24 + length - 25) / num_pairs)
-
-
-def test_methods_of_alignments_are_called_by_their_names() -> None:
-    assert families.ALIGNMENT_METHODS["Potts model"] is alignments.potts
-    assert families.ALIGNMENT_METHODS["factored attention"] is alignments.factored_attention
-    assert families.ALIGNMENT_METHODS["inverse covariance"] is alignments.inverse_covariance
-
-
-def test_held_out_homologs_and_contacts_are_evaluated_before_and_after(
-    structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-
-    def run(command: list[str], *, check: bool) -> None:
-        assert check
-        commands.append(command[3:])
-        if command[3:5] == ["data", "leakage"]:
-            content = {"train_sequences": 9, "splits": {"valid": {"near": 1}}}
-            Path(command[command.index("--json") + 1]).write_text(json.dumps(content))
-        settings = dict(word.split("=", 1) for word in command if "=" in word)
-        if command[3] == "evaluate":
-            adapted = settings["checkpoint"].endswith("1ABC_A/run")
-            Path(settings["output"]).write_text(json.dumps(report_of(0.4 if adapted else 0.1)))
-
-    monkeypatch.setattr(subprocess, "run", run)
-    fixed = dict.fromkeys(["inverse covariance", "Potts model", "factored attention"], 0.2)
-    monkeypatch.setattr(families, "_baselines", lambda *_: fixed)
-    out = tmp_path / "out"
-    given = ["GENERAL", str(structures), "--proteins", "1ABC_A", "--steps", "240"]
-    families.main([*given, "--out", str(out)])
-    before, after = (one for one in commands if one[0] == "evaluate")
-    assert f"checkpoint={DEFAULT}" in before
-    assert f"checkpoint={out / '1ABC_A' / 'run'}" in after
-    for one in (before, after):
-        assert "split=valid" in one and f"data.dir={out / '1ABC_A' / 'data'}" in one
-        assert f"evaluation.jacobian.structures={out / '1ABC_A' / 'structure'}" in one
-    (train,) = (one for one in commands if one[0] == "train")
-    assert {f"model.init_from={DEFAULT}", "trainer.max_steps=240"} <= set(train)
-    assert f"attention={load_model(Path(DEFAULT)).description.attention}" in train
-
-
-def report_of(hits: float) -> dict[str, Any]:
-    """What `protlm evaluate` writes, as far as the study reads it."""
-    who = {name: {"perplexity": 9.0} for name in ("model", "three_mers", "empirical")}
-    masked = {**who, "sequences": 7, "interval": {"perplexity": [8.0, 10.0]}}
-    contacts = {"model": {"long": {"P@L": {"mean": hits}}}}
-    return {
-        "results": {
-            NO_SPLIT: {"contacts": contacts, "jacobian": contacts},
-            "valid": {"masked": masked},
-        }
-    }
-
-
-def test_the_methods_of_alignments_decide_which_results_are_kept(
-    structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = ["GENERAL", str(structures), "--proteins", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(families, "DEEPEST", ())
-    families.main(given[:2] + given[3:])
-    monkeypatch.setitem(families.SETTINGS, "penalty", 1.0)
-    with pytest.raises(SystemExit, match="choose another --out"):
-        families.main(given[:2] + given[3:])

@@ -3,10 +3,11 @@
 import json
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from studies import families, labels, linearize, recipe, results, twins
+from studies import alignments, families, labels, linearize, recipe, results, twins
 
 TWINS = ["TRAIN", "TEST", "--groups", "TABLE", "--sample", "SAMPLE"]
 MISSING = r"[Nn]o such|has no manifest"
@@ -26,6 +27,22 @@ def test_results_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"has no settings\.json"):
         families.main(["GENERAL", "STRUCTURES", "--out", str(tmp_path)])
+
+
+CONSTANTS = [(alignments, name) for name in ("HEAD_DIM", "ROWS", "LEARNING_RATE", "PENALTY")]
+CONSTANTS += [(alignments, "ALIKE"), (alignments, "SHRINKAGE"), (families, "MIN_SHARED")]
+
+
+@pytest.mark.parametrize(("module", "name"), CONSTANTS)
+def test_results_of_other_constants_are_refused(
+    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["GENERAL", "STRUCTURES", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(families, "DEEPEST", ())
+    families.main(given)
+    monkeypatch.setattr(module, name, 7)
+    with pytest.raises(SystemExit, match=r"has results of .*; choose another --out"):
+        families.main(given)
 
 
 @pytest.mark.parametrize("study", STUDIES)
