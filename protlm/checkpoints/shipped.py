@@ -5,7 +5,7 @@ from pathlib import Path
 from protlm.errors import InputDataError
 from protlm.paths import models_dir
 
-DEFAULT = "performer-relu-3m"
+DEFAULT = "hybrid-3m"
 CARD = "README.md"
 RESULTS = "results.json"
 
@@ -25,7 +25,8 @@ def default_model() -> Path:
     if (folder / CARD).is_file():
         return folder
     raise InputDataError(
-        "no model is installed with protlm; name one with -m MODEL (evaluate: checkpoint=MODEL)"
+        f"{DEFAULT} is not installed with protlm; name a model with -m MODEL "
+        "(evaluate: checkpoint=MODEL)"
     )
 
 

@@ -34,7 +34,7 @@ def print_models() -> None:
     Raises:
         InputDataError: there is no shipped model, or one is damaged.
     """
-    default_model()
+    default = default_model()
     table = Table("name", "parameters", "attention", "layers", "width", *_FIGURES, box=SIMPLE)
     for folder in shipped_models():
         model = load_model(folder)
@@ -47,7 +47,8 @@ def print_models() -> None:
             *_figures(folder),
         )
     console().print(table)
-    print("Masked residues of the shipped sample's split test_iid. Model cards:")
+    print("Masked residues of the shipped sample's split test_iid.")
+    print(f"Without -m, commands use {default.name}. Model cards:")
     for folder in shipped_models():
         print(f"  {folder / CARD}")
 

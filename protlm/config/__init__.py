@@ -119,7 +119,7 @@ class EvaluateConfig(Checked):
     checkpoint: str | None = setting(
         "a run, a checkpoint, an exported or foreign model, or a name that `protlm models` lists; "
         "`null`: "
-        "performer-relu-3m",
+        "hybrid-3m",
         None,
     )
     evaluation: dict[str, Any] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def test_without_models_the_user_has_to_name_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shipped, "models_dir", lambda: tmp_path)
-    with pytest.raises(InputDataError, match="no model is installed with protlm"):
+    with pytest.raises(InputDataError, match=f"{shipped.DEFAULT} is not installed with protlm"):
         default_model()
     with pytest.raises(InputDataError, match=r"no such model.*protlm models"):
         protlm.load("first")

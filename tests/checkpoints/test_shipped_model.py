@@ -1,4 +1,4 @@
-"""The shipped model: complete, small, used by default, and as good as its card says."""
+"""The shipped models: complete, small, one used by default, and as good as their cards say."""
 
 import json
 from collections.abc import Callable
@@ -9,27 +9,32 @@ import pytest
 
 import protlm
 from protlm.checkpoints.format import WEIGHTS
-from protlm.checkpoints.shipped import CARD, RESULTS, default_model
+from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
 from protlm.paths import sample_dir
 
 SPLIT = "test_remote_homolog"
 
 
+@pytest.fixture(scope="module", params=shipped_models(), ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def results() -> dict:
-    return json.loads((default_model() / RESULTS).read_text())
+def results(folder: Path) -> dict:
+    return json.loads((folder / RESULTS).read_text())
 
 
-def test_the_weights_are_small_and_those_of_the_results(results: dict) -> None:
-    assert (default_model() / WEIGHTS).stat().st_size < 6e6
-    model_hash = protlm.load(default_model().name).hash
+def test_the_weights_are_small_and_those_of_the_results(folder: Path, results: dict) -> None:
+    assert (folder / WEIGHTS).stat().st_size < 6e6
+    model_hash = protlm.load(folder.name).hash
     assert {report["model_hash"] for report in results.values()} == {model_hash}
 
 
 @pytest.mark.parametrize("name", ["sample", "swissprot50"])
-def test_the_card_prints_the_results(results: dict, name: str) -> None:
+def test_the_card_prints_the_results(folder: Path, results: dict, name: str) -> None:
     title = {"sample": "### Splits of the shipped sample", "swissprot50": "### Swiss-Prot"}[name]
-    section = (default_model() / CARD).read_text().split(title)[1].split("\n#")[0]
+    section = (folder / CARD).read_text().split(title)[1].split("\n#")[0]
     for split, found in results[name]["results"].items():
         for who in ("model", "empirical", "three_mers"):
             figures = found["masked"][who]
@@ -37,8 +42,8 @@ def test_the_card_prints_the_results(results: dict, name: str) -> None:
             assert row in section
 
 
-def test_the_card_prints_the_families(results: dict) -> None:
-    card = (default_model() / CARD).read_text()
+def test_the_card_prints_the_families(folder: Path, results: dict) -> None:
+    card = (folder / CARD).read_text()
     found = [
         results[name]["results"]["test_ood_family"]["masked"]
         for name in ("sample_families", "swissprot50_families")
@@ -57,8 +62,8 @@ def test_the_card_prints_the_families(results: dict) -> None:
         assert f"{one['macro']['model']['perplexity']:.2f}" in card
 
 
-def test_the_card_prints_what_probes_and_contacts_give(results: dict) -> None:
-    card = (default_model() / CARD).read_text()
+def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: dict) -> None:
+    card = (folder / CARD).read_text()
     states = results["secondary_structure"]["results"]["any"]["secondary_structure"]["predictors"]
     both = ("model", "random_weights")
     contacts = results["contacts"]["results"]["any"]["contacts"]
@@ -71,9 +76,7 @@ def test_the_card_prints_what_probes_and_contacts_give(results: dict) -> None:
         assert " | ".join(f"{figure:.1%}".replace("%", " %") for figure in figures) in row
 
 
-def test_commands_use_it_and_say_so(
-    protlm_in_process: Callable, tmp_path: Path, results: dict
-) -> None:
+def test_commands_use_the_default_and_say_so(protlm_in_process: Callable, tmp_path: Path) -> None:
     protein = sample_dir() / "bpt1_bovin.fasta"
     done = protlm_in_process("embed", protein, "-o", tmp_path / "x.h5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -82,20 +85,27 @@ def test_commands_use_it_and_say_so(
         assert file["P00974"].shape == (
             protlm.load(default_model().name).description.model.model_dim,
         )
+
+
+def test_models_lists_them_all_and_names_the_default(
+    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
+) -> None:
     listed = protlm_in_process("models", cwd=tmp_path).stdout
     figures = results["sample"]["results"]["test_iid"]["masked"]["model"]
-    assert f"{figures['perplexity']:.2f}" in listed and default_model().name in listed
+    assert f"{figures['perplexity']:.2f}" in listed and folder.name in listed
+    assert f"Without -m, commands use {default_model().name}." in listed
 
 
 @pytest.mark.slow
 def test_an_evaluation_reproduces_the_card(
-    protlm_in_process: Callable, tmp_path: Path, results: dict
+    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
 ) -> None:
     sample = sample_dir() / "uniprot_sample"
     table = ["--split-table", f"{sample}.splits.tsv.gz"]
     done = protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     settings = ["data.dir=d", f"split={SPLIT}", "evaluation.masked.max_length=512"]
+    settings.append(f"checkpoint={folder.name}")
     done = protlm_in_process("evaluate", *settings, "output=o.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "o.json").read_text())["results"][SPLIT]["masked"]

@@ -43,7 +43,8 @@ def test_the_run_directory_is_checked_before_data_are_prepared(
 
 
 def test_the_most_telling_differences_come_first(run: Path) -> None:
-    typed = ["experiment=swissprot_medium", f"run_dir={run}", "attention.kernel_epsilon=0.5"]
+    typed = [f"run_dir={run}", "attention=performer_relu", "attention.kernel_epsilon=0.5"]
+    typed.append("experiment=swissprot_medium")
     with pytest.raises(UserError) as refused:
         compose_run(typed)
     message = str(refused.value)
