@@ -1,17 +1,20 @@
 """Memory of a forward pass, measured on short sequences and extrapolated to long ones."""
 
+import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from protlm.model.pretrained import PretrainedModel
 
-_LENGTHS = (128, 256, 512)
+# Windows, tiles and buckets are not all in use at shorter lengths.
+_LONGEST = 2048
+# Twice as many residues need at most this many times the memory where it grows in proportion.
+_LINEAR = 2.2
 _RESIDUE = "A"
 
 
@@ -60,8 +63,8 @@ def _pointer(tensor: Tensor) -> int:
 def forward_bytes(model: PretrainedModel, lengths: Sequence[int]) -> list[int]:
     """Estimates the memory of embedding one protein of each length, without the weights.
 
-    The peak of three short proteins is measured; a parabola through them is exact for mechanisms
-    of linear and of quadratic cost.
+    The peaks of two short proteins are measured, and a third one if memory grows faster than in
+    proportion to the length.
 
     Args:
         model: the model.
@@ -70,14 +73,22 @@ def forward_bytes(model: PretrainedModel, lengths: Sequence[int]) -> list[int]:
     Returns:
         Bytes for each length.
     """
-    longest = model.max_residues
-    short = [n for n in _LENGTHS if longest is None or n <= longest]
-    peaks = [_peak(model, n) for n in short]
-    if len(short) < 2:
-        per_residue = _peak(model, longest or 1) / (longest or 1)
-        return [round(per_residue * n) for n in lengths]
-    polynomial = np.polynomial.Polynomial.fit(short, peaks, deg=len(short) - 1)
-    return [max(round(float(polynomial(n))), 0) for n in lengths]
+    longest = min(_LONGEST, model.max_residues or _LONGEST)
+    if longest == 1:
+        return [_peak(model, 1)] * len(lengths)
+    points = {n: _peak(model, n) for n in (longest // 2, longest)}
+    if longest >= 4 and points[longest] > _LINEAR * points[longest // 2]:
+        points[longest // 4] = _peak(model, longest // 4)
+    return [round(extrapolate(points, n)) for n in lengths]
+
+
+def extrapolate(points: Mapping[int, int], length: int) -> float:
+    """Returns the value at a length of the polynomial through all points (Lagrange's formula)."""
+    value = 0.0
+    for n, peak in points.items():
+        others = [other for other in points if other != n]
+        value += peak * math.prod((length - other) / (n - other) for other in others)
+    return value
 
 
 def _peak(model: PretrainedModel, length: int) -> int:
