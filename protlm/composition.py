@@ -16,6 +16,7 @@ from protlm.config import RENAMED, EvaluateConfig, TrainConfig
 from protlm.errors import InputDataError, UserError, one_of
 from protlm.paths import conf_dir
 
+_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
 # Settings that are paths: their values are taken as they were typed.
 PATHS = {
@@ -29,6 +30,8 @@ PATHS = {
 }
 # The config of a run has some kilobytes.
 _LARGEST = 1 << 20
+# "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
+_TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
 Config = TypeVar("Config", TrainConfig, EvaluateConfig)
 
@@ -55,8 +58,7 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
 
     register_schemas()
     for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise UserError(f"{override} is not a setting; settings are written key=value")
+        _check_is_setting(override, schema)
         if (old := key_of(override)) in RENAMED:
             raise UserError(f"{old} is now called {RENAMED[old]}; type {RENAMED[old]}=VALUE")
         if unknown := _unknown_key_of(key_of(override), schema):
@@ -68,6 +70,18 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides)) from error
     return to_schema(config, schema)
+
+
+def _check_is_setting(argument: str, schema: type) -> None:
+    """Refuses an argument that is not a setting, such as the model after `-m`, or that is two."""
+    if "=" not in argument and not argument.startswith("~"):
+        is_model = schema is EvaluateConfig
+        advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
+        raise UserError(f"{argument} is not a setting; {advice}")
+    if key_of(argument) not in PATHS and _TWO_SETTINGS.match(argument):
+        raise UserError(
+            f"{argument!r} is two settings in one argument; type them without quotes around both"
+        )
 
 
 def through_hydra(
@@ -85,6 +99,10 @@ def through_hydra(
             f"{unknown[0]} is not a flag of protlm {name}; settings are written key=value, and the "
             f"flags are: {', '.join(HYDRA_FLAGS)}"
         )
+
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith("-") and before not in _FLAGS_WITH_VALUE:
+            _check_is_setting(argument, schema)
 
     @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:

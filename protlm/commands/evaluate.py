@@ -49,9 +49,6 @@ def main() -> None:
         elif any(argument.startswith("-") for argument in arguments):
             through_hydra(EvaluateConfig, arguments, evaluate)
         else:
-            paths = [argument for argument in arguments if "=" not in argument]
-            if paths:
-                raise UserError(f"{paths[0]} is not a setting; type checkpoint={paths[0]}")
             evaluate(compose(EvaluateConfig, arguments))
 
     exit_with_message(run, debug=debug)

@@ -172,6 +172,17 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         ["run_dir"],
     ),
     "a flag hydra does not know": (["train", "--max-steps", "5"], 2, ["--max-steps", "key=value"]),
+    "a model after -m": (["evaluate", "-m", "runs/x"], 2, ["type checkpoint=runs/x"]),
+    "a model after -m, and a setting": (
+        ["evaluate", "-m", "hybrid-3m", "data.dir=data"],
+        2,
+        ["type checkpoint=hybrid-3m"],
+    ),
+    "two settings in one argument": (
+        ["train", "trainer.max_steps=5 run_dir=x"],
+        2,
+        ["'trainer.max_steps=5 run_dir=x'", "two settings", "without quotes"],
+    ),
     "a path for a setting": (["evaluate", "./run"], 2, ["checkpoint=./run"]),
     "no model by its name": (["checkpoint", "info", "x.fasta"], 3, ["x.fasta", ".ckpt"]),
     "no structures to fit on": (
