@@ -1,6 +1,5 @@
 """Composes configs from overrides and reads those of runs; errors are one sentence."""
 
-import difflib
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
-from protlm.errors import InputDataError, UserError, one_of
+from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.paths import conf_dir
 
 _FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
@@ -89,6 +88,7 @@ def through_hydra(
 ) -> None:
     """Runs an action under Hydra, which handles its own flags: --cfg, --info, --multirun."""
     import hydra
+    from hydra.errors import HydraException
     from omegaconf import DictConfig
 
     register_schemas()
@@ -113,7 +113,10 @@ def through_hydra(
     sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
     # Errors are raised here, and reported in one sentence.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    run()
+    try:
+        run()
+    except HydraException as error:
+        raise UserError(_explain(error, arguments)) from error
 
 
 def quoted(override: str) -> str:
@@ -182,21 +185,21 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _missing_choice(error: Exception) -> str | None:
-    """Describes a missing file of a list in `defaults`, whose choices Hydra does not list."""
-    found = re.search(r"Could not load '(\w+)/([^']*)'", str(error))
+    """Describes a choice that its group lacks; None for another error."""
+    found = re.search(r"Could not (?:find|load) '(\w+)/([^']*)'", str(error))
     if found is None:
         return None
     group, name = found.groups()
-    choices = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-    return f"{group}=[{name}] does not exist; there are: {one_of(choices)}"
+    choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
+    hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in choices})
+    return f"{group}={name} does not exist{hint}; there are: {one_of(choices)}"
 
 
 def _not_there(key: str, group: Any) -> str:
     """Describes a key that is missing in the chosen file of its group."""
     *where, last = key.split(".")
     there = [str(name) for name in group or () if name != "name"]
-    close = difflib.get_close_matches(last, there, n=1)
-    hint = f"; did you mean {'.'.join([*where, close[0]])}?" if close else ""
+    hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
     choice = ".".join(where)
     if group and "name" in group:
         choice = f"{choice}={group['name']}"
@@ -222,8 +225,7 @@ def _unknown_key_of(key: str, schema: type) -> str | None:
             return None
         fields = {f.name: f.type for f in dataclasses.fields(here)}
         if part not in fields and not (not walked and part in ("experiment", "hydra")):
-            close = difflib.get_close_matches(part, fields, n=1)
-            hint = f"; did you mean {'.'.join([*walked, close[0]])}?" if close else ""
+            hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in fields})
             where = ".".join(walked) or "the config"
             return f"{key} is not a setting{hint}; {where} has: {one_of(list(fields))}"
         here = fields.get(part)

@@ -1,10 +1,11 @@
 """The errors that a user can fix, and the exit code of each."""
 
+import difflib
 import errno
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -85,6 +86,21 @@ def one_of(names: list[str]) -> str:
     'a, b'
     """
     return ", ".join(sorted(names)) if names else "(none)"
+
+
+def did_you_mean(name: str, typed: Mapping[str, str]) -> str:
+    """Returns a question that suggests the most similar name, or "" if none is similar.
+
+    Args:
+        name: the unknown name.
+        typed: the known names, and how each is typed.
+
+    >>> did_you_mean("tyni", {"tiny": "model=tiny", "small": "model=small"})
+    '; did you mean model=tiny?'
+    """
+    # Two exchanged letters of four leave a similarity of a half.
+    close = difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
+    return f"; did you mean {typed[close[0]]}?" if close else ""
 
 
 def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sum, write_sums
 from protlm.checkpoints.description import ModelDescription
-from protlm.checkpoints.shipped import find_model
+from protlm.checkpoints.shipped import find_model, similar_model
 from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
 from protlm.paths import complete_file, complete_folder
@@ -176,9 +176,9 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     """
     if not path.exists():
         raise InputDataError(
-            f"{path}: no such model; give a run folder, a .ckpt file, an exported folder, the "
-            "downloaded folder or file of another program's model, its name OWNER/MODEL on the "
-            "Hugging Face Hub, or a name that protlm models lists"
+            f"{path}: no such model{similar_model(path)}; give a run folder, a .ckpt file, "
+            "an exported folder, the downloaded folder or file of another program's model, its "
+            "name OWNER/MODEL on the Hugging Face Hub, or a name that protlm models lists"
         )
     if path.suffix != ".ckpt":
         raise InputDataError(

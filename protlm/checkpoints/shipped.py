@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protlm.errors import InputDataError
+from protlm.errors import InputDataError, did_you_mean
 from protlm.paths import models_dir
 
 DEFAULT = "hybrid-3m"
@@ -38,3 +38,8 @@ def find_model(path: Path) -> Path:
     """
     named = [folder for folder in shipped_models() if folder.name == str(path)]
     return named[0] if named and not path.exists() else path
+
+
+def similar_model(path: Path) -> str:
+    """Returns a question that suggests the shipped model of a similar name, or ""."""
+    return did_you_mean(str(path), {folder.name: folder.name for folder in shipped_models()})

@@ -1,6 +1,5 @@
 """`protlm checkpoint info|verify|import|export|convert|consolidate`: models and their formats."""
 
-import difflib
 import json
 import re
 import sys
@@ -19,7 +18,7 @@ from protlm.commands.contact_fit import read_fit
 from protlm.composition import compose, to_plain
 from protlm.config import BestMetric, TrainConfig
 from protlm.conversion import convert
-from protlm.errors import InputDataError, UserError, one_of
+from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
 from protlm.interop.esm_export import is_esm
@@ -208,9 +207,8 @@ def import_model(path: Path, output: Path) -> None:
 def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
     known = mechanisms.names()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"--attention {name} does not exist; {hint}there are: {one_of(known)}")
+        hint = did_you_mean(name, {one: one for one in known})
+        raise UserError(f"--attention {name} does not exist{hint}; there are: {one_of(known)}")
     for setting in settings:
         option, _, value = setting.partition("=")
         if not (option.isidentifier() and value):

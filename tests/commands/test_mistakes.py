@@ -21,6 +21,11 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "no such fasta": (["embed", "none.fasta", "-m", "run", "-o", "o.h5"], 3, ["none.fasta"]),
     "no such model": (["embed", "x.fasta", "-m", "none", "-o", "o.h5"], 3, ["none"]),
+    "a misspelled model": (
+        ["embed", "x.fasta", "-m", "hybird-3m", "-o", "o.h5"],
+        3,
+        ["hybird-3m: no such model; did you mean hybrid-3m?"],
+    ),
     "broken model": (["embed", "x.fasta", "-m", "broken", "-o", "o.h5"], 3, ["step-00000004.ckpt"]),
     "output is there": (["embed", "x.fasta", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
     "output under a file": (
@@ -160,6 +165,16 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "no such checkpoint": (["checkpoint", "info", "none"], 3, ["none"]),
     "wrong key": (["train", "data.dirr=data"], 2, ["data.dirr", "data.dir"]),
     "wrong choice of a group": (["train", "model=huge"], 2, ["huge", "small"]),
+    "a misspelled choice": (
+        ["train", "model=tyni", "run_dir=o"],
+        2,
+        ["model=tyni does not exist; did you mean model=tiny?; there are: esm2_8m, medium"],
+    ),
+    "a misspelled choice, and a flag": (
+        ["evaluate", "--cfg", "job", "evaluation=contact"],
+        2,
+        ["evaluation=contact does not exist; did you mean evaluation=contacts?; there are: "],
+    ),
     "train on nothing": (["train", "data.dir=none", "run_dir=o"], 3, ["none", "protlm prepare"]),
     "train on no split": (
         ["train", "data.dir=data", "data.train_split=tran", "run_dir=o"],
