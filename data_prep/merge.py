@@ -12,7 +12,7 @@ from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.errors import UserError
 from protlm.paths import check_output, complete_folder
-from protlm.terminal import console, printable
+from protlm.terminal import printable
 
 from .messages import difference
 from .prepare import index_clusters
@@ -42,7 +42,7 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
     _warn_of_lost_clusters(parts, manifests)
     with complete_folder(out) as directory:
         report = _merge(parts, manifests, directory)
-    console(stderr=True).print(report.table())
+    report.print()
     return report
 
 

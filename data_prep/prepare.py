@@ -9,7 +9,7 @@ from protlm.data.records import ReadOptions, Tally
 from protlm.data.shards.cluster_writer import write_cluster_index
 from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
 from protlm.errors import UserError
-from protlm.terminal import JobProgress, console
+from protlm.terminal import JobProgress
 
 from .cluster_table import ClusterTable
 from .encode import Encoder
@@ -120,7 +120,7 @@ def prepare(
         report = _conclude(work, plan)
         if not options.is_part:
             refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    console(stderr=True).print(report.table())
+    report.print()
     return report
 
 

@@ -1,6 +1,7 @@
 """The report of a build, which accounts for every record, as files and as a table."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,9 +13,10 @@ from rich.table import Table
 from protlm.data.shards.data_set import REJECTED, REPORT
 from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
 from protlm.errors import InputDataError
-from protlm.terminal import printable
+from protlm.terminal import console, printable
 
 from .families import families_without_records
+from .split import TEST, VALID
 
 _COLUMNS = ("reason", "identifier", "file", "line")
 
@@ -67,6 +69,23 @@ class Report:
             del fields["clusters"]
         text = json.dumps(fields, indent=1, sort_keys=True, ensure_ascii=False)
         (directory / REPORT).write_text(text + "\n", encoding="utf-8")
+
+    def print(self) -> None:
+        """Prints the table, and a warning for each empty split, on standard error."""
+        console(stderr=True).print(self.table())
+        for sentence in self.empty_splits():
+            print(f"protlm: warning: {sentence}", file=sys.stderr)
+
+    def empty_splits(self) -> list[str]:
+        """Describes each split that has a fraction of the sequences and received none."""
+        fractions = self.split_rule.get("otherwise", self.split_rule)
+        number = sum(split.sequences for split in self.splits.values())
+        return [
+            f"split {split} is empty: {number:,} sequences at --{split}-fraction {fraction}; "
+            f"to have one, prepare them again with a larger --{split}-fraction"
+            for split in (VALID, TEST)
+            if (fraction := fractions.get(f"{split}_fraction", 0)) and split not in self.splits
+        ]
 
     def table(self) -> Table:
         """Returns the report as a table for the terminal."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import UserError
-from protlm.terminal import console
 
 from .cluster_table import ClusterTable
 from .families import refuse_empty_hold_out
@@ -75,7 +74,7 @@ def prepare_by_jobs(
         run(work.path / "jobs", tasks)
         report = merge_into(work.data, parts)
         refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    console(stderr=True).print(report.table())
+    report.print()
     return report
 
 
