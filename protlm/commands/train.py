@@ -34,6 +34,7 @@ from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
+from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.assay_probe import AssayProbe
 from protlm.downstream.structure_probe import StructureProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
@@ -50,6 +51,8 @@ from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
 _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)
+# The loss of fewer validation sequences is worth a warning.
+_FEW_SEQUENCES = 30
 _SAMPLE_DATA = Path("data/uniprot_sample")
 
 
@@ -131,6 +134,7 @@ def train(config: TrainConfig) -> None:
         if is_first_rank():
             _write_config(run_dir, config)
             _print_summary(network, train_split, config)
+            _warn_of_few_sequences(valid_split)
         finished = run(
             module,
             data,
@@ -233,6 +237,15 @@ def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig
         cannot_generate(network, config),
     ]
     _print("; ".join(fact for fact in facts if fact))
+
+
+def _warn_of_few_sequences(valid: SplitReader) -> None:
+    if len(valid) < _FEW_SEQUENCES:
+        _print(
+            f"protlm: warning: few sequences ({len(valid)}) are in the validation split, so its "
+            "loss is uncertain; prepare the data with a larger --valid-fraction, or type "
+            "data.valid_dir=DIR"
+        )
 
 
 def _extent(data: Mixture) -> str:

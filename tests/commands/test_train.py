@@ -1,5 +1,6 @@
 """`protlm train`: continues a run with its own settings, and refuses other ones."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -179,3 +180,14 @@ def test_the_implementation_of_the_attention_may_change(
     arguments = [f"run_dir={run}", "trainer.max_steps=5", "attention.kernel=auto"]
     assert compose_run(arguments).attention["kernel"] == "auto"
     assert "kernel" not in load_model(run).description.attention_options
+
+
+def test_few_validation_sequences_cause_a_warning(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(compose_run([f"run_dir={run}"]))
+    told = capfd.readouterr().err
+    assert re.search(r"protlm: warning: few sequences \(\d+\) .* --valid-fraction", told)
+    monkeypatch.setattr("protlm.commands.train._FEW_SEQUENCES", 1)
+    train(compose_run([f"run_dir={run}"]))
+    assert "warning" not in capfd.readouterr().err
