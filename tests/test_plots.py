@@ -120,7 +120,7 @@ def test_a_contact_figure_tells_right_from_wrong() -> None:
     noise_LL = np.random.default_rng(0).random((length, length))
     figure = contact_figure(noise_LL / 2 + (contacts_LL == 1) / 4, contacts_LL, title="1fuk_A")
     axes = figure.axes[0]
-    assert labels(axes) == ["residue number", "residue number"]
+    assert labels(axes) == ["position in the sequence"] * 2
     assert legend(figure) == ["true contact", "top L, true", "top L, false"]
     hits, misses = points(axes, "top L, true"), points(axes, "top L, false")
     assert len(hits) + len(misses) == length and len(hits) and len(misses)

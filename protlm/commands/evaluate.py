@@ -153,12 +153,23 @@ def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
         columns = tuple(found.columns)
         table = tables.setdefault(columns, Table(*columns, box=SIMPLE))
         captions.setdefault(columns, {}).update(dict.fromkeys(found.caption.splitlines()))
+        if note := _other_objective(label, made, by_split):
+            captions[columns][note] = None
         for row in found.rows:
             table.add_row(*map(escape, row))
     for columns, table in tables.items():
         console().print(table)
         for line in captions[columns]:
             console().print(Text(f"  {line}"))
+
+
+def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str, Any]]) -> str:
+    """Describes a model that was trained with another objective than it is evaluated with."""
+    asked = getattr(made, "objective", None)
+    trained = {values.get("trained_as", asked) for values in by_split.values()} - {asked}
+    if not trained:
+        return ""
+    return f"{label}: the model was trained with objective={trained.pop()}, not {asked}"
 
 
 if __name__ == "__main__":

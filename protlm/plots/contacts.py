@@ -62,8 +62,8 @@ def contact_figure(
         if len(rows):
             title = f"{title}\n{_precision_text(probabilities_LL, contacts_LL)}"
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("residue number")
-    axes.set_ylabel("residue number")
+    axes.set_xlabel("position in the sequence")
+    axes.set_ylabel("position in the sequence")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -78,7 +78,7 @@ def _dots(
     color: str,
     label: str,
 ) -> None:
-    """Marks pairs (i < j) below the diagonal, by residue numbers from 1."""
+    """Marks pairs (i < j) below the diagonal, by positions in the sequence, from 1."""
     axes.scatter(rows + 1, columns + 1, s=size, marker=marker, c=color, linewidths=0.8, label=label)
 
 

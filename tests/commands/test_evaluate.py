@@ -34,7 +34,16 @@ def test_whole_proteins_are_evaluated(
     values = run(tiny_run, tiny_data)["test"]["causal"]
     assert values["targets"] == found.sum()
     assert values["cropped"] == {"sequences": 0, "residues": 0}
-    assert f"test: 0 of {len(found)} sequences cropped" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"test: 0 of {len(found)} sequences cropped" in printed
+    assert "causal: the model was trained with objective=masked, not causal\n" in printed
+
+
+def test_the_objective_of_training_is_not_noted(
+    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny_run, tiny_data, "evaluation=[masked]")
+    assert "was trained with" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("reason", ["a table of positions", "the setting max_length"])
