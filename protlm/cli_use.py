@@ -11,10 +11,10 @@ from protlm.options import (
     Device,
     Duplicates,
     EmbeddingDtype,
+    EmbeddingOutput,
     EmbedExecutor,
     FirstResidue,
     Model,
-    Output,
     PerToken,
     RangeTable,
     Reference,
@@ -27,7 +27,7 @@ from protlm.options import (
 
 def embed(
     fasta: SequenceFile,
-    output: Output,
+    output: EmbeddingOutput,
     model: Model = None,
     include: Annotated[
         list[str] | None,

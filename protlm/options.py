@@ -21,9 +21,18 @@ Models = Annotated[
 Layers = Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")]
 Heads = Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")]
 CausalModel = Annotated[
-    Path, typer.Option("--model", "-m", help="A run folder, a .ckpt file or an exported model.")
+    Path,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A run, a .ckpt file, an exported model or a shipped model's name: causal, or masked "
+        "with --start.",
+    ),
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
+EmbeddingOutput = Annotated[
+    Path, typer.Option("--output", "-o", help="The file to write, or the folder of --format pt.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda (or gpu), cuda:1, ...")]
 Figure = Annotated[
     Path | None, typer.Option(help="Also draw a PNG; the input must contain one protein.")

@@ -30,6 +30,18 @@ def test_debug_shows_the_traceback(workplace: Path, protlm_in_process: Command) 
         assert "Traceback" in done.stderr
 
 
+def test_help_says_what_is_written_and_which_models_are_taken(
+    tmp_path: Path, protlm_in_process: Command
+) -> None:
+    for command, words in (
+        ("embed", "The file to write, or the folder of --format pt."),
+        ("attention", "The HDF5 file to write."),
+        ("generate", "a shipped model's name: causal, or masked with --start."),
+    ):
+        done = protlm_in_process(command, "--help", cwd=tmp_path)
+        assert words in " ".join(done.stdout.split())
+
+
 @contextmanager
 def unprivileged() -> Iterator[None]:
     """Makes this process that of another user, if it is root's: root may write anywhere."""
