@@ -18,6 +18,8 @@ from protlm.errors import UserError
 from protlm.paths import check_output, complete_file
 from protlm.terminal import console, printable
 
+# The top 10 % of fewer variants has none.
+_FEW_VARIANTS = 10
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _FIGURES = {".png", ".pdf", ".svg"}
 
@@ -143,6 +145,9 @@ def print_results(results: Sequence[Result], means: Averages) -> None:
         table.add_row(*(escape(row[name]) for name in columns))
     out = console()
     out.print(table)
+    if any(one.agreement and one.agreement.num_variants < _FEW_VARIANTS for one in results):
+        few = f"fewer than {_FEW_VARIANTS} measured variants: NDCG is undefined, other metrics are"
+        out.print(f"{few} uncertain, and intervals too narrow", highlight=False, markup=False)
     for estimator, definition in _definitions(results).items():
         out.print(f"{estimator}: {definition}", highlight=False, markup=False)
     for estimator, mean in means.items():

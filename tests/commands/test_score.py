@@ -54,6 +54,7 @@ def test_scores_are_added_as_columns(
     printed = capsys.readouterr().out
     assert printed.endswith(f"{output}\n")
     assert "Spearman" in printed and "sum over M of log p(y_i | x\\i)" in printed
+    assert "fewer than 10 measured variants: NDCG is undefined" in printed
     rows, before = read(output), read(assay)
     assert list(rows[0]) == [*before[0], *asked]
     assert [{name: row[name] for name in before[0]} for row in rows] == before
@@ -73,7 +74,7 @@ def test_a_table_without_measured_scores_has_no_metrics(
     score_variants([table], tiny_run, workplace / "s.csv", options(workplace))
     printed = capsys.readouterr().out
     assert "perplexity of wild type" in printed
-    assert "Spearman" not in printed and "AUC" not in printed
+    assert all(name not in printed for name in ("Spearman", "AUC", "NDCG"))
 
 
 def test_several_assays_and_their_averages(
