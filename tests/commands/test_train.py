@@ -179,3 +179,15 @@ def test_the_implementation_of_the_attention_may_change(
     arguments = [f"run_dir={run}", "trainer.max_steps=5", "attention.kernel=auto"]
     assert compose_run(arguments).attention["kernel"] == "auto"
     assert "kernel" not in load_model(run).description.attention_options
+
+
+def test_the_implementation_of_the_linear_heads_of_a_hybrid_may_change(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    epsilon, kernel = "+attention.options.kernel_epsilon=0.01", "+attention.options.kernel="
+    run = train_tiny(tmp_path / "run", "attention=hybrid", epsilon, f"{kernel}torch")
+    arguments = [f"run_dir={run}", "trainer.max_steps=5", f"{kernel}auto"]
+    assert compose_run([*arguments, epsilon]).attention["options"]["kernel"] == "auto"
+    assert load_model(run).description.attention_options["options"] == {"kernel_epsilon": 0.01}
+    with pytest.raises(UserError, match=r"attention\.options="):
+        compose_run([*arguments, epsilon.replace("0.01", "0.02")])
