@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm.attention import mechanism
+from protlm.commands.unused_settings import refuse_unused
 from protlm.composition import compose, from_plain, key_of, read_run_config, to_plain
 from protlm.config import TrainConfig
 from protlm.errors import OutputError, UserError
@@ -52,7 +53,9 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     run_dir = _run_dir(arguments)
     stored = _stored(run_dir)
     if stored is None:
-        return with_fitting_warmup(compose(TrainConfig, arguments), arguments)
+        config = compose(TrainConfig, arguments)
+        refuse_unused(arguments, to_plain(config))
+        return with_fitting_warmup(config, arguments)
     typed = compose(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     names = _typed_names(arguments, stored, to_plain(typed))
     if _WARMUP in names:
@@ -62,6 +65,7 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
         _copy_value(name, to_plain(typed), settings)
     settings["run_dir"] = typed.run_dir
     _refuse_differences(run_dir, stored, settings)
+    refuse_unused(arguments, settings)
     return from_plain(settings, TrainConfig)
 
 
