@@ -85,12 +85,17 @@ class Retrieval(Evaluation):
             for who, similarity in self._similarities(model, data, queries, gallery)
         }
         counts = {"queries": len(queries), "without_relative": int((~relevant).sum())}
-        return {**result, **counts, "gallery": len(gallery), "column": self.column}
+        layer = model.layer_number(self.layer, first=0)
+        return {**result, **counts, "gallery": len(gallery), "column": self.column, "layer": layer}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor."""
-        rows = []
+        rows, lines = [], []
         for split, values in results.items():
+            lines.append(
+                f"{split}: embeddings of layer {values['layer']}; {values['without_relative']:,} "
+                f"queries without a relative of the same {values['column']} left out"
+            )
             for who in _PREDICTORS:
                 top, average = values[who]["top1"], values[who]["map"]
                 interval = f"{top['low']:.1%} to {top['high']:.1%}"
@@ -98,9 +103,8 @@ class Retrieval(Evaluation):
                 rows.append(
                     (split, who, *cells, f"{values['queries']:,}", f"{values['gallery']:,}")
                 )
-        return ResultTable(
-            ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery"), rows
-        )
+        columns = ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery")
+        return ResultTable(columns, rows, "\n".join(lines))
 
     def _gallery(
         self, train: SplitReader, label_of: Mapping[str, str]

@@ -83,7 +83,23 @@ def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: Pretra
     assert values["three_mers"]["top1"]["value"] == values["three_mers"]["map"]["value"] == 1
     assert values["model"]["top1"]["value"] > values["chance"]["top1"]["value"]
     assert values["chance"]["map"]["value"] < 0.4
-    assert len(made.table({"test": values}).rows) == 5
+    table = made.table({"test": values})
+    assert len(table.rows) == 5
+    assert values["layer"] == model.num_layers
+    assert table.caption.startswith(f"test: embeddings of layer {model.num_layers}; 0 queries")
+
+
+def test_queries_without_a_relative_are_counted_below_the_table(
+    planted: tuple[EvaluationData, Path], model: PretrainedModel, tmp_path: Path
+) -> None:
+    data, table = planted
+    rows = gzip.decompress(table.read_bytes()).decode().replace("F0M0\tf0", "F0M0\talone")
+    (tmp_path / "t.tsv").write_text(rows)
+    made = create("mine", {"name": "retrieval", "labels": str(tmp_path / "t.tsv"), "layer": 1})
+    values = made.run(model, data)
+    assert (values["queries"], values["without_relative"]) == (10, 1)
+    caption = made.table({"test": values}).caption
+    assert "layer 1; 1 queries without a relative of the same cluster30 left out" in caption
 
 
 def test_average_precision_by_hand() -> None:
