@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.label_tables import read_labels
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, mean_precision
 from protlm.analysis.structures import Structure, contact_map
+from protlm.data.tables import read_labels
 from protlm.errors import InputDataError
 
 MODEL, NEAREST = "model", "nearest_in_sequence"
@@ -27,9 +27,7 @@ def read_groups(path: Path | None, structures: Sequence[Structure]) -> list[str]
     """
     if path is None:
         return None
-    group_of: dict[str, str] = {}
-    for name, group in read_labels(path, ("structure", "group")):
-        group_of[name] = group
+    group_of = read_labels(path, "structure", "group")
     if missing := [s.identifier for s in structures if s.identifier not in group_of]:
         raise InputDataError(
             f"{path} has no group for {missing[0]}, and {len(missing) - 1} more are missing; add a "

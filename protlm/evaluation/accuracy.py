@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from protlm.analysis.label_tables import read_labels
 from protlm.analysis.sequence_sums import (
     BASELINES,
     SequenceSums,
@@ -33,6 +32,7 @@ from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
+from protlm.data.tables import read_labels
 from protlm.data.trigram import Trigram
 from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
@@ -179,8 +179,8 @@ class Accuracy(Evaluation):
         """Returns the group of each sequence, or its name, and the number without a group."""
         if self.groups is None:
             return names, 0
-        rows = read_labels(self.groups, ("accession", self.column))
-        known = {accession: group for accession, group in rows if separate(group)}
+        rows = read_labels(self.groups, "accession", self.column)
+        known = {accession: group for accession, group in rows.items() if separate(group)}
         without_group = sum(name not in known for name in names)
         if without_group == len(names):
             raise InputDataError(

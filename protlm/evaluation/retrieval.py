@@ -11,7 +11,6 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.label_tables import read_labels
 from protlm.analysis.sequence_features import (
     compositions,
     mean_embeddings,
@@ -19,6 +18,7 @@ from protlm.analysis.sequence_features import (
 )
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.reader import SplitReader
+from protlm.data.tables import read_labels
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
@@ -67,9 +67,8 @@ class Retrieval(Evaluation):
             InputDataError: the table cannot be read, or no query has a relative.
         """
         assert data is not None
-        label_of = {
-            a: label for a, label in read_labels(self.labels, ("accession", self.column)) if label
-        }
+        rows = read_labels(self.labels, "accession", self.column)
+        label_of = {accession: label for accession, label in rows.items() if label}
         gallery, gallery_labels = self._gallery(data.train, label_of)
         queries, labels = _labeled(data.split, range(len(data.split)), label_of)
         relevant = np.isin(labels, gallery_labels)

@@ -226,20 +226,3 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
 def test_missing_settings_are_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         create("mine", settings)
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        ("accession\tfamily\nA\tB\n", "not cluster30"),
-        ("accession\tcluster30\nA\n", "line 2: 1 fields"),
-        ("", "not accession"),
-        ("accession\tcluster30\n\xff\n", "cannot be read"),
-    ],
-)
-def test_a_bad_table_is_named(content: str, words: str, tmp_path: Path) -> None:
-    from protlm.analysis.label_tables import read_labels
-
-    (tmp_path / "t.tsv").write_bytes(content.encode("latin-1"))
-    with pytest.raises(InputDataError, match=words):
-        list(read_labels(tmp_path / "t.tsv", ("accession", "cluster30")))
