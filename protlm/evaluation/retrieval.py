@@ -11,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
+from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.sequence_features import (
     compositions,
     mean_embeddings,
@@ -24,7 +25,6 @@ from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
-_RESAMPLES = 1000
 
 
 @final
@@ -167,9 +167,8 @@ def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, d
         places = np.flatnonzero(ranked) + 1
         top1[query] = ranked[0]
         average[query] = np.mean(np.arange(1, len(places) + 1) / places)
-    drawn = np.random.default_rng(seed).integers(len(truth), size=(_RESAMPLES, len(truth)))
     scores = {}
     for name, values in (("top1", top1), ("map", average)):
-        low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
-        scores[name] = {"value": float(values.mean()), "low": float(low), "high": float(high)}
+        found = ratio_interval(values, seed=seed)
+        scores[name] = {"value": found["mean"], "low": found["low"], "high": found["high"]}
     return scores
