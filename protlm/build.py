@@ -67,19 +67,21 @@ def load_initial_weights(
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
         typed = " ".join(f"{name}={value}" for name, value, _ in differing)
+        if found.description.attention != mechanism["name"]:
+            # Its weights may fit, but those of the same mechanism do.
+            typed = f"attention={found.description.attention} {typed}"
         raise UserError(
             f"model.init_from={path} has another architecture ({name}={there}, and that of "
             f"this run is {here}); type: {typed}"
         )
     try:
         network.load_state_dict(found.weights)
-    except RuntimeError as error:
-        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-        sizes = ("num_layers", "num_heads", "model_dim", "feedforward_dim")
-        settings = [f"{key}={getattr(found.description.model, key)}" for key in sizes]
+    except RuntimeError:
+        was, now = found.description.attention, mechanism["name"]
         raise UserError(
-            f"model.init_from={path} has another architecture ({reason[:200]}); train one with its "
-            f"attention={found.description.attention} and {' '.join(settings)}"
+            f"the weights of model.init_from={path}, of attention={was}, do not fit "
+            f"attention={now}; type attention={was}, or give the result of: "
+            f"protlm checkpoint convert {path} --attention {now} -o FOLDER"
         ) from None
     return found.description.source
 
@@ -103,14 +105,12 @@ def describe(config: TrainConfig) -> ModelDescription:
     """Returns the description of a run's model, which is saved in every checkpoint."""
     options = dict(to_plain(config)["attention"])
     name = options.pop("name")
-    for option in attention.mechanism(name).runtime_options:
-        options.pop(option, None)
     return ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=config.objective.name,
         model=config.model,
         attention=name,
-        attention_options=options,
+        attention_options=attention.mechanism(name).stored_options(options),
         seed=config.seed,
         max_length=config.data.max_length,
     )

@@ -51,8 +51,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)
     name = str(options.pop("name"))
-    for option in mechanism(name).runtime_options:
-        options.pop(option, None)
+    options = mechanism(name).stored_options(options)
     _check(found, name, options)
     seed = described.seed if seed is None else seed
     network = build_network(described.model, {"name": name, **options}, seed=seed)

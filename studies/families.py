@@ -26,8 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.precision import SEPARATIONS, precision
-from protlm.analysis.structures import contact_map, read_structure
+from protlm.analysis.structure_groups import nearest_in_sequence
+from protlm.analysis.structures import read_structure
 from protlm.checkpoints.shipped import DEFAULT
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.evaluation.base import NO_SPLIT
@@ -45,7 +47,6 @@ HELD_OUT, CLUSTER_IDENTITY = 0.05, 0.5
 WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
 # A held-out homolog is close to one of training that has this fraction of its 6-mers or more.
 MIN_SHARED = 0.2
-RESAMPLES = 1000
 # The fewest proteins of a bootstrap interval.
 FEWEST = 6
 METHODS = ("contacts", "jacobian")
@@ -148,9 +149,7 @@ def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
 
 def _baselines(protein: str, structures: Path) -> dict[str, float]:
     structure = read_structure(structure_file(structures, protein))
-    contacts_LL = contact_map(structure)
-    positions = np.arange(len(contacts_LL))
-    distance_LL = np.abs(positions[:, None] - positions).astype(float)
+    ((nearness_LL, contacts_LL),) = nearest_in_sequence([structure])
     path = structures / "msa" / f"{protein}.a3m.gz"
     columns_BL = aligned_columns(path)
     if columns_BL.shape[1] != len(structure):
@@ -159,8 +158,8 @@ def _baselines(protein: str, structures: Path) -> dict[str, float]:
     for name, scores_of in ALIGNMENT_METHODS.items():
         print(f"{protein}: {name}, {len(columns_BL):,} rows of {len(structure)}", file=sys.stderr)
         found[name] = _long_range(scores_of(columns_BL), contacts_LL)
-    known = contacts_LL[(distance_LL >= SEPARATIONS["long"][0]) & (contacts_LL >= 0)]
-    nearest = _long_range(-distance_LL, contacts_LL)
+    known = contacts_LL[(-nearness_LL >= SEPARATIONS["long"][0]) & (contacts_LL >= 0)]
+    nearest = _long_range(nearness_LL, contacts_LL)
     return found | {"nearest in sequence": nearest, "all pairs": float(known.mean())}
 
 
@@ -207,9 +206,8 @@ def interval(values: Sequence[float]) -> str:
     """Formats the mean over proteins, with a bootstrap interval or, of few, the range."""
     if len(values) < FEWEST:
         return f"{np.mean(values):.1%} (range {min(values):.1%} to {max(values):.1%})"
-    drawn = np.random.default_rng(0).choice(np.array(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
-    return f"{np.mean(values):.1%} ({low:.1%} to {high:.1%})"
+    found = ratio_interval(np.array(values))
+    return f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
 
 
 def report(found: Mapping[str, Mapping[str, float]]) -> str:

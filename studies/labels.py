@@ -24,9 +24,9 @@ from protlm.commands.finetune_run import MERGED
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
+from protlm.data.tables import read_table
 from protlm.downstream.probe_tables import comparison, metric_rows
 from protlm.downstream.probing import ProbeOptions
-from protlm.downstream.tables import read_table
 from protlm.loading import pick_device
 from protlm.paths import complete_file
 from protlm.training.finetuning import FinetuneSettings

@@ -132,7 +132,7 @@ def arms(out: Path) -> Iterator[Arm]:
 
 
 def make(arm: Arm, given: argparse.Namespace, threads: int) -> None:
-    """Makes or continues a run and evaluates it, in processes of its own."""
+    """Makes or continues a run and evaluates it, in separate processes."""
     if arm.report.exists():
         return
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -5,8 +5,9 @@
 
 The sample is prepared with its shipped split table; `--families` is a table of the Pfam families of
 `--swissprot50`. Evaluations whose data are not given are left out. Writes `results.json` and the
-tables in `results.md`; an evaluation whose JSON is in FOLDER is not repeated, and a FOLDER with
-results of another model or other data is refused.
+tables in `results.md`; an evaluation whose JSON is in FOLDER is not repeated. A FOLDER with results
+of another model, of other settings or of a data set that was prepared anew is refused; structures
+and tables are compared by their paths alone.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm import evaluation
-from protlm.commands.evaluate import evaluate
+from protlm.commands.evaluate import evaluate, provenance
 from protlm.composition import compose
 from protlm.config import EvaluateConfig
 from protlm.errors import UserError
@@ -100,6 +101,10 @@ def run(part: Part, given: argparse.Namespace) -> tuple[dict[str, Any], str]:
     report = json.loads(output.read_text(encoding="utf-8"))
     if report["model_hash"] != given.model_hash:
         raise UserError(f"{output} has the results of another model; give another --out")
+    asked = provenance(config)
+    for key, what in (("data", "of another data set"), ("settings", "with other settings")):
+        if report.get(key) != asked[key]:
+            raise UserError(f"{output} has results {what}; give another --out")
     tables = [f"## {part.title}"]
     for label, settings in config.evaluation.items():
         results = report["results"]

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over proteins."""
+"""Bootstrap intervals."""
 
 from typing import Any
 
@@ -25,6 +25,15 @@ def ratio_interval(
     counts = np.ones(len(totals)) if counts is None else np.asarray(counts, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(len(totals), size=(_RESAMPLES, len(totals)))
     sums, sizes = totals[drawn].sum(axis=1), counts[drawn].sum(axis=1)
-    low, high = np.quantile(sums[sizes > 0] / sizes[sizes > 0], [0.025, 0.975])
+    low, high = bounds(sums[sizes > 0] / sizes[sizes > 0])
     mean = float(totals.sum() / counts.sum())
-    return {"mean": mean, "low": float(low), "high": float(high), "count": len(totals)}
+    return {"mean": mean, "low": low, "high": high, "count": len(totals)}
+
+
+def bounds(values: np.ndarray) -> tuple[float, float]:
+    """Returns the 2.5 % and 97.5 % quantiles of the defined values; NaN if none is defined."""
+    defined = values[~np.isnan(values)]
+    if not len(defined):
+        return np.nan, np.nan
+    low, high = np.quantile(defined, [0.025, 0.975])
+    return float(low), float(high)

@@ -57,22 +57,6 @@ def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in sums.statistics().items()}
 
 
-def model_head_statistics(model: PretrainedModel, sequence: str) -> dict[str, Tensor]:
-    """Returns the statistics of all layers, float64 NH (`offset_profile`: NHO).
-
-    They are the `head_statistics`, and `sink_mass`.
-
-    Raises:
-        InputDataError: a letter is not a residue.
-        UserError: the sequence is longer than the model accepts.
-    """
-    layers = [
-        {**head_statistics(blocks), "sink_mass": blocks.sink_mass()}
-        for _, blocks in residue_blocks(model, sequence)
-    ]
-    return {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
-
-
 def sink_mass(rows_HML: Tensor) -> Tensor:
     """Returns the weight on `<cls>` and `<eos>` in each row, float64 HM.
 

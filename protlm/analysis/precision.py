@@ -3,10 +3,11 @@
 As in the contact notebook of ESM (Rao et al. 2020, doi:10.1101/2020.12.15.422761).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
+from protlm.analysis.bootstrap import ratio_interval
 from protlm.errors import InputDataError
 
 # Half-open ranges of j - i; None means unbounded.
@@ -16,7 +17,6 @@ SEPARATIONS: dict[str, tuple[int, int | None]] = {
     "long": (24, None),
 }
 DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
-_RESAMPLES = 1000
 DEFINITION = (
     "contact: Cβ-Cβ < 8 Å, Cβ imputed where it is missing; separations: short 6 to 11, "
     "medium 12 to 23, long 24 and more; mean over proteins, 95 % bootstrap interval"
@@ -70,39 +70,52 @@ def _num_resolved(contacts_LL: np.ndarray) -> int:
     return int((contacts_LL >= 0).any(axis=1).sum())
 
 
+def precisions(
+    proteins: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Computes the precision of each protein from probabilities and contact maps.
+
+    Returns:
+        {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": float64 [proteins]}}; NaN for
+        proteins of fewer than `divisor` residues.
+    """
+    rows = []
+    for probabilities_LL, contacts_LL in proteins:
+        for separation in SEPARATIONS.values():
+            for divisor in DIVISORS.values():
+                hits, count = precision(
+                    probabilities_LL, contacts_LL, separation=separation, divisor=divisor
+                )
+                rows.append(hits / count if count else np.nan)
+    table = np.array(rows).reshape(-1, len(SEPARATIONS), len(DIVISORS))
+    return {
+        name: {label: table[:, row, column] for column, label in enumerate(DIVISORS)}
+        for row, name in enumerate(SEPARATIONS)
+    }
+
+
 def scores(
-    proteins: Sequence[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
+    proteins: Iterable[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Computes precision by range and number of pairs from probabilities and contact maps.
 
     Returns:
         {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": {"mean", "low", "high",
-        "count"}}}: the mean over `count` proteins and the bounds of its 95 % bootstrap interval.
-        Proteins of fewer than `divisor` residues are not counted.
+        "count"}}}: as `mean_precision` of the `precisions`.
     """
     return {
-        name: {
-            label: _mean_over_proteins(
-                [precision(p, c, separation=separation, divisor=divisor) for p, c in proteins],
-                np.random.default_rng(seed),
-            )
-            for label, divisor in DIVISORS.items()
-        }
-        for name, separation in SEPARATIONS.items()
+        name: {label: mean_precision(values, seed=seed) for label, values in by_divisor.items()}
+        for name, by_divisor in precisions(proteins).items()
     }
 
 
-def _mean_over_proteins(
-    ratios: list[tuple[int, int]], generator: np.random.Generator
-) -> dict[str, float]:
-    values = np.array([hits / count for hits, count in ratios if count])
-    if not values.size:
+def mean_precision(values: np.ndarray, *, seed: int = 0) -> dict[str, float]:
+    """Returns the mean over the proteins that have a value, and its `ratio_interval`.
+
+    Raises:
+        InputDataError: no protein has a value.
+    """
+    defined = values[~np.isnan(values)]
+    if not defined.size:
         raise InputDataError("no structure is long enough to be scored; give longer ones")
-    resampled = generator.choice(values, size=(_RESAMPLES, len(values))).mean(axis=1)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return {
-        "mean": float(values.mean()),
-        "low": float(low),
-        "high": float(high),
-        "count": len(values),
-    }
+    return ratio_interval(defined, seed=seed)

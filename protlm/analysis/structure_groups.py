@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.label_tables import read_labels
-from protlm.analysis.precision import DIVISORS, scores
+from protlm.analysis.precision import DIVISORS, SEPARATIONS, mean_precision
 from protlm.analysis.structures import Structure, contact_map
+from protlm.data.tables import read_labels
 from protlm.errors import InputDataError
 
-ALL = "all"
-NEAREST = "nearest_in_sequence"
+MODEL, NEAREST = "model", "nearest_in_sequence"
+METRIC, *_OTHERS = DIVISORS
+# The headings of `table_rows`, after that of the predictors.
+COLUMNS = ("range", METRIC, "95 %", *_OTHERS, "proteins")
+# The value of `protlm.analysis.precision.precisions`.
+Precisions = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def read_groups(path: Path | None, structures: Sequence[Structure]) -> list[str] | None:
@@ -23,9 +27,7 @@ def read_groups(path: Path | None, structures: Sequence[Structure]) -> list[str]
     """
     if path is None:
         return None
-    group_of: dict[str, str] = {}
-    for name, group in read_labels(path, ("structure", "group")):
-        group_of[name] = group
+    group_of = read_labels(path, "structure", "group")
     if missing := [s.identifier for s in structures if s.identifier not in group_of]:
         raise InputDataError(
             f"{path} has no group for {missing[0]}, and {len(missing) - 1} more are missing; add a "
@@ -46,36 +48,81 @@ def nearest_in_sequence(structures: Sequence[Structure]) -> list[tuple[np.ndarra
     return found
 
 
-def scores_by_group(
-    proteins: Sequence[tuple[np.ndarray, np.ndarray]], group_of: list[str] | None, *, seed: int
+def group_scores(
+    predictors: Mapping[str, Precisions], group_of: list[str] | None, *, seed: int
 ) -> dict[str, Any]:
-    """Returns the `scores` of all proteins under `ALL`, and of each group under its name."""
-    found = {ALL: scores(proteins, seed=seed)}
-    for group in sorted(set(group_of or ())):
-        members = [p for p, name in zip(proteins, group_of or (), strict=True) if name == group]
-        found[group] = scores(members, seed=seed)
-    return found
+    """Returns the scores of each predictor, of all structures and `by_group` where there are any.
 
-
-def by_predictor(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns plain results: scores by predictor, and `by_group` where there are groups."""
-    result: dict[str, Any] = {who: found[ALL] for who, found in figures.items()}
-    groups = [name for name in next(iter(figures.values())) if name != ALL]
-    if groups:
+    `over_best_baseline` has for each range P@L of the model less that of the baseline with the
+    highest mean, with a paired 95 % bootstrap interval over proteins. Baselines are the predictors
+    that do not use the model's weights, whose names do not begin with `MODEL`.
+    """
+    result = _scores(predictors, slice(None), seed)
+    if group_of is not None:
+        names = np.array(group_of)
         result["by_group"] = {
-            group: {who: found[group] for who, found in figures.items()} for group in groups
+            group: _scores(predictors, names == group, seed) for group in sorted(set(group_of))
         }
     return result
 
 
+def _scores(
+    predictors: Mapping[str, Precisions], members: np.ndarray | slice, seed: int
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        who: {
+            separation: {
+                label: mean_precision(values[members], seed=seed)
+                for label, values in by_divisor.items()
+            }
+            for separation, by_divisor in precisions.items()
+        }
+        for who, precisions in predictors.items()
+    }
+    baselines = [who for who in predictors if not who.startswith(MODEL)]
+    over = {}
+    for separation in SEPARATIONS:
+        means = {who: found[who][separation][METRIC]["mean"] for who in baselines}
+        best = max(means, key=means.__getitem__)
+        model, baseline = (predictors[who][separation][METRIC] for who in (MODEL, best))
+        compared = mean_precision((model - baseline)[members], seed=seed)
+        over[separation] = {"baseline": best, "metric": METRIC, **compared}
+    return {**found, "over_best_baseline": over}
+
+
 def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tuple[str, ...]]:
-    """Formats predictor, range, precisions and number of proteins, for all and for each group."""
-    parts = {"": values, **{f", {g}": v for g, v in values.get("by_group", {}).items()}}
+    """Formats the cells of `COLUMNS` after the predictor, for all structures and each group."""
     rows = []
-    for suffix, part in parts.items():
+    for suffix, part in _parts(values):
         for who in predictors:
             for separation, by_divisor in part[who].items():
-                cells = [f"{by_divisor[divisor]['mean']:.1%}" for divisor in DIVISORS]
-                count = str(by_divisor["P@L"]["count"])
-                rows.append((f"{who}{suffix}", separation, *cells, count))
+                first, *others = (by_divisor[divisor] for divisor in DIVISORS)
+                cells = [f"{one['mean']:.1%}" for one in others]
+                interval = f"{first['low']:.1%} to {first['high']:.1%}"
+                count = str(first["count"])
+                rows.append(
+                    (f"{who}{suffix}", separation, f"{first['mean']:.1%}", interval, *cells, count)
+                )
     return rows
+
+
+def caption(values: Mapping[str, Any]) -> str:
+    """Returns lines on the model and the best baselines, and on the structures left out."""
+    lines = []
+    for suffix, part in _parts(values):
+        for separation, over in part["over_best_baseline"].items():
+            difference = f"{over['mean']:+.1%} ({over['low']:+.1%} to {over['high']:+.1%})"
+            lines.append(
+                f"{over['metric']} of the model less that of {over['baseline']}, "
+                f"{separation}{suffix}: {difference}"
+            )
+    if left_out := values["left_out"]:
+        limit = values["max_residues"]
+        lines.append(f"left out, longer than {limit} residues: {', '.join(left_out)}")
+    return "\n".join(lines)
+
+
+def _parts(values: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the suffix of names and the scores, of all structures and of each group."""
+    groups = values.get("by_group", {})
+    return [("", values), *((f", {group}", part) for group, part in groups.items())]

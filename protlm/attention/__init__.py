@@ -70,7 +70,8 @@ def option_differences(
         # An empty list or group is that of the YAML file for null.
         return None if chosen in ([], {}) else chosen
 
-    compared = [option for option in {**found, **asked} if option not in cls.runtime_options]
+    found, asked = cls.stored_options(found), cls.stored_options(asked)
+    compared = {**found, **asked}
     pairs = [(option, value(found, option), value(asked, option)) for option in compared]
     return [(option, there, here) for option, there, here in pairs if there != here]
 

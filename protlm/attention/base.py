@@ -1,8 +1,9 @@
 """The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,11 @@ class Attention(nn.Module, ABC):
     is_map_times_values: bool = True
     # The longest input, in positions; None for no limit.
     max_length: int | None = None
+
+    @classmethod
+    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options without `runtime_options`, as a saved model has them."""
+        return {name: value for name, value in options.items() if name not in cls.runtime_options}
 
     @abstractmethod
     def forward(

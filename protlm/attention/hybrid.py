@@ -20,6 +20,7 @@ from protlm.attention.ops.windows import (
 )
 from protlm.errors import UserError, one_of
 
+_LINEAR = "performer_relu"
 # Recurrent too, but softmax over some positions, as the heads with windows already are.
 _NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax")
 
@@ -89,7 +90,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         max_length: int,
         local_heads: int = 1,
         window: int = 256,
-        mechanism: str = "performer_relu",
+        mechanism: str = _LINEAR,
         options: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
@@ -120,6 +121,13 @@ class Hybrid(Attention, Recurrent[HybridState]):
         self.supports_causal = self.linear.supports_causal
         self.max_length = self.linear.max_length
         self.qk_norm = self.linear.qk_norm
+
+    @classmethod
+    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Attention.stored_options`; the linear mechanism may have such options too."""
+        linear = mechanism(options.get("mechanism", _LINEAR))
+        nested = options.get("options")
+        return {**options, "options": linear.stored_options(nested)} if nested else dict(options)
 
     def forward(
         self,

@@ -17,19 +17,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from protlm import evaluation
+from protlm import __version__, evaluation
 from protlm.allocator import keep_freed_memory
 from protlm.loading import load_model
 from protlm.commands.models import announced_default
 from protlm.commands.settings import print_help
-from protlm.composition import compose, through_hydra
+from protlm.composition import compose, through_hydra, to_plain
 from protlm.config import EvaluateConfig
 from protlm.data.shards.data_set import open_split
-from protlm.data.shards.manifest import read_manifest
+from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.errors import UserError, exit_with_message, interrupt_explained, one_of
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, complete_file
+from protlm.paths import check_output, complete_file, sha256_of
 from protlm.terminal import console
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
@@ -59,8 +59,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates a model; prints tables, and writes a JSON file if an output is given.
 
     Returns:
-        {"checkpoint", "model_hash", "results": {split: {evaluation: values}}}; evaluations that
-        do not read a split are listed under "any".
+        {"checkpoint", "model_hash", "results": {split: {evaluation: values}}} and the `provenance`;
+        evaluations that do not read a split are listed under "any".
 
     Raises:
         UserError: settings, splits or evaluations that do not exist.
@@ -80,6 +80,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     report = {
         "checkpoint": given or path.name,
         "model_hash": model.hash,
+        **provenance(config),
         "results": _results(model, evaluations, config),
     }
     if output is not None:
@@ -87,6 +88,20 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             temporary.write_text(json.dumps(report, indent=2) + "\n")
     _print(evaluations, report["results"])
     return report
+
+
+def provenance(config: EvaluateConfig) -> dict[str, Any]:
+    """Returns what decides results beside the model.
+
+    Returns:
+        {"data", "settings", "version"}: the SHA-256 of the manifest of `data.dir`, None without a
+        data set; the settings, composed, but for `checkpoint` and `output`; and that of protlm.
+    """
+    settings = to_plain(config)
+    del settings["checkpoint"], settings["output"]
+    manifest = Path(config.data.dir or "") / MANIFEST
+    data = sha256_of(manifest) if config.data.dir and manifest.is_file() else None
+    return {"data": data, "settings": settings, "version": __version__}
 
 
 def _results(

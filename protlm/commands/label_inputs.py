@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protlm.data.tables import read_text
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import missing
-from protlm.downstream.tables import read_text
 from protlm.downstream.tasks import Task, guess_task
 from protlm.errors import InputDataError, UserError
 from protlm.model.pretrained import PretrainedModel

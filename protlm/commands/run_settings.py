@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from protlm.attention import mechanism
+from protlm.commands.unused_settings import refuse_unused
 from protlm.composition import compose, from_plain, key_of, read_run_config, to_plain
 from protlm.config import TrainConfig
 from protlm.errors import OutputError, UserError
 from protlm.lock import LOCK
 from protlm.paths import check_output, conf_dir, explain_os_error
 from protlm.training.launch import is_first_rank
-from protlm.training.schedule import check_schedule
+from protlm.training.schedule import check_schedule, fitting_warmup
 
 CONFIG = "config.yaml"
 _WARMUP = "schedule.warmup_steps"
@@ -52,7 +53,9 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     run_dir = _run_dir(arguments)
     stored = _stored(run_dir)
     if stored is None:
-        return with_fitting_warmup(compose(TrainConfig, arguments), arguments)
+        config = compose(TrainConfig, arguments)
+        refuse_unused(arguments, to_plain(config))
+        return with_fitting_warmup(config, arguments)
     typed = compose(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     names = _typed_names(arguments, stored, to_plain(typed))
     if _WARMUP in names:
@@ -62,6 +65,7 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
         _copy_value(name, to_plain(typed), settings)
     settings["run_dir"] = typed.run_dir
     _refuse_differences(run_dir, stored, settings)
+    refuse_unused(arguments, settings)
     return from_plain(settings, TrainConfig)
 
 
@@ -73,7 +77,8 @@ def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainC
     try:
         check_schedule(schedule, max_steps=max_steps)
     except UserError:
-        before, schedule.warmup_steps = schedule.warmup_steps, max_steps // 10
+        before = schedule.warmup_steps
+        schedule.warmup_steps = fitting_warmup(schedule, max_steps=max_steps)
         if is_first_rank():
             print(
                 f"{_WARMUP}={before} does not fit into trainer.max_steps={max_steps}; "
@@ -161,6 +166,7 @@ def _copy_value(name: str, source: Mapping[Any, Any], target: dict[Any, Any]) ->
 
 
 def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
+    before, now = _stored_attention(before), _stored_attention(now)
     differing = [
         name
         for name in _decisive(before) | _decisive(now)
@@ -183,6 +189,12 @@ def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[A
     )
 
 
+def _stored_attention(config: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns the settings without those that do not decide what attention computes."""
+    attention = config["attention"]
+    return {**config, "attention": mechanism(str(attention["name"])).stored_options(attention)}
+
+
 def _rank(name: str) -> tuple[int, str]:
     """Sorts the telling settings first, and the options of a mechanism last."""
     for rank, telling in enumerate(_TELLING):
@@ -194,12 +206,10 @@ def _rank(name: str) -> tuple[int, str]:
 def _decisive(config: Mapping[Any, Any]) -> set[str]:
     """Returns the dotted names of the settings that decide what a run learns."""
     names = set()
-    computed = mechanism(str(config["attention"]["name"])).runtime_options
     for name in _names(config):
         section, _, key = name.partition(".")
         may_change = (
             section in _MAY_CHANGE
-            or (section == "attention" and key in computed)
             or (section == "data" and key in _DATA_MAY_CHANGE)
             # The checkpoint has the hash of its weights.
             or name == "objective.teacher"

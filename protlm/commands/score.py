@@ -30,7 +30,7 @@ from protlm.downstream.estimators import (
 )
 from protlm.downstream.mutations import Substitution, Variant
 from protlm.downstream.predictions import Predictor
-from protlm.downstream.score_metrics import agreement, clusters_of
+from protlm.downstream.score_metrics import agreement, positions_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
 from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
@@ -269,8 +269,8 @@ def _check_table(
 def _result(name: str, table: VariantTable, estimator: Estimator, scores: Scores) -> Result:
     found = None
     if table.measured is not None:
-        clusters = clusters_of(table.variants)
-        found = agreement(table.measured, scores.values, table.is_fit, clusters)
+        positions = positions_of(table.variants)
+        found = agreement(table.measured, scores.values, table.is_fit, positions)
     return Result(name, estimator, scores, found)
 
 

@@ -25,7 +25,8 @@ class ModelConfig(Checked):
     model_dim: int = setting("width of the residual stream", allowed=at_least(1))
     feedforward_dim: int = setting("width inside the feed-forward", allowed=at_least(1))
     max_length: int = setting(
-        "the longest row; with `positions=rotary`, embedding accepts longer ones",
+        "the longest input of learned positions, and of mechanisms with tables of positions; "
+        "without either there is no limit, and rows have `data.max_length`",
         1024,
         allowed=at_least(3),
     )

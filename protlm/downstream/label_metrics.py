@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from protlm.analysis.bootstrap import bounds
 from protlm.downstream.score_metrics import spearman
 from protlm.downstream.tasks import Task
 
@@ -37,15 +38,6 @@ class LabelScores:
     def interval(self, name: str) -> tuple[float, float]:
         """Returns the bounds of the 95 % interval of a metric; NaN if it is undefined."""
         return bounds(self.resampled[:, list(self.values).index(name)])
-
-
-def bounds(values: np.ndarray) -> tuple[float, float]:
-    """Returns the 2.5 % and 97.5 % quantiles of the defined values."""
-    defined = values[~np.isnan(values)]
-    if not len(defined):
-        return np.nan, np.nan
-    low, high = np.quantile(defined, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def label_scores(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protlm.data.records import Tally, read_records
-from protlm.downstream.tables import read_table, read_text
+from protlm.data.tables import read_table, read_text
 from protlm.errors import InputDataError, UserError
 
 TRAIN, VALID, TEST = "train", "valid", "test"

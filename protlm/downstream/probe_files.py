@@ -98,5 +98,5 @@ def read_probe(folder: Path) -> Probe:
         raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
     outputs = len(found.classes) or 1
     if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
-        raise InputDataError(f"{folder} is not a probe: it has not {outputs} outputs")
+        raise InputDataError(f"{folder} is not a probe: it does not have {outputs} outputs")
     return found

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from protlm.analysis.bootstrap import bounds
 from protlm.downstream.features import embeddings, protein_baselines, residue_baselines
-from protlm.downstream.label_metrics import METRICS, LabelScores, bounds, label_scores
+from protlm.downstream.label_metrics import METRICS, LabelScores, label_scores
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task

@@ -1,8 +1,11 @@
 """Agreement of predicted scores with measured ones, as ProteinGym defines it.
 
-Notin et al. 2023 (doi:10.1101/2023.12.07.570727). Intervals are by bootstrap over positions: the
-variants of a position resemble each other, so each resample takes all of them or none (the cluster
-bootstrap of Davison and Hinkley 1997, section 3.8).
+Notin et al. 2023 (doi:10.1101/2023.12.07.570727). The variants of a position resemble each other,
+so intervals are by bootstrap over positions: a variant is in a resample as often as the product of
+the numbers of times that its positions were drawn. Of single mutants this is the cluster bootstrap
+(Davison and Hinkley 1997, section 3.8), of multiple ones the pigeonhole bootstrap (Owen 2007,
+doi:10.1214/07-AOAS122), which is conservative: it multiplies the variance of what positions do not
+explain by up to 2^k - 1 for k positions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from protlm.analysis.bootstrap import bounds
 from protlm.downstream.mutations import Variant
 from protlm.downstream.variants import Assay
 
@@ -37,34 +41,33 @@ class Agreement:
     classes: str
 
 
-def clusters_of(variants: Sequence[Variant]) -> np.ndarray:
-    """Returns the cluster of each variant, int64: equal if they replace the same positions.
+def positions_of(variants: Sequence[Variant]) -> np.ndarray:
+    """Returns numbers of the replaced positions, int64 [variants, most positions], -1 beyond them.
 
-    A variant with insertions or deletions is a cluster by itself.
+    The wild type has a number, and each variant with insertions or deletions has one of its own.
 
     >>> from protlm.downstream.mutations import Substitution
-    >>> one, two = Variant((Substitution("M", 0, "A"),)), Variant((Substitution("M", 0, "C"),))
-    >>> clusters_of([one, Variant(indel="MKK"), two, Variant(indel="MKK")]).tolist()
-    [0, 1, 0, 2]
+    >>> one, two = Substitution("M", 0, "A"), Substitution("K", 1, "C")
+    >>> positions_of([Variant((two,)), Variant(indel="MKK"), Variant((one, two))]).tolist()
+    [[0, -1], [1, -1], [2, 0]]
     """
     numbers: dict[object, int] = {}
+    found = []
     for row, variant in enumerate(variants):
-        numbers.setdefault(_cluster(row, variant), len(numbers))
-    found = [numbers[_cluster(row, variant)] for row, variant in enumerate(variants)]
-    return np.array(found, dtype=np.int64)
-
-
-def _cluster(row: int, variant: Variant) -> object:
-    if variant.indel is not None:
-        return row
-    return frozenset(one.position for one in variant.substitutions)
+        names: list[object] = [one.position for one in variant.substitutions]
+        if not names:
+            names = ["wild type" if variant.indel is None else ("indel", row)]
+        found.append([numbers.setdefault(name, len(numbers)) for name in names])
+    width = max(map(len, found), default=1)
+    rows = [row + [-1] * (width - len(row)) for row in found]
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
 def agreement(
     measured: np.ndarray,
     predicted: np.ndarray,
     is_fit: np.ndarray | None,
-    clusters: np.ndarray,
+    positions: np.ndarray,
     *,
     seed: int = 0,
 ) -> Agreement | None:
@@ -74,8 +77,8 @@ def agreement(
         measured: higher is fitter; NaN where it is unknown.
         predicted: higher is more probable.
         is_fit: the classes for AUC and MCC; None divides the measured scores at their median.
-        clusters: number of the cluster of each variant, as `clusters_of` returns; the bootstrap
-            resamples clusters. With a single one the intervals are undefined.
+        positions: the positions of each variant, as `positions_of` returns; the bootstrap
+            resamples them. With a single one the intervals are undefined.
         seed: seed of the bootstrap.
 
     Returns:
@@ -89,35 +92,29 @@ def agreement(
     measured, predicted, fit = measured[known], predicted[known], fit[known]
     drawn = [
         list(metrics(measured[rows], predicted[rows], fit[rows]).values())
-        for rows in _resamples(clusters[known], seed)
+        for rows in _resamples(positions[known], seed)
     ]
     columns = zip(METRICS, np.array(drawn).reshape(-1, len(METRICS)).T, strict=True)
-    intervals = {name: _bounds(column) for name, column in columns}
+    intervals = {name: bounds(column) for name, column in columns}
     classes = "median" if is_fit is None else "bins"
     return Agreement(metrics(measured, predicted, fit), intervals, number, classes)
 
 
-def _resamples(clusters: np.ndarray, seed: int) -> Iterator[np.ndarray]:
-    """Yields the rows of clusters drawn with replacement, as many as there are; none of one."""
-    _, cluster, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
-    if len(sizes) < 2:
+def _resamples(positions: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """Yields the rows of variants, by positions drawn with replacement; none of one position."""
+    names = np.unique(positions[positions >= 0])
+    size, number = len(names), len(positions)
+    if size < 2:
         return
-    order = np.argsort(cluster, kind="stable")
-    starts = np.cumsum(sizes) - sizes
+    # Beyond the positions of a variant there is a factor of 1.
+    place = np.where(positions < 0, size, np.searchsorted(names, positions))
     generator = np.random.default_rng(seed)
-    for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // len(clusters)), _FEWEST)):
-        drawn = generator.integers(len(sizes), size=len(sizes))
-        ends = np.cumsum(sizes[drawn])
-        shifts = starts[drawn] - (ends - sizes[drawn])
-        yield order[np.repeat(shifts, sizes[drawn]) + np.arange(ends[-1])]
-
-
-def _bounds(values: np.ndarray) -> tuple[float, float]:
-    defined = values[~np.isnan(values)]
-    if not len(defined):
-        return np.nan, np.nan
-    low, high = np.quantile(defined, [0.025, 0.975])
-    return float(low), float(high)
+    for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // number), _FEWEST)):
+        counts = np.bincount(generator.integers(size, size=size), minlength=size)
+        rows = np.repeat(np.arange(number), np.append(counts, 1)[place].prod(axis=1))
+        # Few multiple mutants may all have a position that was not drawn.
+        if len(rows):
+            yield rows
 
 
 def metrics(measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.data.tables import read_table
 from protlm.downstream.mutations import (
     Variant,
     check_residues,
@@ -17,7 +18,6 @@ from protlm.downstream.mutations import (
     parse_mutant,
     parse_sequence,
 )
-from protlm.downstream.tables import read_table
 from protlm.errors import InputDataError
 
 _EMPTY = ("", "NA", "NaN")

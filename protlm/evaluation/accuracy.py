@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from protlm.analysis.label_tables import read_labels
 from protlm.analysis.sequence_sums import (
     BASELINES,
     SequenceSums,
@@ -33,6 +32,7 @@ from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
+from protlm.data.tables import read_labels
 from protlm.data.trigram import Trigram
 from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
@@ -106,7 +106,8 @@ class Accuracy(Evaluation):
         """Returns accuracy and perplexity of the model and the baselines, and the counts.
 
         `interval` holds the bounds of 95 % bootstrap intervals of the model's figures; with groups
-        there are also `by_group` and `macro`, the mean over groups of five sequences or more.
+        there are also `by_group`, `macro`, the mean over groups of five sequences or more, and
+        `without_group`, the number of sequences that are not in the table.
         `cropped` counts the cropped sequences and the residues that they lost; `max_length` is the
         longest row in tokens, null for whole proteins.
 
@@ -123,7 +124,7 @@ class Accuracy(Evaluation):
                 f"type max_length={limit}"
             )
         names = [data.split.identifier(number) for number in range(len(data.split))]
-        group_of = self._groups(names)
+        group_of, without_group = self._groups(names)
         sums = self._sums(model, data, limit)
         count = float(sums.targets.sum())
         if not count:
@@ -141,7 +142,7 @@ class Accuracy(Evaluation):
             "trained_as": model.description.objective.value,
         }
         if self.groups is not None:
-            result |= by_group(sums, group_of)
+            result |= {**by_group(sums, group_of), "without_group": without_group}
         if self.per_sequence is not None:
             write_sums(self.per_sequence, data.name, names, group_of, sums)
         return result
@@ -155,6 +156,11 @@ class Accuracy(Evaluation):
                 f"{split}: {cropped['sequences']:,} of {values['sequences']:,} sequences cropped, "
                 f"by {cropped['residues']:,} residues"
             )
+            if without := values.get("without_group"):
+                notes.append(
+                    f"{split}: {without:,} of {values['sequences']:,} sequences have no "
+                    f"{self.column}, each a group by itself"
+                )
             low, high = values["interval"]["perplexity"]
             shown = {"model": f"{low:.2f} to {high:.2f}"}
             predictors = ["model", *BASELINES, "uniform"]
@@ -169,18 +175,19 @@ class Accuracy(Evaluation):
         columns = ("split", "objective", "predictor", "accuracy", "perplexity", "95 %", "targets")
         return ResultTable(columns, rows, caption="\n".join(notes))
 
-    def _groups(self, names: list[str]) -> list[str]:
-        """Returns the group of each sequence, which is its name where it has none."""
+    def _groups(self, names: list[str]) -> tuple[list[str], int]:
+        """Returns the group of each sequence, or its name, and the number without a group."""
         if self.groups is None:
-            return names
-        rows = read_labels(self.groups, ("accession", self.column))
-        known = {accession: group for accession, group in rows if separate(group)}
-        if not any(name in known for name in names):
+            return names, 0
+        rows = read_labels(self.groups, "accession", self.column)
+        known = {accession: group for accession, group in rows.items() if separate(group)}
+        without_group = sum(name not in known for name in names)
+        if without_group == len(names):
             raise InputDataError(
                 f"{self.groups} has no {self.column} for any sequence of the split; choose "
                 "another table or column"
             )
-        return most_frequent([known.get(name, name) for name in names])
+        return most_frequent([known.get(name, name) for name in names]), without_group
 
     def _sums(
         self, model: PretrainedModel, data: EvaluationData, limit: int | None

@@ -17,13 +17,14 @@ from protlm.analysis.contact_regression import (
     check_disjoint,
     head_features,
 )
-from protlm.analysis.precision import DEFINITION, DIVISORS
+from protlm.analysis.precision import DEFINITION, precisions
 from protlm.analysis.structure_groups import (
+    COLUMNS,
     NEAREST,
-    by_predictor,
+    caption,
+    group_scores,
     nearest_in_sequence,
     read_groups,
-    scores_by_group,
     table_rows,
 )
 from protlm.analysis.structures import Structure, contact_map, read_folder
@@ -73,7 +74,7 @@ class Contacts(Evaluation):
         self.scaled = scaled
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns `scores` of each predictor, and the number of structures.
+        """Returns the `group_scores` of the predictors, and the number of structures.
 
         `heads_used` counts the heads with a nonzero weight in each regression; `left_out` lists
         structures longer than `max_residues`.
@@ -88,7 +89,7 @@ class Contacts(Evaluation):
         test, too_long_to_test = read_folder(self.test_dir, limit)
         check_disjoint(fit, test)
         group_of = read_groups(self.groups, test)
-        figures: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         heads_used: dict[str, int] = {}
         for who, compared in (
             ("model", model),
@@ -101,12 +102,10 @@ class Contacts(Evaluation):
             for features_HLL, contacts_LL in _examples(compared, test):
                 fitted.append((regression.predict(features_HLL), contacts_LL))
                 mean.append((features_HLL.mean(axis=0), contacts_LL))
-            figures[who] = scores_by_group(fitted, group_of, seed=self.seed)
-            figures[f"{who}_mean_of_heads"] = scores_by_group(mean, group_of, seed=self.seed)
-        nearest = nearest_in_sequence(test)
-        figures[NEAREST] = scores_by_group(nearest, group_of, seed=self.seed)
+            found[who], found[f"{who}_mean_of_heads"] = precisions(fitted), precisions(mean)
+        found[NEAREST] = precisions(nearest_in_sequence(test))
         return {
-            **by_predictor(figures),
+            **group_scores(found, group_of, seed=self.seed),
             "heads_used": heads_used,
             "scaled": self.scaled,
             "inverse_penalty": INVERSE_PENALTY,
@@ -125,7 +124,7 @@ class Contacts(Evaluation):
         heads = {who: str(used[who] or "0: chance") for who in used}
         heads |= {f"{who}_mean_of_heads": "all" for who in used} | {NEAREST: "none"}
         rows = [(*row, heads[row[0].split(",")[0]]) for row in table_rows(values, list(heads))]
-        return ResultTable(("contacts", "range", *DIVISORS, "proteins", "heads used"), rows)
+        return ResultTable(("contacts", *COLUMNS, "heads used"), rows, caption(values))
 
 
 def _examples(

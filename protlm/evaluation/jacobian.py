@@ -13,13 +13,14 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.categorical_jacobian import jacobian_contacts
-from protlm.analysis.precision import DEFINITION, DIVISORS
+from protlm.analysis.precision import DEFINITION, precisions
 from protlm.analysis.structure_groups import (
+    COLUMNS,
     NEAREST,
-    by_predictor,
+    caption,
+    group_scores,
     nearest_in_sequence,
     read_groups,
-    scores_by_group,
     table_rows,
 )
 from protlm.analysis.structures import Structure, contact_map, read_folder
@@ -34,7 +35,7 @@ from protlm.terminal import JobProgress
 class Jacobian(Evaluation):
     """Precision of contacts by the categorical Jacobian, beside that of random weights.
 
-    Nothing is fitted. It takes 20 passes for each residue. The third predictor are the pairs that
+    Nothing is fitted. It takes 20 passes for each residue. The third predictor is the pairs that
     are nearest in the sequence.
 
     Args:
@@ -65,7 +66,7 @@ class Jacobian(Evaluation):
         self.groups = None if groups is None else Path(groups)
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns `scores` of the model and of random weights, and the number of structures.
+        """Returns the `group_scores` of the predictors, and the number of structures.
 
         Raises:
             InputDataError: the folder or a structure cannot be used.
@@ -76,19 +77,17 @@ class Jacobian(Evaluation):
         structures, too_long = read_folder(self.structures, limit)
         compared = {"model": model, "random_weights": model.with_random_weights(self.seed)}
         group_of = read_groups(self.groups, structures)
-        figures = {
-            who: scores_by_group(list(self._predicted(one, structures)), group_of, seed=self.seed)
-            for who, one in compared.items()
-        }
-        nearest = nearest_in_sequence(structures)
-        figures[NEAREST] = scores_by_group(nearest, group_of, seed=self.seed)
+        found = {who: precisions(self._predicted(one, structures)) for who, one in compared.items()}
+        found[NEAREST] = precisions(nearest_in_sequence(structures))
+        scores = group_scores(found, group_of, seed=self.seed)
         counts = {"num_test": len(structures), "max_residues": limit, "left_out": too_long}
-        return {**by_predictor(figures), **counts, "definition": DEFINITION}
+        return {**scores, **counts, "definition": DEFINITION}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor and range, and for each group."""
-        rows = table_rows(results[NO_SPLIT], ("model", "random_weights", NEAREST))
-        return ResultTable(("Jacobian", "range", *DIVISORS, "proteins"), rows)
+        values = results[NO_SPLIT]
+        rows = table_rows(values, ("model", "random_weights", NEAREST))
+        return ResultTable(("Jacobian", *COLUMNS), rows, caption(values))
 
     def _predicted(
         self, model: PretrainedModel, structures: list[Structure]

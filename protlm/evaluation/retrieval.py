@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.label_tables import read_labels
+from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.sequence_features import (
     compositions,
     mean_embeddings,
@@ -19,12 +19,12 @@ from protlm.analysis.sequence_features import (
 )
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.reader import SplitReader
+from protlm.data.tables import read_labels
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
-_RESAMPLES = 1000
 
 
 @final
@@ -67,9 +67,8 @@ class Retrieval(Evaluation):
             InputDataError: the table cannot be read, or no query has a relative.
         """
         assert data is not None
-        label_of = {
-            a: label for a, label in read_labels(self.labels, ("accession", self.column)) if label
-        }
+        rows = read_labels(self.labels, "accession", self.column)
+        label_of = {accession: label for accession, label in rows.items() if label}
         gallery, gallery_labels = self._gallery(data.train, label_of)
         queries, labels = _labeled(data.split, range(len(data.split)), label_of)
         relevant = np.isin(labels, gallery_labels)
@@ -85,12 +84,17 @@ class Retrieval(Evaluation):
             for who, similarity in self._similarities(model, data, queries, gallery)
         }
         counts = {"queries": len(queries), "without_relative": int((~relevant).sum())}
-        return {**result, **counts, "gallery": len(gallery), "column": self.column}
+        layer = model.layer_number(self.layer, first=0)
+        return {**result, **counts, "gallery": len(gallery), "column": self.column, "layer": layer}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         """Builds a row for each predictor."""
-        rows = []
+        rows, lines = [], []
         for split, values in results.items():
+            lines.append(
+                f"{split}: embeddings of layer {values['layer']}; {values['without_relative']:,} "
+                f"queries without a relative of the same {values['column']} left out"
+            )
             for who in _PREDICTORS:
                 top, average = values[who]["top1"], values[who]["map"]
                 interval = f"{top['low']:.1%} to {top['high']:.1%}"
@@ -98,9 +102,8 @@ class Retrieval(Evaluation):
                 rows.append(
                     (split, who, *cells, f"{values['queries']:,}", f"{values['gallery']:,}")
                 )
-        return ResultTable(
-            ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery"), rows
-        )
+        columns = ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery")
+        return ResultTable(columns, rows, "\n".join(lines))
 
     def _gallery(
         self, train: SplitReader, label_of: Mapping[str, str]
@@ -164,9 +167,8 @@ def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, d
         places = np.flatnonzero(ranked) + 1
         top1[query] = ranked[0]
         average[query] = np.mean(np.arange(1, len(places) + 1) / places)
-    drawn = np.random.default_rng(seed).integers(len(truth), size=(_RESAMPLES, len(truth)))
     scores = {}
     for name, values in (("top1", top1), ("map", average)):
-        low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
-        scores[name] = {"value": float(values.mean()), "low": float(low), "high": float(high)}
+        found = ratio_interval(values, seed=seed)
+        scores[name] = {"value": found["mean"], "low": found["low"], "high": found["high"]}
     return scores

@@ -17,8 +17,11 @@ from protlm.analysis.attention_properties import (
     pooled,
     property_sums,
 )
+from protlm.analysis.bootstrap import bounds
 from protlm.analysis.proteins import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
+from protlm.downstream.probe_tables import finite_or_none
+from protlm.downstream.score_metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
@@ -57,14 +60,8 @@ def correlation_with_blosum(fractions: np.ndarray, background: np.ndarray | None
     similar, known = np.corrcoef(fractions.T)[lower], blosum62()[lower]
     return {
         "pearson": float(np.corrcoef(similar, known)[0, 1]),
-        "spearman": float(np.corrcoef(_ranks(similar), _ranks(known))[0, 1]),
+        "spearman": spearman(known, similar),
     }
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Returns ranks from 0; equal values have their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts + 1) / 2)[place]
 
 
 @final
@@ -189,11 +186,9 @@ def _interval(
     drawn = [of(generator.integers(len(sums), size=len(sums)))[0] for _ in range(_RESAMPLES)]
     result: dict[str, Any] = {"heads": heads}
     for kind, value in everything.items():
-        resampled = np.array([one[kind] for one in drawn])
-        resampled = resampled[~np.isnan(resampled)]
-        bounds = np.quantile(resampled, [0.025, 0.975]) if len(resampled) else (None, None)
-        low, high = (None if x is None else float(x) for x in bounds)
-        result[kind] = {"value": None if np.isnan(value) else value, "low": low, "high": high}
+        numbers = (value, *bounds(np.array([one[kind] for one in drawn])))
+        named = zip(("value", "low", "high"), numbers, strict=True)
+        result[kind] = {name: finite_or_none(number) for name, number in named}
     return result
 
 

@@ -1,7 +1,7 @@
 """The output layer: from the last hidden state to logits.
 
 A linear layer, alone or after a dense layer, GELU and a norm (BERT, arXiv 1810.04805; ESM-2). Its
-weights may be those of the token embedding (arXiv 1608.05859), with a bias of their own.
+weights may be those of the token embedding (arXiv 1608.05859), with a separate bias.
 """
 
 from typing import final

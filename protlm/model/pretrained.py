@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protlm import attention
 from protlm.attention.base import Recurrent
+from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.maps import attention_rows
 from protlm.attention.performer_softmax import PerformerSoftmax
@@ -168,11 +169,20 @@ class PretrainedModel:
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
     ) -> dict[int, Tensor]:
-        """Returns exact maps by layer, BHLL on the CPU; by default of all layers and heads."""
-        blocks: dict[int, list[Tensor]] = {}
-        for layer, _, map_BHML in self.attention_row_blocks(batch, layers, heads):
-            blocks.setdefault(layer, []).append(map_BHML.cpu())
-        return {layer: torch.cat(parts, dim=2) for layer, parts in blocks.items()}
+        """Returns exact maps, BHLL on the CPU, by layer as asked; by default of all.
+
+        The default is all layers and all heads.
+
+        Raises:
+            UserError: a layer or a head that does not exist.
+        """
+        asked = range(1, self.num_layers + 1) if layers is None else layers
+        numbers = {layer: self.layer_number(layer, first=1) for layer in asked}
+        blocks: dict[int, list[Tensor]] = {number: [] for number in numbers.values()}
+        for number, _, map_BHML in self.attention_row_blocks(batch, asked, heads):
+            blocks[number].append(map_BHML.cpu())
+        maps = {number: torch.cat(parts, dim=2) for number, parts in blocks.items()}
+        return {layer: maps[number] for layer, number in numbers.items()}
 
     @torch.inference_mode()
     def attention_row_blocks(
@@ -183,9 +193,13 @@ class PretrainedModel:
         *,
         block: int = 256,
     ) -> Iterator[tuple[int, slice, Tensor]]:
-        """Yields (layer, rows, map_BHML): exact maps in blocks of rows, never L×L at once."""
-        wanted = {self.layer_number(n, first=1) for n in layers or range(1, self.num_layers + 1)}
-        heads = heads or range(1, self.num_heads + 1)
+        """Yields (layer, rows, map_BHML): exact maps in blocks of rows, never L×L at once.
+
+        Layers are numbered from 1 here, also where they were asked for from the end.
+        """
+        asked = range(1, self.num_layers + 1) if layers is None else layers
+        wanted = {self.layer_number(n, first=1) for n in asked}
+        heads = range(1, self.num_heads + 1) if heads is None else heads
         self.check_heads(heads)
         chosen = [head - 1 for head in heads]
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
@@ -202,7 +216,7 @@ class PretrainedModel:
                 )
                 for where, map_BHML in rows:
                     yield number, where, map_BHML[:, chosen]
-            if number == max(wanted):
+            if number == max(wanted, default=number):
                 return
 
     @torch.inference_mode()
@@ -210,17 +224,19 @@ class PretrainedModel:
         """Measures how well FAVOR+ estimates softmax attention, by layer.
 
         Returns:
-            For each layer of `performer_softmax`, per head: the mean |q̂ + k̂|² over pairs of
-            positions, and the relative standard deviation of a weight, computed from it.
+            For each layer of `performer_softmax`, also as a part of `hybrid`, per head of it: the
+            mean |q̂ + k̂|² over pairs of positions, and the relative standard deviation of a
+            weight, computed from it.
         """
         found = {}
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
-            mechanism = self.network.mechanism(number)
+            mechanism, heads = self.network.mechanism(number), slice(None)
+            if isinstance(mechanism, Hybrid):
+                mechanism, heads = mechanism.linear, slice(mechanism.local_heads, None)
             if isinstance(mechanism, PerformerSoftmax):
-                norms = SquareNorms.of(
-                    pair_sums(x.q_BHLK, x.k_BHLK, batch.mask_BL, causal=self.causal)
-                )
+                q_BHLK, k_BHLK = x.q_BHLK[:, heads], x.k_BHLK[:, heads]
+                norms = SquareNorms.of(pair_sums(q_BHLK, k_BHLK, batch.mask_BL, causal=self.causal))
                 found[number] = norms.sum_H, relative_error(mechanism, norms)
         return found
 

@@ -1,5 +1,6 @@
 """Model FLOPs utilization: the FLOPs of a step relative to the peak of the device."""
 
+import importlib.util
 import math
 import re
 from typing import Any
@@ -72,7 +73,7 @@ class ModelFlops:
         if length not in self._counted:
             tokens_1L = torch.zeros(1, length, dtype=torch.int64, device=device)
             mask_1L = torch.ones(1, length, dtype=torch.bool, device=device)
-            counter = FlopCounterMode(display=False, custom_mapping=_more_counters())
+            counter = FlopCounterMode(display=False, custom_mapping=_more_counters(device))
             # Compiled kernels would not be counted.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
                 self._network(tokens_1L, mask_1L, causal=self._causal)
@@ -80,10 +81,11 @@ class ModelFlops:
         return self._counted[length]
 
 
-def _more_counters() -> dict[Any, Any]:
+def _more_counters(device: torch.device) -> dict[Any, Any]:
     """Returns counters that torch lacks: products by oneDNN, dot products on a CPU, and `bmm`.
 
-    torch's own counter of `bmm` fails where the dtype of the result is given.
+    torch's own counter of `bmm` fails where the dtype of the result is given. On a GPU there are
+    also those of the fused kernels.
     """
 
     def linear(x: Any, weight: Any, *_: Any, out_shape: Any) -> int:
@@ -109,4 +111,25 @@ def _more_counters() -> dict[Any, Any]:
     }
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         known[torch.ops.mkldnn._linear_pointwise] = linear
-    return known
+    return known | (fused_counters() if device.type == "cuda" else {})
+
+
+def fused_counters() -> dict[Any, Any]:
+    """Returns counters of the fused kernels of linear attention; imports Triton, if there is one.
+
+    Counted are the projections of keys and queries, also where the identity takes the place of
+    random features, the sums over keys, and the outputs with their denominators. What causal
+    kernels compute of the map within a chunk is left out.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return {}
+    from protlm.attention.linearized.fused.causal import causal_attention
+    from protlm.attention.linearized.fused.relu import relu_attention
+    from protlm.attention.linearized.fused.softmax import softmax_attention
+
+    def attention(q: Any, k: Any, v: Any, mask: Any, w: Any, *_: Any, out_shape: Any) -> int:
+        sums = 2 * (math.prod(v) + math.prod(v[:-1]))
+        return 2 * w[0] * (math.prod(q) + math.prod(k) + sums)
+
+    operators = (causal_attention, relu_attention, softmax_attention)
+    return {one._opoverload.overloadpacket: attention for one in operators}

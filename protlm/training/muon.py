@@ -1,6 +1,6 @@
 """Muon for the matrices of the blocks and AdamW for the rest, as one optimizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -81,18 +81,18 @@ def _whole(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 @final
 class MuonWithAdamW(Optimizer):
-    """Runs two optimizers as one, with their groups, states and state dict joined.
+    """Runs optimizers as one, with their groups, states and state dict joined.
 
     Lightning's automatic optimization supports a single optimizer.
 
     Args:
-        muon: the optimizer of the hidden matrices.
-        adamw: the optimizer of all other parameters.
+        parts: Muon for the hidden matrices and AdamW for all other parameters, or the one of them
+            that has parameters.
     """
 
-    def __init__(self, muon: Muon, adamw: AdamW) -> None:
-        self._parts = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+    def __init__(self, parts: Sequence[Muon | AdamW]) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -106,14 +106,14 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of both."""
+        """Restores the state of all parts."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Makes both optimizers use the groups and the state of this one."""
-        muon, adamw = self._parts
-        number = len(muon.param_groups)
-        muon.param_groups = self.param_groups[:number]
-        adamw.param_groups = self.param_groups[number:]
-        muon.state = adamw.state = self.state
+        """Makes all parts use the groups and the state of this one."""
+        start = 0
+        for part in self._parts:
+            end = start + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[start:end], self.state
+            start = end

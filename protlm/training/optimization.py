@@ -7,6 +7,7 @@ from torch import nn
 
 from protlm.attention import Attention
 from protlm.config import Optimizer, OptimizerConfig
+from protlm.training.lora import LowRank
 from protlm.training.muon import Muon, MuonWithAdamW
 
 # Devices on which torch updates all parameters in one kernel.
@@ -52,6 +53,8 @@ def _products(network: nn.Module) -> set[str]:
     for prefix, module in network.named_modules():
         if isinstance(module, nn.Linear):
             names.add(f"{prefix}.weight")
+        elif isinstance(module, LowRank):
+            names |= {f"{prefix}.A", f"{prefix}.B"}
         elif isinstance(module, Attention):
             names |= {f"{prefix}.{name}" for name in module.matrices}
     return names
@@ -78,13 +81,19 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
     if config.name is Optimizer.adamw:
         decayed = kinds.hidden | kinds.matrices
         return adamw(decayed, kinds.rest, config)
-    muon = Muon(
-        kinds.hidden.values(),
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
-    return MuonWithAdamW(muon, adamw(kinds.matrices, kinds.rest, config))
+    parts: list[Muon | torch.optim.AdamW] = []
+    if kinds.hidden:
+        parts.append(
+            Muon(
+                kinds.hidden.values(),
+                lr=config.learning_rate,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay,
+            )
+        )
+    if kinds.matrices or kinds.rest:
+        parts.append(adamw(kinds.matrices, kinds.rest, config))
+    return MuonWithAdamW(parts)
 
 
 def adamw(

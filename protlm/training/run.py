@@ -82,7 +82,8 @@ def check_trainer(config: TrainerConfig) -> None:
         raise UserError(
             f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"
         )
-    if config.accelerator in ("gpu", "cuda") and torch.cuda.device_count() < config.devices:
+    is_gpu = _accelerator(config.accelerator) != "cpu"
+    if is_gpu and torch.cuda.device_count() < config.devices:
         raise UserError(
             f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}: this "
             f"machine has {torch.cuda.device_count()} GPUs that torch can use; type "

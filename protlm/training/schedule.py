@@ -51,5 +51,12 @@ def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
         before = f" less the {decay} steps of the decay" if decay else ""
         raise UserError(
             f"schedule.warmup_steps={config.warmup_steps} must be at least 0 and below "
-            f"trainer.max_steps={max_steps}{before}; type schedule.warmup_steps={max_steps // 10}"
+            f"trainer.max_steps={max_steps}{before}; type "
+            f"schedule.warmup_steps={fitting_warmup(config, max_steps=max_steps)}"
         )
+
+
+def fitting_warmup(config: ScheduleConfig, *, max_steps: int) -> int:
+    """Returns a tenth of the run, or fewer steps where `wsd` decays for longer than the rest."""
+    decay = decay_steps(config, max_steps=max_steps) if config.name is Schedule.wsd else 0
+    return min(max_steps // 10, max_steps - decay)

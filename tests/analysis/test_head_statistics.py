@@ -10,7 +10,6 @@ from torch import Tensor
 from protlm.analysis.head_statistics import (
     MAX_OFFSET,
     head_statistics,
-    model_head_statistics,
     residue_blocks,
 )
 from protlm.checkpoints.description import ModelDescription
@@ -152,9 +151,12 @@ def test_statistics_of_a_model_are_those_of_its_maps(
     monkeypatch.setattr("protlm.analysis.head_statistics._BLOCK_ENTRIES", 5 * 32 * 2)
     sequence = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
     maps = model.attention_maps(model.tokenize([sequence]))
-    found = model_head_statistics(model, sequence)
-    assert [layer for layer, _ in residue_blocks(model, sequence)] == list(maps)
-    for index, map_BHLL in enumerate(maps.values()):
+    found = {
+        layer: {**head_statistics(blocks), "sink_mass": blocks.sink_mass()}
+        for layer, blocks in residue_blocks(model, sequence)
+    }
+    assert list(found) == list(maps)
+    for layer, map_BHLL in maps.items():
         whole = head_statistics([map_BHLL[0, :, 1:-1, 1:-1]])
         sinks_HL = map_BHLL[0, :, 1:-1, [0, -1]].double().sum(dim=-1)
         whole["sink_mass"] = sinks_HL.mean(dim=-1)
@@ -162,5 +164,5 @@ def test_statistics_of_a_model_are_those_of_its_maps(
             # Blocks of other sizes round differently, in the maps.
             bound = error_bound(torch.float32, 1.0, 64)
             torch.testing.assert_close(
-                found[name][index], value, rtol=bound, atol=bound, equal_nan=True
+                found[layer][name], value, rtol=bound, atol=bound, equal_nan=True
             )

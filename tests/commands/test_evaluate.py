@@ -1,5 +1,6 @@
 """`protlm evaluate`: whole proteins, counted crops, and the default split."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.commands.evaluate import evaluate
+import protlm
+from protlm.commands.evaluate import evaluate, provenance
 from protlm.composition import compose
 from protlm.config import EvaluateConfig
 from protlm.data.shards.data_set import open_split
-from protlm.data.shards.manifest import MANIFEST
+from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
 from protlm.errors import UserError
 
 
@@ -86,3 +88,22 @@ def test_the_default_split_is_the_test_split(
     other = renamed(tiny_data, tmp_path / "other", write_manifest, "held_out")
     with pytest.raises(UserError, match=r"neither test nor test_iid.*split=held_out; it has: held"):
         run(tiny_run, other)
+
+
+def test_a_report_names_its_data_and_settings(
+    tiny_run: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "o.json"
+    asked = [f"checkpoint={tiny_run}", f"data.dir={tiny_data}", "evaluation=[causal]"]
+    evaluate(
+        compose(EvaluateConfig, [*asked, "evaluation.causal.max_length=99", f"output={output}"])
+    )
+    report = json.loads(output.read_text())
+    assert report["data"] == (tiny_data / MANIFEST_SHA256).read_text().split()[0]
+    assert report["version"] == protlm.__version__
+    settings = report["settings"]
+    assert settings["evaluation"]["causal"]["max_length"] == 99
+    assert settings["data"]["dir"] == str(tiny_data) and settings["data"]["verify"] == "full"
+    assert not {"checkpoint", "output"} & set(settings)
+    asked = ["evaluation=[secondary_structure]", f"data.dir={tmp_path / 'missing'}"]
+    assert provenance(compose(EvaluateConfig, asked))["data"] is None

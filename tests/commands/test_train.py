@@ -191,3 +191,15 @@ def test_few_validation_sequences_cause_a_warning(
     monkeypatch.setattr("protlm.commands.train._FEW_SEQUENCES", 1)
     train(compose_run([f"run_dir={run}"]))
     assert "warning" not in capfd.readouterr().err
+
+
+def test_the_implementation_of_the_linear_heads_of_a_hybrid_may_change(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    epsilon, kernel = "+attention.options.kernel_epsilon=0.01", "+attention.options.kernel="
+    run = train_tiny(tmp_path / "run", "attention=hybrid", epsilon, f"{kernel}torch")
+    arguments = [f"run_dir={run}", "trainer.max_steps=5", f"{kernel}auto"]
+    assert compose_run([*arguments, epsilon]).attention["options"]["kernel"] == "auto"
+    assert load_model(run).description.attention_options["options"] == {"kernel_epsilon": 0.01}
+    with pytest.raises(UserError, match=r"attention\.options="):
+        compose_run([*arguments, epsilon.replace("0.01", "0.02")])

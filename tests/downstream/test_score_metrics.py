@@ -15,10 +15,10 @@ from protlm.downstream.score_metrics import (
     agreement,
     auc,
     averages,
-    clusters_of,
     mcc,
     metrics,
     ndcg,
+    positions_of,
     spearman,
     top_recall,
 )
@@ -78,6 +78,11 @@ def test_what_is_not_defined_is_nan() -> None:
         assert math.isnan(value)
 
 
+def singles(positions: np.ndarray) -> np.ndarray:
+    """The positions of single mutants, as `positions_of` returns them."""
+    return positions[:, None]
+
+
 def test_an_interval_is_as_wide_as_theory_says() -> None:
     """The standard error of Bonett and Wright 2000, equation 3, at a true correlation."""
     generator = np.random.default_rng(2)
@@ -86,7 +91,7 @@ def test_an_interval_is_as_wide_as_theory_says() -> None:
     true = 6 / math.pi * math.asin(0.3)
     for seed in range(4):
         sample = generator.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=number)
-        found = agreement(sample[:, 0], sample[:, 1], None, np.arange(number), seed=seed)
+        found = agreement(sample[:, 0], sample[:, 1], None, singles(np.arange(number)), seed=seed)
         assert found is not None
         low, high = found.intervals["Spearman"]
         assert low <= found.values["Spearman"] <= high
@@ -113,9 +118,9 @@ def test_an_interval_covers_the_variation_between_positions() -> None:
     spread = np.std([spearman(*shared_effects(generator)) for _ in range(300)])
     together = np.repeat(np.arange(POSITIONS), PER_POSITION)
     widths = []
-    for clusters in (together, np.arange(len(together))):
+    for positions in (together, np.arange(len(together))):
         for _ in range(3):
-            found = agreement(*shared_effects(generator), None, clusters)
+            found = agreement(*shared_effects(generator), None, singles(positions))
             assert found is not None
             low, high = found.intervals["Spearman"]
             widths.append((high - low) / (2 * 1.96 * spread))
@@ -123,43 +128,96 @@ def test_an_interval_covers_the_variation_between_positions() -> None:
     assert np.mean(widths[3:]) < 0.5
 
 
-def test_clusters_are_resampled_whole() -> None:
-    """All rows of a cluster are drawn equally often, whatever its size and the order of rows."""
+def doubles(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions, measured and predicted scores of double mutants, sums over their positions."""
+    pairs = np.array(list(itertools.combinations(range(POSITIONS), 2)))
+    positions = generator.permutation(pairs)[:400]
+    effects = generator.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=POSITIONS)
+    scores = effects[positions].sum(axis=1) + generator.normal(scale=0.5, size=(400, 2))
+    return positions, *scores.T
+
+
+def test_an_interval_of_double_mutants_covers_the_variation_between_positions() -> None:
+    """A pair of positions as the unit would give intervals of 0.4 times the width."""
+    generator = np.random.default_rng(5)
+    spread = np.std([spearman(*doubles(generator)[1:]) for _ in range(300)])
+    deviations = []
+    for _ in range(6):
+        positions, measured, predicted = doubles(generator)
+        drawn = itertools.islice(_resamples(positions, seed=0), 200)
+        deviations.append(np.std([spearman(measured[r], predicted[r]) for r in drawn]))
+    assert 1 / 1.6 < np.mean(deviations) / spread < 1.6
+
+
+def test_positions_are_resampled_whole() -> None:
+    """All rows of a position are drawn equally often, whatever its size and the order of rows."""
     generator = np.random.default_rng(4)
     sizes = [1, 3, 2, 5]
-    clusters = generator.permutation(np.repeat([7, 0, 3, 5], sizes))
-    for rows in itertools.islice(_resamples(clusters, seed=0), 20):
-        counts = np.bincount(rows, minlength=len(clusters))
-        drawn = [set(counts[clusters == cluster]) for cluster in np.unique(clusters)]
+    positions = generator.permutation(np.repeat([7, 0, 3, 5], sizes))
+    for rows in itertools.islice(_resamples(singles(positions), seed=0), 20):
+        counts = np.bincount(rows, minlength=len(positions))
+        drawn = [set(counts[positions == position]) for position in np.unique(positions)]
         assert all(len(one) == 1 for one in drawn)
         assert sum(one.pop() for one in drawn) == len(sizes)
 
 
+def test_a_multiple_mutant_is_drawn_as_often_as_the_product_of_its_positions() -> None:
+    positions = np.array([[0, -1, -1], [1, -1, -1], [2, -1, -1], [0, 2, -1], [2, 0, 1]])
+    seen = set()
+    for rows in itertools.islice(_resamples(positions, seed=0), 50):
+        first, second, third, *multiple = np.bincount(rows, minlength=5).tolist()
+        assert first + second + third == 3
+        assert multiple == [first * third, first * second * third]
+        seen.add(tuple(multiple))
+    assert len(seen) > 2
+
+
+def test_single_mutants_have_the_intervals_of_the_cluster_bootstrap() -> None:
+    """The rows of the drawn positions one after the other, as often as each was drawn."""
+    positions = np.arange(20) // 3
+    generator = np.random.default_rng(0)
+    values = []
+    for _ in range(1000):
+        drawn = generator.integers(7, size=7)
+        rows = np.concatenate([np.flatnonzero(positions == one) for one in drawn])
+        some = metrics(MEASURED[rows], PREDICTED[rows], MEASURED[rows] >= 0.5)
+        values.append(list(some.values()))
+    found = agreement(MEASURED, PREDICTED, MEASURED >= 0.5, singles(positions))
+    assert found is not None
+    expected = np.nanquantile(values, [0.025, 0.975], axis=0).T
+    np.testing.assert_allclose(list(found.intervals.values()), expected, rtol=1e-12)
+
+
 def test_one_position_has_no_interval() -> None:
-    found = agreement(MEASURED, PREDICTED, None, np.zeros(20, dtype=int))
+    found = agreement(MEASURED, PREDICTED, None, singles(np.zeros(20, dtype=int)))
     assert found is not None and found.values["Spearman"] > 0.9
     assert np.isnan(list(found.intervals.values())).all()
 
 
-def test_variants_of_the_same_positions_are_a_cluster() -> None:
-    texts = ["M1A", "M1A:K2R", "M1C", "K2T:M1W", "K2R"]
+def test_the_positions_of_variants_are_numbered() -> None:
+    texts = ["M1A", "M1A:K2R", "M1C", "K2T:M1W", "T3S"]
     variants = [parse_mutant(text, "MKT") for text in texts]
     variants += [Variant(), Variant(indel="MKKT"), Variant(indel="MKKT"), Variant()]
-    assert clusters_of(variants).tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 3]
+    found = positions_of(variants)
+    assert found[:, 0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 3]
+    assert found[:, 1].tolist() == [-1, 1, -1, 0, -1, -1, -1, -1, -1]
+    assert positions_of([]).shape == (0, 1)
 
 
 def test_variants_without_a_measured_score_are_left_out() -> None:
     measured = np.append(MEASURED, [np.nan, np.nan])
     predicted = np.append(PREDICTED, [9.0, -9.0])
-    found = agreement(measured, predicted, np.append(MEASURED >= 0.5, [True, True]), np.arange(22))
+    found = agreement(
+        measured, predicted, np.append(MEASURED >= 0.5, [True, True]), singles(np.arange(22))
+    )
     assert found is not None and found.num_variants == 20
     assert found.values == metrics(MEASURED, PREDICTED, MEASURED >= 0.5)
     # The median of the measured scores is 0.4, which divides them as 0.5 does.
-    divided = agreement(MEASURED, PREDICTED, None, np.arange(20))
+    divided = agreement(MEASURED, PREDICTED, None, singles(np.arange(20)))
     assert divided is not None
     assert (divided.values, divided.intervals) == (found.values, found.intervals)
     assert (found.classes, divided.classes) == ("bins", "median")
-    assert agreement(np.full(3, np.nan), np.ones(3), None, np.arange(3)) is None
+    assert agreement(np.full(3, np.nan), np.ones(3), None, singles(np.arange(3))) is None
 
 
 def test_averages_weight_proteins_and_selection_types() -> None:

@@ -225,9 +225,16 @@ def test_groups_are_figures_of_their_own(
     lines[1] += ",PF3"
     (tmp_path / "t.tsv").write_text("\n".join(["accession\tpfam_family", *lines, ""]))
     asked = {"groups": str(tmp_path / "t.tsv"), "per_sequence": str(tmp_path / "sums.tsv")}
-    found = Accuracy(objective="masked", **asked).run(model, data(tiny_data))
+    evaluation = Accuracy(objective="masked", **asked)
+    found = evaluation.run(model, data(tiny_data))
     alone = Accuracy(objective="masked").run(model, data(tiny_data))
     assert found["model"] == alone["model"]
+    # A table that covers almost nothing is seen.
+    assert found["without_group"] == 1
+    note = f"test: 1 of {len(names)} sequences have no pfam_family, each a group by itself"
+    assert note in evaluation.table({"test": found}).caption.splitlines()
+    assert "pfam_family" not in evaluation.table({"test": alone}).caption
+    assert "pfam_family" not in evaluation.table({"test": found | {"without_group": 0}}).caption
     by_group = found["by_group"]
     assert set(by_group) == {"PF1", "PF2", names[-1]}
     assert sum(values["targets"] for values in by_group.values()) == found["targets"]

@@ -21,6 +21,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
+from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.contacts import Contacts
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
@@ -219,7 +220,11 @@ def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
         assert found[who]["long"]["P@L"]["count"] == found["num_test"]
         assert 0 <= found["heads_used"][who] <= LAYERS * HEADS
     assert found["nearest_in_sequence"]["long"]["P@L"]["count"] == found["num_test"]
+    assert set(found["over_best_baseline"]) == {"short", "medium", "long"}
     assert json.loads(json.dumps(found)) == evaluation.run(model, None)
+    table = evaluation.table({NO_SPLIT: found})
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert f"left out, longer than 175 residues: {', '.join(found['left_out'])}" in table.caption
 
 
 def test_sample_means_the_shipped_structures() -> None:

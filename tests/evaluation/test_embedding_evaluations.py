@@ -83,7 +83,23 @@ def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: Pretra
     assert values["three_mers"]["top1"]["value"] == values["three_mers"]["map"]["value"] == 1
     assert values["model"]["top1"]["value"] > values["chance"]["top1"]["value"]
     assert values["chance"]["map"]["value"] < 0.4
-    assert len(made.table({"test": values}).rows) == 5
+    table = made.table({"test": values})
+    assert len(table.rows) == 5
+    assert values["layer"] == model.num_layers
+    assert table.caption.startswith(f"test: embeddings of layer {model.num_layers}; 0 queries")
+
+
+def test_queries_without_a_relative_are_counted_below_the_table(
+    planted: tuple[EvaluationData, Path], model: PretrainedModel, tmp_path: Path
+) -> None:
+    data, table = planted
+    rows = gzip.decompress(table.read_bytes()).decode().replace("F0M0\tf0", "F0M0\talone")
+    (tmp_path / "t.tsv").write_text(rows)
+    made = create("mine", {"name": "retrieval", "labels": str(tmp_path / "t.tsv"), "layer": 1})
+    values = made.run(model, data)
+    assert (values["queries"], values["without_relative"]) == (10, 1)
+    caption = made.table({"test": values}).caption
+    assert "layer 1; 1 queries without a relative of the same cluster30 left out" in caption
 
 
 def test_average_precision_by_hand() -> None:
@@ -210,20 +226,3 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
 def test_missing_settings_are_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         create("mine", settings)
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        ("accession\tfamily\nA\tB\n", "not cluster30"),
-        ("accession\tcluster30\nA\n", "line 2: 1 fields"),
-        ("", "not accession"),
-        ("accession\tcluster30\n\xff\n", "cannot be read"),
-    ],
-)
-def test_a_bad_table_is_named(content: str, words: str, tmp_path: Path) -> None:
-    from protlm.analysis.label_tables import read_labels
-
-    (tmp_path / "t.tsv").write_bytes(content.encode("latin-1"))
-    with pytest.raises(InputDataError, match=words):
-        list(read_labels(tmp_path / "t.tsv", ("accession", "cluster30")))

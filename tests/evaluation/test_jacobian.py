@@ -117,7 +117,10 @@ def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
     made = create("mine", {"name": "jacobian", "structures": str(folder), "max_residues": 126})
     values = made.run(protlm.load(tiny_run), None)
     assert values["num_test"] + len(values["left_out"]) == 2
-    assert len(made.table({NO_SPLIT: values}).rows) == 3 * 3
+    table = made.table({NO_SPLIT: values})
+    assert len(table.rows) == 3 * 3 and {len(row) for row in table.rows} == {len(table.columns)}
+    assert values["over_best_baseline"]["long"]["baseline"] in table.caption
+    assert values["left_out"] and values["left_out"][0] in table.caption
 
 
 def test_no_residues_are_refused() -> None:

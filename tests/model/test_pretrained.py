@@ -1,14 +1,20 @@
 """The Python interface: from sequences to logits, hidden states and maps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import protlm
+from protlm.attention.hybrid import Hybrid
+from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
+from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.errors import InputDataError, UserError
+from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
+from tests.small_models import small_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMNPQRSTVWYXBZUO", "M"]
 
@@ -56,8 +62,9 @@ def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model: Pretrained
     batch = model.tokenize(SEQUENCES)
     whole = model.attention_maps(batch)
     part = model.attention_maps(batch, layers=[-1], heads=[2])
-    assert set(part) == {2}
-    assert part[2].equal(whole[2][:, [1]])
+    assert set(part) == {-1}, "as it was asked for, like the hidden states"
+    assert part[-1].equal(whole[2][:, [1]])
+    assert model.attention_maps(batch, layers=[]) == {}
     blocks = [m for n, _, m in model.attention_row_blocks(batch, [2], None, block=5)]
     torch.testing.assert_close(torch.cat(blocks, dim=2), whole[2])
     with pytest.raises(UserError, match="head 3 does not exist; this model has 1 to 2"):
@@ -103,6 +110,25 @@ def test_estimate_errors_are_by_layer_and_head(
         assert square_norm_H.shape == error_H.shape == (model.num_heads,)
         assert (square_norm_H > 0).all() and (square_norm_H <= 4.1).all()
         assert (error_H > 0).all() and (error_H < 0.5).all()
+
+
+def test_estimate_errors_are_those_of_the_linear_heads_of_a_hybrid() -> None:
+    options = {"local_heads": 1, "mechanism": "performer_softmax"}
+    config = replace(small_model("hybrid").description.model, num_heads=4)
+    network = build_network(config, {"name": "hybrid", **options}, seed=1)
+    hybrid = PretrainedModel(network, small_model("hybrid").description, rebuild=lambda _: network)
+    batch = hybrid.tokenize(SEQUENCES)
+    errors = hybrid.estimate_errors(batch)
+    assert set(errors) == {1, 2}
+    for number, x in network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False):
+        mechanism = network.mechanism(number)
+        assert isinstance(mechanism, Hybrid)
+        linear = mechanism.linear
+        assert isinstance(linear, PerformerSoftmax)
+        q_BHLK, k_BHLK = x.q_BHLK[:, 1:], x.k_BHLK[:, 1:]
+        norms = SquareNorms.of(pair_sums(q_BHLK, k_BHLK, batch.mask_BL, causal=False))
+        assert errors[number][0].equal(norms.sum_H)
+        assert errors[number][1].equal(relative_error(linear, norms))
 
 
 def test_a_wrong_letter_is_reported_with_its_position(model: PretrainedModel) -> None:

@@ -1,6 +1,7 @@
 """model.init_from: training starts with the weights of another model, and resumes with its own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,21 @@ def test_options_of_the_same_attention_are_compared(
     else:
         with pytest.raises(UserError, match=message):
             load_initial_weights(*given)
+
+
+@pytest.mark.parametrize(
+    ("dim", "message"),
+    [
+        (32, r"type: attention=performer_relu model\.model_dim=64$"),
+        (64, r"type attention=performer_relu, or .* checkpoint convert .* --attention softmax "),
+    ],
+)
+def test_the_attention_that_fits_is_named(dim: int, message: str, tiny_run: Path) -> None:
+    found = protlm.load(tiny_run).description
+    model = replace(found.model, model_dim=dim)
+    network = build_network(model, {"name": "softmax"}, seed=0)
+    with pytest.raises(UserError, match=message):
+        load_initial_weights(network, model, {"name": "softmax"}, tiny_run)
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.plugins.environments import SLURMEnvironment
@@ -16,6 +17,7 @@ from protlm.training.launch import (
     is_first_rank,
     leave_other_ranks,
 )
+from protlm.training.run import check_trainer
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
 SLURM = {
@@ -111,3 +113,14 @@ def test_apple_gpus_are_not_used(
     assert (run / "checkpoints" / "step-00000002.ckpt").exists()
     with pytest.raises(UserError, match=r"trainer\.accelerator=mps is not one of auto, cpu"):
         train_tiny(tmp_path / "other", "trainer.accelerator=mps")
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
+def test_more_devices_than_gpus_are_refused(
+    accelerator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_trainer(TrainerConfig(max_steps=1, accelerator=accelerator))
+    with pytest.raises(UserError, match=r"trainer\.devices=2: this machine has 1 GPUs"):
+        check_trainer(TrainerConfig(max_steps=1, accelerator=accelerator, devices=2))

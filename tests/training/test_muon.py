@@ -18,7 +18,7 @@ def model_and_optimizer() -> tuple[nn.Sequential, MuonWithAdamW]:
     model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3, bias=False))
     matrices = [model[0].weight, model[1].weight]
     muon = Muon(matrices, lr=1e-2, momentum=0.95, weight_decay=0.1)
-    return model, MuonWithAdamW(muon, adamw({}, {"bias": model[0].bias}, CONFIG))
+    return model, MuonWithAdamW([muon, adamw({}, {"bias": model[0].bias}, CONFIG)])
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:

@@ -19,6 +19,8 @@ from protlm.errors import UserError
 from protlm.model import objective
 from protlm.model.network import build_network
 from protlm.model.objective import target_sums
+from protlm.model.transformer import ProteinLM
+from protlm.training.lora import add_adapters
 from protlm.training.module import LanguageModeling
 from protlm.training.optimization import (
     ParameterKinds,
@@ -49,7 +51,7 @@ NEVER_DECAYED = (
 IN_EVERY_BLOCK = {"query", "key", "value", "output", "up", "down", "gate"}
 
 
-def network(*settings: str) -> nn.Module:
+def network(*settings: str) -> ProteinLM:
     config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
     return build_network(config.model, config.attention, seed=0)
 
@@ -83,6 +85,26 @@ def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
     others = {id(p) for g in optimizer.param_groups if g["weight_decay"] == 0 for p in g["params"]}
     assert decayed == {id(p) for p in (*kinds.hidden.values(), *kinds.matrices.values())}
     assert others == {id(p) for p in kinds.rest.values()}
+
+
+@pytest.mark.parametrize("name", Optimizer)
+def test_adapters_decay_as_matrices_do(name: Optimizer) -> None:
+    adapted = network()
+    add_adapters(adapted, rank=2, targets=["query"], seed=0)
+    config = OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
+    (group,) = build_optimizer(adapted, config).param_groups
+    assert group["weight_decay"] == 0.1
+    assert sorted(p.shape for p in group["params"]) == sorted([(2, 64), (64, 2)] * 2)
+
+
+def test_parameters_without_hidden_matrices_have_adamw_alone() -> None:
+    made = network("attention=linformer", "data.max_length=64", "model.max_length=64")
+    made.requires_grad_(False)
+    for number in (1, 2):
+        made.mechanism(number).requires_grad_(True)
+    config = OptimizerConfig(learning_rate=1e-3, name=Optimizer.muon)
+    groups = build_optimizer(made, config).param_groups
+    assert groups and all("betas" in group for group in groups)
 
 
 @pytest.mark.parametrize("name", Optimizer)

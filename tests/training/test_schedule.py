@@ -4,7 +4,7 @@ import pytest
 
 from protlm.config import DecayShape, Schedule, ScheduleConfig
 from protlm.errors import UserError
-from protlm.training.schedule import check_schedule, rate_factor
+from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
 
 
 def rates(config: ScheduleConfig, *, max_steps: int) -> list[float]:
@@ -64,6 +64,14 @@ def test_a_wsd_run_can_be_lengthened_before_its_decay() -> None:
 def test_a_warm_up_longer_than_the_run_is_refused(config: ScheduleConfig, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_schedule(config, max_steps=10)
+
+
+def test_the_warm_up_that_a_refusal_names_fits() -> None:
+    config = ScheduleConfig(Schedule.wsd, warmup_steps=100, decay_fraction=0.95)
+    with pytest.raises(UserError, match=r"type schedule\.warmup_steps=50$"):
+        check_schedule(config, max_steps=1000)
+    config.warmup_steps = fitting_warmup(config, max_steps=1000)
+    check_schedule(config, max_steps=1000)
 
 
 def test_fractions_are_at_most_1() -> None:

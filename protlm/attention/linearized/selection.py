@@ -256,7 +256,7 @@ def _small_inputs(case: Case) -> list[Tensor]:
     mask_BL = torch.ones(_BATCH, _LENGTH, dtype=torch.bool, device=device)
     mask_BL[1, _LENGTH // 3 :] = False
     # Features of the first key are then far below those of others, for which causal kernels have
-    # code of their own.
+    # separate code.
     drawn[1][0, 0] *= 8
     return [*(x.transpose(1, 2) for x in drawn), mask_BL]
 

@@ -81,7 +81,7 @@ def takes_onednn(x: Tensor) -> bool:
 
 
 def _are_small(x: Tensor, w: Tensor) -> bool:
-    """Whether these are products of their own for each leading index, of short sequences.
+    """Whether each leading index has a separate product, of a short sequence.
 
     MKL takes all of them in one call.
     """
@@ -91,7 +91,7 @@ def _are_small(x: Tensor, w: Tensor) -> bool:
 
 def _onednn_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     if w.shape[:-2].numel() == 1:
-        # So are most tiles, which are of one head.
+        # Most tiles have one head.
         return _linear(x, w.view(w.shape[-2:]), None if bias is None else bias.view(-1))
     leading = x.shape[:-2]
     x, w = x.flatten(0, -3), w.flatten(0, -3)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from protlm.downstream.tables import read_table
+from protlm.data.tables import read_table
 from protlm.errors import InputDataError
 from protlm.terminal import printable
 

@@ -8,6 +8,8 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 
+from protlm.attention import Attention
+from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import (
     SquareNorms,
     deciding_norm,
@@ -49,6 +51,7 @@ class WatchEstimates(Callback):
             for part in network.mechanism(number).modules()
             if isinstance(part, PerformerSoftmax)
         }
+        self._local_heads = {n: _local_heads(network.mechanism(n)) for n in self._layers}
         self._every = every
         self._sums: dict[int, Tensor] = {}
         self._warned: set[int] = set()
@@ -124,10 +127,13 @@ class WatchEstimates(Callback):
             and mechanism.estimator in _STRETCHABLE
             and head.norm <= LARGEST_OPTIMAL_FOR
         )
-        stretch = f"attention.optimal_for={head.norm:.3g} and " if is_stretchable else ""
+        local = self._local_heads[number]
+        # As a part of a hybrid mechanism, a Performer has its settings one level down.
+        group = "attention.options" if local else "attention"
+        stretch = f"{group}.optimal_for={head.norm:.3g} and " if is_stretchable else ""
         # Bounded norms help most; the other settings matter only once norms are bounded.
         advice = (
-            f"{stretch}more attention.num_features lower the error"
+            f"{stretch}more {group}.num_features lower the error"
             if has_norms
             else "model.qk_norm=true bounds the norm"
         )
@@ -135,9 +141,9 @@ class WatchEstimates(Callback):
         sign = "-" if mechanism.estimator is Estimator.trigonometric else "+"
         warnings.warn(
             f"FAVOR+ cannot estimate softmax attention in {layers} {', '.join(map(str, useless))}: "
-            f"in head {head.number} of layer {number} the mean |q{sign}k|²/√K is {head.norm:.3g}, "
-            f"so that a weight of {mechanism.num_features} features is off by {head.error:.2g} "
-            f"times itself; in a run with another run_dir= {advice}",
+            f"in head {head.number + local} of layer {number} the mean |q{sign}k|²/√K is "
+            f"{head.norm:.3g}, so that a weight of {mechanism.num_features} features is off by "
+            f"{head.error:.2g} times itself; in a run with another run_dir= {advice}",
             stacklevel=2,
         )
 
@@ -163,6 +169,11 @@ class _WorstHead(NamedTuple):
         norm_H, error_H = deciding_norm(mechanism, norms), relative_error(mechanism, norms)
         head = int(norm_H.argmax())
         return cls(head + 1, float(norm_H[head]), float(error_H[head]), float(norms.sum_H.max()))
+
+
+def _local_heads(mechanism: Attention) -> int:
+    """Returns the number of heads before those of the Performer."""
+    return mechanism.local_heads if isinstance(mechanism, Hybrid) else 0
 
 
 def _names(number: int) -> tuple[str, str]:

@@ -1,5 +1,8 @@
 """The metrics of a run: utilization, waiting time, memory."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +24,26 @@ from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling
 
 CPU = torch.device("cpu")
+# In a process of its own, because Triton decides when it is imported whether it interprets.
+COUNT_FUSED = """
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from protlm.attention import create
+from protlm.training.flops import _more_counters, fused_counters
+
+torch.set_num_threads(1)
+q, k, v = torch.ones(3, 2, 2, 40, 16)
+mask, hidden = torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 40, 32)
+for kernel in ("triton", "torch"):
+    options = {"num_features": 24, "kernel": kernel}
+    sizes = {"num_heads": 2, "head_dim": 16, "model_dim": 32, "max_length": 40}
+    attention = create("performer_relu", options, **sizes)
+    counters = _more_counters(q.device) | fused_counters()
+    counter = FlopCounterMode(display=False, custom_mapping=counters)
+    with torch.no_grad(), counter:
+        attention(q, k, v, hidden_BLD=hidden, mask_BL=mask, causal=False)
+    print(counter.get_total_flops())
+"""
 
 
 def tiny_network(*settings: str) -> ProteinLM:
@@ -40,6 +63,16 @@ def test_flops_are_those_of_the_formula() -> None:
 def test_flops_of_linear_attention_are_linear() -> None:
     flops = ModelFlops(tiny_network("attention=performer_softmax"), causal=False)
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
+
+
+def test_fused_kernels_have_the_flops_of_torch() -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", COUNT_FUSED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fused, torch_ = done.stdout.split()
+    assert int(fused) == int(torch_) > 0
 
 
 def test_utilization_is_logged_if_the_peak_is_known(

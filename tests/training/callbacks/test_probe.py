@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from protlm.analysis.structures import structure_files
 from protlm.checkpoints.format import latest
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.downstream.assay_probe import AssayProbe
@@ -18,6 +19,7 @@ from protlm.downstream.variants import read_variants
 from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
+from protlm.paths import sample_dir
 from protlm.plots import loss_curve
 
 VALUES = {
@@ -104,6 +106,14 @@ def test_the_probe_measures_a_model(tiny_run: Path) -> None:
     assert tuple(found) == probe.columns
     assert all(0 <= value <= 1 for value in found.values())
     assert probe(model) == found
+
+
+def test_the_probe_leaves_the_test_structures_of_evaluations_alone() -> None:
+    probe = StructureProbe()
+    used = [structure.identifier for structure in probe._fit + probe._test]
+    assert len(probe._fit) == len(probe._test) == 10 and len(set(used)) == 20
+    test = {path.name.split(".")[0] for path in structure_files(sample_dir() / "structures/test")}
+    assert test and not test & set(used)
 
 
 def test_probes_are_drawn_against_the_right_axis() -> None:

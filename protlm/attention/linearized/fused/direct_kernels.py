@@ -2,7 +2,7 @@
 
 Symbols are those of `causal_kernels`. The features are taken one after the other, and the largest
 exponent of a row is removed from its terms, so that nothing overflows. Programs of chunks without
-direct rows end at once. They are kernels of their own because others would run out of registers.
+direct rows end at once. They are separate kernels because others would run out of registers.
 """
 
 # The sizes S are a `Sizes` within kernels.

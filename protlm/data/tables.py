@@ -48,8 +48,32 @@ def read_table(path: Path, what: str) -> tuple[list[str], Iterator[tuple[int, li
     return columns, _of_width(path, len(columns), lines)
 
 
+def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
+    """Returns a column of a table of labels, by the names in the column `key`.
+
+    Raises:
+        InputDataError: the table is missing or damaged, lacks a column, or repeats a name.
+    """
+    columns, rows = read_table(path, "a table of labels")
+    for name in (key, column):
+        if name not in columns:
+            raise InputDataError(
+                f"{path} has the columns {', '.join(columns)[:200]}, not {name}; name the columns "
+                "in its first line, separated by tabs or commas"
+            )
+    place, label = columns.index(key), columns.index(column)
+    found: dict[str, str] = {}
+    for line, row in rows:
+        if row[place] in found:
+            raise InputDataError(
+                f"{path}, line {line}: {row[place]} is repeated; leave one row for each {key}"
+            )
+        found[row[place]] = row[label]
+    return found
+
+
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
+    delimiter = "\t" if "\t" in text.lstrip("\r\n").partition("\n")[0] else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         for row in reader:

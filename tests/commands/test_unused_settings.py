@@ -1,0 +1,45 @@
+"""Settings that were typed, but have no effect beside the others."""
+
+import pytest
+
+from protlm.commands.run_settings import compose_run
+from protlm.commands.unused_settings import _USED_WITH
+from protlm.composition import compose, to_plain
+from protlm.config import TrainConfig
+from protlm.errors import UserError
+
+MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["optimizer=adamw", "optimizer.momentum=0.5"], "type optimizer.name=muon$"),
+        (["schedule=cosine", "schedule.decay_fraction=0.5"], "type schedule.name=wsd$"),
+        (["schedule=cosine", "schedule.decay_shape=sqrt"], "with schedule.name=cosine"),
+        (["schedule=constant", "schedule.min_lr_ratio=0"], "type schedule.name=cosine, wsd$"),
+        (["objective=causal", "objective.mask_prob=0.3"], "with objective.name=causal"),
+        (["objective=causal", "objective.random_prob=0.3"], "with objective.name=causal"),
+        (["objective=causal", "objective.mask_fraction=0.3"], "with objective.name=causal"),
+        (["objective.teacher_weight=3"], "type objective.stage=logits$"),
+        (["data=concatenated", "data.crop=random"], "type data.mode=sequences$"),
+        (["data.dir=null", MIXTURE, "data.train_split=test"], "type split: in the data sets$"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(typed: list[str], message: str) -> None:
+    *others, last = typed
+    compose_run(["run_dir=new", *others])
+    with pytest.raises(UserError, match=message):
+        compose_run(["run_dir=new", last, *others])
+
+
+@pytest.mark.parametrize("name", _USED_WITH)
+def test_every_name_is_a_setting(name: str) -> None:
+    config = to_plain(compose(TrainConfig, []))
+    for one in (name, _USED_WITH[name][0]):
+        section, _, key = one.partition(".")
+        assert key in config[section]
+
+
+def test_groups_may_set_what_is_not_used() -> None:
+    compose_run(["run_dir=new", "objective=causal", "objective.stage=null", "schedule=constant"])
