@@ -95,7 +95,7 @@ def provenance(config: EvaluateConfig) -> dict[str, Any]:
 
     Returns:
         {"data", "settings", "version"}: the SHA-256 of the manifest of `data.dir`, None without a
-        data set; the settings, composed, but for `checkpoint` and `output`; and that of protlm.
+        data set; the settings without `checkpoint` and `output`; and the version of protlm.
     """
     settings = to_plain(config)
     del settings["checkpoint"], settings["output"]
