@@ -68,12 +68,16 @@ def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: di
     both = ("model", "random_weights")
     contacts = results["contacts"]["results"]["any"]["contacts"]
     rows = {"secondary structure": [states[who]["metrics"]["accuracy"]["value"] for who in both]}
+    if labels := results.get("location", {}).get("predictors"):
+        found = [labels[who]["metrics"]["accuracy"]["value"] for who in both]
+        rows["subcellular location"] = found
     for separation in ("short", "medium", "long"):
         found = [contacts[who][separation]["P@L"]["mean"] for who in both]
         rows[f"{separation} range"] = found
     for name, figures in rows.items():
         (row,) = [line for line in card.splitlines() if line.startswith("| ") and name in line]
-        assert " | ".join(f"{figure:.1%}".replace("%", " %") for figure in figures) in row
+        shown = [cell.partition(" %")[0] for cell in row.split(" | ")[1:3]]
+        assert shown == [f"{100 * figure:.1f}" for figure in figures]
 
 
 def test_commands_use_the_default_and_say_so(protlm_in_process: Callable, tmp_path: Path) -> None:

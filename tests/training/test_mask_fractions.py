@@ -236,7 +236,7 @@ def test_the_log_has_the_unigram_loss(
             else:
                 nats.append(-np.log(f[target]))
     assert [row["valid_unigram_loss"] for row in rows] == pytest.approx([np.mean(nats)] * 2)
-    told = [line for line in capsys.readouterr().err.splitlines() if "valid" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "validation loss" in line]
     loss, accuracy = rows[1]["valid_loss"], 100 * rows[1]["valid_accuracy"]
     unigram = np.mean(nats)
     assert told[1] == (
