@@ -65,6 +65,7 @@ def served(write_esm: Callable[..., Path]) -> Iterator[tuple[str, Callable[[], N
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_downloaded_model_is_used_without_the_network(
     served: tuple[str, Callable[[], None]], tmp_path: Path
 ) -> None:
