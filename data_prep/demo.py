@@ -97,7 +97,7 @@ def steps(folder: Path, sample: Path) -> list[Step]:
                 *("--figure", str(folder / "contacts.png")),
             ],
             folder / "contacts.h5",
-            "The precision of so small a model is a few percent, near that of a random order. In "
+            "The precision of so small a model is a few percent on average. In "
             "the figure, crosses are predictions that are wrong, and dots those that are right.",
         ),
     ]
