@@ -16,6 +16,7 @@ from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
 from protlm.training.callbacks import estimate
 from protlm.training.callbacks.estimate import WatchEstimates
+from tests.small_models import small_model
 
 Train = Callable[..., Path]
 
@@ -145,6 +146,17 @@ def test_trigonometric_features_are_judged_by_the_difference(
     monkeypatch.setattr("protlm.commands.train.build_network", trigonometric)
     with pytest.warns(UserWarning, match=r"layers 1, 2: .*\|q-k\|.* bounds the norm$"):
         train_tiny(tmp_path / "run", *UNBOUNDED, "trainer.max_steps=2")
+
+
+def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them() -> None:
+    hybrid = {"name": "hybrid", "local_heads": 1, "mechanism": "performer_softmax"}
+    network = build_network(small_model("softmax").description.model, hybrid, seed=0)
+    watch = WatchEstimates(network, every=1)
+    worst = {2: estimate._WorstHead(number=1, norm=9.0, error=3.0, square_norm=9.0)}
+    with pytest.warns(UserWarning, match=r"in head 2 of layer 2 .*") as warned:
+        watch._warn(worst, has_norms=True)
+    message = str(warned[0].message)
+    assert "attention.options.optimal_for=9 and more attention.options.num_features" in message
 
 
 def test_a_model_without_a_softmax_performer_is_ignored(tiny_run: Path) -> None:
