@@ -1,5 +1,6 @@
 """For all tests: no network, one thread, true shape suffixes, and the fixtures of `fixtures/`."""
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ collect_ignore_glob = ["*/programs/*"]
 # the shell is ignored: results that are compared to the bit have one thread on both sides. Only
 # `make test-portable` asks for more.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from looking through thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_local(address: Any) -> bool:

@@ -218,10 +218,12 @@ def test_a_mechanism_is_one_py_and_one_yaml(tmp_path: Path, tiny_data: Path) -> 
         *("train", "model=tiny", "attention=mean_pooling", "attention.scale=0.5"),
         *(f"data.dir={tiny_data}", "run_dir=run", "data.max_length=64"),
         *("trainer.max_steps=2", "schedule.warmup_steps=0", "trainer.accelerator=cpu"),
+        "data.num_workers=0",
     )
     assert done.returncode == 0, done.stderr
     assert "mean_pooling" in done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000002.ckpt").is_file()
+    assert (tmp_path / "run" / "loss.png").stat().st_size > 1000
 
 
 def test_a_command_that_a_cluster_ends_says_so(

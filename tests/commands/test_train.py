@@ -89,6 +89,9 @@ def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> No
     with pytest.raises(UserError) as refused:
         compose_run([f"run_dir={run}", typed])
     assert difference in str(refused.value)
+
+
+def test_settings_that_agree_can_be_typed(run: Path) -> None:
     compose_run([f"run_dir={run}", "model=tiny", "data.max_length=128", "seed=0"])
 
 

@@ -63,9 +63,8 @@ def test_prepare_completes(loss: str, shell: Shell, tmp_path: Path) -> None:
     assert (tmp_path / "data" / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "loss", ["no reader of both", pytest.param("closed", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["no reader of both", "closed"])
 def test_train_completes(loss: str, shell: Shell, tiny_settings: list[str], tmp_path: Path) -> None:
     settings = [*tiny_settings, "run_dir=run", "trainer.max_steps=3", "trainer.log_every=1"]
     done = shell(f"train {' '.join(settings)}", LOSSES[loss])

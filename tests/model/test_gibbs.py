@@ -83,7 +83,7 @@ def sampled(
 
 
 def test_known_conditionals_give_their_joint_distribution() -> None:
-    number = 6000
+    number = 2000
     found = sampled(TwoResidues(), ["AA"] * number, Sweeps(8, 0.5), batch_size=500)
     pairs = [f"{one}{other}" for one in "AC" for other in "AC"]
     assert set(found) <= set(pairs)

@@ -14,6 +14,7 @@ from protlm.model.memory import TensorMemory, _peak, extrapolate, forward_bytes
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from tests.marks import slow_but
 from tests.small_models import small_model
 
 
@@ -35,7 +36,7 @@ def test_the_peak_is_that_of_the_tensors_in_use() -> None:
     assert memory.peak == 2 * 4000
 
 
-@pytest.mark.parametrize("mechanism", names())
+@pytest.mark.parametrize("mechanism", slow_but(names(), "hybrid", "longformer", "reformer"))
 def test_long_proteins_are_extrapolated(mechanism: str) -> None:
     found = small_model(mechanism, max_length=4098)
     # So wide that the features of a tile are not most of the memory.

@@ -147,7 +147,7 @@ def sublayer_inputs(model: ProteinLM, seen: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("attention", slow_but(ATTENTIONS, "performer_relu", "reformer"))
+@pytest.mark.parametrize("attention", slow_but(ATTENTIONS, "reformer"))
 @pytest.mark.parametrize(
     "dtype, mixed, tolerance",
     [(torch.float32, False, 1e-8), (torch.float32, True, 1e-8), (torch.float64, False, 1e-12)],
