@@ -204,8 +204,8 @@ def _not_there(key: str, group: Any) -> str:
     if group and "name" in group:
         choice = f"{choice}={group['name']}"
     known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
-    if key.startswith("attention.options."):
-        hint += f"; +{key}=VALUE adds an option of the inner mechanism"
+    if choice == "attention.options":
+        known = f"; to give it to the inner mechanism, type +{key}=VALUE"
     return f"{key} is not a setting{hint}{known}"
 
 

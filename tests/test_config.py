@@ -122,6 +122,10 @@ WRONG = [
     ),
     (["optimizer.beta2_half_life=0"], ["optimizer.beta2_half_life=0", "above 0"]),
     (["+model.new=1"], ["model.new", "num_layers"]),
+    (
+        ["attention=hybrid", "attention.options.num_features=64"],
+        ["type +attention.options.num_features=VALUE"],
+    ),
 ]
 
 
