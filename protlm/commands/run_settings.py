@@ -6,19 +6,23 @@ with another value.
 
 import copy
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from protlm.attention import mechanism
+from protlm.checkpoints.format import CHECKPOINTS, step_of
 from protlm.commands.unused_settings import refuse_unused
 from protlm.composition import compose, from_plain, key_of, read_run_config, to_plain
 from protlm.config import TrainConfig
 from protlm.errors import OutputError, UserError
 from protlm.lock import LOCK
-from protlm.paths import check_output, conf_dir, explain_os_error
+from protlm.paths import check_output, complete_file, conf_dir, explain_os_error
 from protlm.training.launch import is_first_rank
-from protlm.training.schedule import check_schedule, fitting_warmup
+from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
 
 CONFIG = "config.yaml"
 _WARMUP = "schedule.warmup_steps"
@@ -58,15 +62,68 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
         return with_fitting_warmup(config, arguments)
     typed = compose(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     names = _typed_names(arguments, stored, to_plain(typed))
-    if _WARMUP in names:
-        typed = with_fitting_warmup(typed, arguments)
+    if _WARMUP not in map(key_of, arguments):
+        # That of the run may have been shortened to fit.
+        names.discard(_WARMUP)
     settings = copy.deepcopy(stored)
     for name in names:
         _copy_value(name, to_plain(typed), settings)
     settings["run_dir"] = typed.run_dir
     _refuse_differences(run_dir, stored, settings)
     refuse_unused(arguments, settings)
-    return from_plain(settings, TrainConfig)
+    config = from_plain(settings, TrainConfig)
+    _check_length(config, before=int(stored["trainer"]["max_steps"]))
+    return config
+
+
+def _check_length(config: TrainConfig, *, before: int) -> None:
+    """Refuses to shorten a run of `before` steps until its warm-up does not fit."""
+    schedule, max_steps = config.schedule, config.trainer.max_steps
+    try:
+        check_schedule(schedule, max_steps=max_steps)
+    except UserError as error:
+        raise UserError(
+            f"trainer.max_steps={max_steps} is too few for the run in {config.run_dir}, whose "
+            f"warm-up has {schedule.warmup_steps} steps; type "
+            f"trainer.max_steps={before}, or less than that but more than {max_steps}"
+        ) from error
+
+
+def write_config(run_dir: Path, config: TrainConfig, checkpoint: Path | None) -> None:
+    """Writes the config, which contains no secrets, into the run directory.
+
+    Args:
+        run_dir: the folder of the run.
+        config: its settings.
+        checkpoint: the one that the run continues from, if any.
+
+    Raises:
+        UserError: the directory has a run with other settings.
+        OutputError: the directory cannot be written.
+    """
+    # Another process may have used the directory since it was checked.
+    refuse_another_run(run_dir, config)
+    stored = _stored(run_dir)
+    if stored is not None and checkpoint is not None:
+        _warn_of_another_rate(config, stored, step=step_of(checkpoint))
+    with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
+        OmegaConf.save(to_plain(config), temporary)
+    try:
+        (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+
+
+def _warn_of_another_rate(config: TrainConfig, stored: Mapping[Any, Any], *, step: int) -> None:
+    """Warns if the next learning rate is not that of the stored `trainer.max_steps`."""
+    lengths = [int(stored["trainer"]["max_steps"]), config.trainer.max_steps]
+    before, now = (rate_factor(step, config.schedule, max_steps=most) for most in lengths)
+    if before != now:
+        warnings.warn(
+            f"at step {step} the learning rate goes from {before:.3g} to {now:.3g} of its peak, "
+            f"because trainer.max_steps was {lengths[0]} and is {lengths[1]}",
+            stacklevel=2,
+        )
 
 
 def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:

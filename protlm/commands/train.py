@@ -7,8 +7,6 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.build import (
@@ -19,16 +17,17 @@ from protlm.build import (
     masking_schedule,
     open_data,
 )
-from protlm.checkpoints.format import CHECKPOINTS, all_checkpoints
+from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.commands.inputs import one_protein
 from protlm.commands.run_settings import (
-    CONFIG,
     compose_run,
     refuse_another_run,
     with_fitting_warmup,
+    write_config,
 )
 from protlm.commands.settings import print_help
+from protlm.commands.unused_settings import refuse_unused
 from protlm.composition import compose, through_hydra, to_plain
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.batching.forecast import forecast
@@ -40,7 +39,7 @@ from protlm.downstream.structure_probe import StructureProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import complete_file, explain_os_error, sample_dir
+from protlm.paths import sample_dir
 from protlm.plots import loss_curve, save_figure
 from protlm.training.callbacks.probe import Probe
 from protlm.training.launch import is_first_rank, leave_other_ranks
@@ -76,6 +75,7 @@ def main() -> None:
 def _run(arguments: list[str], flags: set[str]) -> None:
     def train_one_of_many(config: TrainConfig) -> None:
         _refuse_devices(config)
+        refuse_unused(arguments, to_plain(config))
         train(with_fitting_warmup(config, arguments))
 
     if "--help" in flags:
@@ -132,7 +132,7 @@ def train(config: TrainConfig) -> None:
         data = build_data(train_split, valid_split, config)
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
-            _write_config(run_dir, config)
+            write_config(run_dir, config, checkpoint)
             _print_summary(network, train_split, config)
             _warn_of_few_sequences(valid_split)
         finished = run(
@@ -211,18 +211,6 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     command += ["--split-table", str(sample / "uniprot_sample.splits.tsv.gz")]
     if code := subprocess.run(command, check=False).returncode:
         sys.exit(code)
-
-
-def _write_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes the config, which contains no secrets, into the run directory."""
-    # Another process may have used the directory since it was checked.
-    refuse_another_run(run_dir, config)
-    with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
-        OmegaConf.save(to_plain(config), temporary)
-    try:
-        (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
-    except OSError as error:
-        raise explain_os_error(error, run_dir) from error
 
 
 def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:

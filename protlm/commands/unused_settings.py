@@ -17,6 +17,8 @@ _USED_WITH = {
     "objective.random_prob": ("objective.name", ("masked",)),
     "objective.teacher_weight": ("objective.stage", ("logits",)),
     "data.crop": ("data.mode", ("sequences",)),
+    "optimizer.beta2": ("optimizer.beta2_half_life", ("None",)),
+    "logger.wandb_project": ("logger.wandb", ("offline", "online")),
 }
 
 
@@ -42,7 +44,7 @@ def refuse_unused(arguments: Sequence[str], config: Mapping[Any, Any]) -> None:
         section, _, setting = name.partition(".")
         found = str(config[section][setting])
         if found not in values:
+            allowed = one_of(["null" if value == "None" else value for value in values])
             raise UserError(
-                f"{key} has no effect with {name}={found}; leave it out, or type "
-                f"{name}={one_of(list(values))}"
+                f"{key} has no effect with {name}={found}; leave it out, or type {name}={allowed}"
             )

@@ -146,7 +146,16 @@ class LanguageModeling(pl.LightningModule):
             super().lr_scheduler_step(scheduler, metric)
 
     def on_train_start(self) -> None:
-        """Starts the counts of targets and of losses that are not finite."""
+        """Starts the counts of targets and of bad losses, and sets the rate of the next step.
+
+        A checkpoint has the rate for the `max_steps` of its time.
+        """
+        scheduler, optimizer = self.lr_schedulers(), self.optimizers(use_pl_optimizer=False)
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        parts = zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        for group, peak, factor in parts:
+            group["lr"] = peak * factor(scheduler.last_epoch)
         self._counts = torch.zeros(2, dtype=torch.int64, device=self.device)
 
     def on_fit_start(self) -> None:

@@ -109,7 +109,8 @@ def find_checkpoint(
     """Returns the checkpoint that a run continues from, complete or not; None if it has none.
 
     Raises:
-        UserError: it is from another training, on other data, or of the other kind.
+        UserError: it is from another training, on other data, or of the other kind, or later than
+            the last step.
         InputDataError: all checkpoints are damaged.
     """
     checkpoint, faults = newest_whole(run_dir)
@@ -118,6 +119,11 @@ def find_checkpoint(
             warnings.warn(f"{fault}; resuming from {checkpoint}", stacklevel=2)
     check_sharding(config.strategy, module.network, checkpoint)
     if checkpoint is not None:
+        if (step := step_of(checkpoint)) > config.max_steps:
+            raise UserError(
+                f"{run_dir} is at step {step}, after trainer.max_steps={config.max_steps}; type "
+                f"trainer.max_steps={step} or more"
+            )
         contents = read_facts(checkpoint)
         module.check_continues(contents)
         # A checkpoint that lacks the position is rejected when it is loaded.

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from protlm.composition import compose, to_plain
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.errors import UserError
 from protlm.loading import load_model
+from protlm.training.schedule import rate_factor
 
 TRICKY_NAMES = [
     "run (1)",
@@ -132,6 +134,53 @@ def test_the_same_command_continues_a_run_with_a_shortened_warmup(
     again = compose_run(settings)
     assert again.schedule.warmup_steps == 0
     refuse_another_run(tmp_path / "run", again)
+
+
+def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path, tmp_path: Path) -> None:
+    settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
+    settings += [f"run_dir={tmp_path / 'run'}", "trainer.accelerator=cpu", "data.max_length=128"]
+    train(compose_run([*settings, "trainer.max_steps=20"]))
+    longer = compose_run([*settings, "trainer.max_steps=2000"])
+    assert longer.schedule.warmup_steps == 2
+    refuse_another_run(tmp_path / "run", longer)
+    with pytest.raises(UserError, match=r"has 2 steps; type trainer\.max_steps=20, or less than"):
+        compose_run([*settings, "trainer.max_steps=2"])
+    with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
+        compose_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
+
+
+def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Callable[..., Path]) -> None:
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=r"is at step 4, after trainer\.max_steps=3; type .*=4 or"):
+        train_tiny(run, "trainer.max_steps=3")
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_another_length_has_its_own_rates_from_the_next_step_on(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("schedule=wsd_linear", "schedule.warmup_steps=0", "trainer.log_every=1")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=6")
+    told = r"at step 6 the learning rate goes from 0 to 1 of its peak, because .* was 6 and is 10"
+    with pytest.warns(UserWarning, match=told):
+        train_tiny(run, *settings, "trainer.max_steps=10")
+    rates = [row["learning_rate"] for row in read_metrics(run / METRICS) if "samples" in row]
+    config = compose(TrainConfig, ["schedule=wsd_linear", "schedule.warmup_steps=0"])
+    peak, schedule = config.optimizer.learning_rate, config.schedule
+    expected = [rate_factor(step, schedule, max_steps=6) for step in range(6)]
+    expected += [rate_factor(step, schedule, max_steps=10) for step in range(6, 10)]
+    assert rates == pytest.approx([peak * factor for factor in expected])
+
+
+def test_a_length_that_changes_no_rate_is_not_worth_a_word(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("schedule=constant", "schedule.warmup_steps=0")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=1")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train_tiny(run, *settings, "trainer.max_steps=2")
+    assert not [one for one in told if "learning rate goes" in str(one.message)]
 
 
 def test_the_last_weights_are_validated(

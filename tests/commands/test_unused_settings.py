@@ -1,5 +1,8 @@
 """Settings that were typed, but have no effect beside the others."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from protlm.commands.run_settings import compose_run
@@ -22,6 +25,8 @@ MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
         (["objective=causal", "objective.random_prob=0.3"], "with objective.name=causal"),
         (["objective=causal", "objective.mask_fraction=0.3"], "with objective.name=causal"),
         (["objective.teacher_weight=3"], "type objective.stage=logits$"),
+        (["optimizer.beta2_half_life=1e7", "optimizer.beta2=0.9"], "type .*beta2_half_life=null$"),
+        (["logger.wandb_project=x"], "type logger.wandb=offline, online$"),
         (["data=concatenated", "data.crop=random"], "type data.mode=sequences$"),
         (["data.dir=null", MIXTURE, "data.train_split=test"], "type split: in the data sets$"),
     ],
@@ -39,6 +44,16 @@ def test_every_name_is_a_setting(name: str) -> None:
     for one in (name, _USED_WITH[name][0]):
         section, _, key = one.partition(".")
         assert key in config[section]
+
+
+def test_a_setting_without_effect_is_refused_in_every_run_of_a_sweep(
+    protlm_in_process: Callable, tmp_path: Path
+) -> None:
+    swept = ["--multirun", "optimizer.momentum=0.9,0.95", "run_dir=run-${optimizer.momentum}"]
+    done = protlm_in_process("train", *swept, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "optimizer.momentum has no effect with optimizer.name=adamw" in done.stderr
+    assert not list(tmp_path.glob("run-*"))
 
 
 def test_groups_may_set_what_is_not_used() -> None:
