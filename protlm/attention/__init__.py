@@ -7,24 +7,15 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from protlm.attention.base import Attention
+from protlm.config.fields import check_types
 from protlm.errors import UserError, one_of
 from protlm.paths import conf_dir
 
 __all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
 
-_TYPE_NAMES: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a name",
-    dict: "a group of settings",
-    list: "a list",
-    type(None): "null",
-}
 _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
 
 
@@ -128,7 +119,7 @@ def create(
         raise UserError(
             f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
         )
-    _check_types(cls, options)
+    check_types(cls, options, section="attention")
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -140,18 +131,3 @@ def create(
         return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
     except TypeError as error:
         raise UserError(f"attention={name}: {error}; settings: {one_of(allowed)}") from error
-
-
-def _check_types(cls: type[Attention], options: Mapping[str, Any]) -> None:
-    """Checks numbers, names and switches; the constructor checks other options."""
-    annotations = get_type_hints(cls.__init__)
-    for option, value in options.items():
-        annotation = annotations[option]
-        members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        types = [get_origin(member) or member for member in members]
-        # An int is accepted as a float, but a bool is neither.
-        fits = type(value) in types or (type(value) is int and float in types)
-        if not fits and all(kind in _TYPE_NAMES for kind in types):
-            given = "null" if value is None else value
-            allowed = " or ".join(_TYPE_NAMES[kind] for kind in types)
-            raise UserError(f"attention.{option}={given} must be {allowed}")

@@ -1,10 +1,22 @@
-"""Fields of settings: default, help text and allowed range in one place."""
+"""Fields of settings: default, help text and allowed range in one place; types of options."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from protlm.errors import UserError
+
+_TYPE_NAMES: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a name",
+    dict: "a group of settings",
+    list: "a list",
+    Sequence: "a list",
+    type(None): "null",
+}
 
 
 @dataclass(frozen=True)
@@ -63,3 +75,28 @@ class Checked:
             allowed, value = one.metadata.get("allowed"), getattr(self, one.name)
             if allowed is not None and value is not None and value not in allowed:
                 raise UserError(f"{self._section}{one.name}={value} must be {allowed}")
+
+
+def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:
+    """Compares options with the types of a constructor's parameters, as far as these are plain.
+
+    Args:
+        kind: the class.
+        options: arguments of its constructor.
+        section: what is typed before an option, for messages.
+
+    Raises:
+        UserError: a value of another type.
+    """
+    annotations = get_type_hints(kind.__init__)
+    for option, value in options.items():
+        annotation = annotations[option]
+        members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        types = [get_origin(member) or member for member in members]
+        # An int is accepted as a float, but a bool is neither.
+        fits = type(value) in types or (type(value) is int and float in types)
+        fits |= Sequence in types and isinstance(value, list | tuple)
+        if not fits and all(one in _TYPE_NAMES for one in types):
+            given = "null" if value is None else value
+            allowed = " or ".join(_TYPE_NAMES[one] for one in types)
+            raise UserError(f"{section}.{option}={given} must be {allowed}")

@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from protlm.config.fields import check_types
 from protlm.errors import UserError, one_of
 from protlm.evaluation.base import Evaluation
 
@@ -44,7 +45,7 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
         settings: `name`, and the constructor's keyword arguments.
 
     Raises:
-        UserError: the evaluation or a setting does not exist.
+        UserError: the evaluation or a setting does not exist, or a value has the wrong type.
     """
     options = dict(settings)
     cls: Any = evaluation(str(options.pop("name", "")))
@@ -53,6 +54,10 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
         raise UserError(
             f"evaluation.{label}.{unknown[0]} is not a setting; it has: {one_of(allowed)}"
         )
+    section = f"evaluation.{label}"
+    check_types(cls, options, section=section)
+    if options.get("seed", 0) < 0:
+        raise UserError(f"{section}.seed={options['seed']} must be at least 0")
     return cls(**options)
 
 

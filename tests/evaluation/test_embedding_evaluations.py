@@ -218,6 +218,21 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
 @pytest.mark.parametrize(
     "settings, words",
     [
+        ({"name": "contacts", "max_residues": None}, "max_residues=null must be a whole number"),
+        ({"name": "heads", "ablate": "yes"}, "ablate=yes must be true or false"),
+        ({"name": "accuracy", "objective": "masked", "mask_fraction": "15%"}, "must be a number"),
+        ({"name": "favor_vs_softmax", "features": 256}, "features=256 must be a list"),
+        ({"name": "similarity", "seed": -1}, "seed=-1 must be at least 0"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=rf"^evaluation\.mine\..*{words}"):
+        create("mine", settings)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
         ({"name": "retrieval"}, "retrieval.labels=TABLE"),
         ({"name": "retrieval", "labels": "x", "max_gallery": 0}, "max_gallery=0"),
         ({"name": "sequence_labels", "labels": "x"}, "sequence_labels.sequences"),
