@@ -181,14 +181,14 @@ def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
     if config.sampling is Sampling.cluster:
         clusters = [open_clusters(Path(p.dir), p.split, verify=verify) for p in parts]
     splits = [open_split(Path(p.dir), p.split, verify=verify, shuffled=True) for p in parts]
-    _warn_of_other_rules([part.dir for part in parts])
-    valid_dir = Path(config.valid_dir or parts[0].dir)
-    valid = open_split(valid_dir, config.valid_split, verify=verify)
+    valid_dir = config.valid_dir or parts[0].dir
+    _warn_of_other_rules([part.dir for part in parts], valid_dir)
+    valid = open_split(Path(valid_dir), config.valid_split, verify=verify)
     return Mixture(splits, shares, clusters), valid
 
 
-def _warn_of_other_rules(directories: Sequence[str]) -> None:
-    """Warns of data sets of a mixture that may train on sequences that another one holds out."""
+def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
+    """Warns of data sets that may train on sequences that another one holds out."""
     first = read_manifest(Path(directories[0])).split_rule
     for directory in directories[1:]:
         if read_manifest(Path(directory)).split_rule != first:
@@ -198,6 +198,13 @@ def _warn_of_other_rules(directories: Sequence[str]) -> None:
                 "options",
                 stacklevel=2,
             )
+    if read_manifest(Path(valid_dir)).split_rule != first:
+        warnings.warn(
+            f"data.valid_dir: {valid_dir} was split by another rule than {directories[0]}, whose "
+            "training split may contain its validation sequences; count them with protlm data "
+            "leakage",
+            stacklevel=2,
+        )
 
 
 def batching_strategy(
@@ -222,8 +229,10 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     from protlm.training.datamodule import SequenceData
 
     trainer = config.trainer
-    # The size of a step does not depend on the size of a micro-batch.
-    parts = -(-(trainer.tokens_per_step or 1) // config.data.tokens_per_batch)
+    # The size of a step does not depend on the size of a micro-batch, which has whole rows.
+    longest = config.data.max_length
+    rows = max((trainer.tokens_per_step or 1) // longest, 1)
+    parts = -(-rows // max(config.data.tokens_per_batch // longest, 1))
     return SequenceData(
         train,
         valid,

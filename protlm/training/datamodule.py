@@ -151,7 +151,7 @@ class SequenceData(pl.LightningDataModule):
         """Returns a loader of the validation split, with the same masks every time."""
         stream = BatchStream(
             self.valid.lengths_of,
-            SampleOrder([len(self.valid)], seed=self.seed, shuffle=False),
+            SampleOrder([len(self.valid)], seed=self.seed, shuffle=self._is_validation_cut),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
             share=self._of_rank(RankSlice()),
         )
@@ -182,6 +182,11 @@ class SequenceData(pl.LightningDataModule):
         return (
             None if self.masking is None else replace(self.masking.rule, mask_fraction_range=None)
         )
+
+    @property
+    def _is_validation_cut(self) -> bool:
+        """Whether a part is validated; the first sequences of a file are no sample of it."""
+        return self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
 
     @property
     def _steps_done(self) -> int:

@@ -1,6 +1,7 @@
 """Data of a run: joined sequences, mixtures, curricula; bitwise resumption; other data rejected."""
 
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ from protlm.composition import compose
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.packing import Packing
+from protlm.data.dataset import Batch
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data_prep.cluster_table import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.errors import UserError
 from protlm.paths import sample_dir
+from protlm.training.module import LanguageModeling
 
 Train = Callable[..., Path]
 STEPS = 8
@@ -298,6 +301,41 @@ def test_there_are_no_more_workers_than_processors(
         assert data.train_dataloader().num_workers == workers
 
 
+def test_a_part_of_the_validation_split_is_not_its_start(
+    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    work = LanguageModeling.validation_step
+
+    def validation_step(self: LanguageModeling, batch: Batch, index: int) -> None:
+        seen[-1] += batch.samples_B.tolist()
+        work(self, batch, index)
+
+    monkeypatch.setattr(LanguageModeling, "validation_step", validation_step)
+    settings = ("data.valid_split=train", "trainer.max_steps=2", "trainer.valid_every=1")
+    for batches in ("1", "null"):
+        seen.append([])
+        train_tiny(tmp_path / batches, *settings, f"trainer.valid_batches={batches}")
+    part, whole = seen
+    first, again = part[: len(part) // 2], part[len(part) // 2 :]
+    assert first == again
+    num_sequences = len(set(whole))
+    assert len(whole) == 2 * num_sequences and max(first) > num_sequences // 2
+    assert max(first) - min(first) > 2 * len(first)
+
+
+def test_validation_data_of_another_rule_are_reported(tiny_data: Path, tmp_path: Path) -> None:
+    sample = sample_dir() / "uniprot_tiny.fasta.gz"
+    prepare([sample], tmp_path / "other", split_rule=HashSplit(0.4, 0.1))
+    settings = {"dir": str(tiny_data), "valid_split": "valid"}
+    with pytest.warns(UserWarning, match="was split by another rule than .* protlm data leakage"):
+        open_data(DataConfig(**settings, valid_dir=str(tmp_path / "other")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_data(DataConfig(**settings, valid_dir=str(tiny_data)))
+        open_data(DataConfig(**settings))
+
+
 def test_batches_for_a_gpu_are_page_locked(
     tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +345,7 @@ def test_batches_for_a_gpu_are_page_locked(
     for device, is_pinned in (("cpu", False), ("cuda:0", True)):
         trainer = SimpleNamespace(
             strategy=SimpleNamespace(root_device=torch.device(device)),
-            **{"global_step": 0, "global_rank": 0, "world_size": 1},
+            **{"global_step": 0, "global_rank": 0, "world_size": 1, "limit_val_batches": 1.0},
         )
         monkeypatch.setattr(data, "trainer", trainer)
         assert data.train_dataloader().pin_memory == is_pinned

@@ -4,14 +4,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from protlm.build import build_data, open_data
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.metrics import read_metrics
+from protlm.composition import compose
+from protlm.config import TrainConfig
 from protlm.errors import UserError
 from protlm.training.module import LanguageModeling
 
@@ -48,7 +52,7 @@ def at_once(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
 def test_micro_batches_make_the_same_steps(
     at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # 700 does not divide a step: there are three micro-batches, and filler rows.
+    # 700 does not divide a step: there are more micro-batches, and filler rows.
     parts = train_tiny(tmp_path / "parts", *STEP, "data.tokens_per_batch=700")
     assert places(parts) == places(at_once)
     for name, value in final(parts).items():
@@ -74,7 +78,7 @@ def test_slices_of_a_batch_draw_their_own_dropout(
 
     monkeypatch.setattr(LanguageModeling, "training_step", training_step)
     train_tiny(tmp_path / "run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
-    assert numbers == [0, 1, 2, 0, 1, 2]
+    assert numbers == [0, 1, 2, 3] * 2
     assert len(set(seeds)) == len(seeds)
 
 
@@ -83,7 +87,7 @@ def test_a_run_resumes_with_another_number_of_micro_batches(
 ) -> None:
     run = tmp_path / "run"
     train_tiny(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
-    # Five micro-batches: Lightning's count of batches is not a multiple of both.
+    # Six micro-batches: Lightning's count of batches is not a multiple of both.
     train_tiny(run, *STEP, "data.tokens_per_batch=410", "trainer.max_steps=4")
     train_tiny(run, *STEP, "data.tokens_per_batch=2048")
     assert places(run) == places(at_once)
@@ -92,6 +96,19 @@ def test_a_run_resumes_with_another_number_of_micro_batches(
     assert {3, 6} <= set(steps)
     for name, value in final(run).items():
         assert torch.allclose(value, final(at_once)[name], rtol=0, atol=2e-6), name
+
+
+@pytest.mark.parametrize("mode", ["sequences", "concatenated"])
+@pytest.mark.parametrize("tokens", [128, 190, 300, 410, 700])
+def test_a_micro_batch_holds_at_most_its_tokens(mode: str, tokens: int, tiny_data: Path) -> None:
+    settings = [f"data.dir={tiny_data}", "data.max_length=128", f"data.mode={mode}"]
+    settings += ["trainer.tokens_per_step=1024", f"data.tokens_per_batch={tokens}"]
+    config = compose(TrainConfig, settings)
+    batches = build_data(*open_data(config.data), config).train_dataloader()
+    sizes = [batch.mask_BL.numel() for batch in islice(batches, 60)]
+    # A row more than a step divides into, where rows are shorter than the longest.
+    most = tokens if mode == "concatenated" else tokens + 128
+    assert max(sizes) <= most
 
 
 def test_the_size_of_a_step_is_the_recipe(
