@@ -124,6 +124,9 @@ class AttentionTransfer(Distillation):
             )
         if config.trainer.strategy is Strategy.fsdp:
             raise UserError(f"{stage} cannot shard weights; type trainer.strategy=auto")
+        for name in ("compile", "activation_checkpointing"):
+            if getattr(config.trainer, name):
+                raise UserError(f"trainer.{name}=true has no effect in {stage}; leave it out")
         own = [p for block in _attentions(self.network) for p in block.mechanism.parameters()]
         if not own:
             raise UserError(

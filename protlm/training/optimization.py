@@ -7,11 +7,14 @@ from torch import nn
 
 from protlm.attention import Attention
 from protlm.config import Optimizer, OptimizerConfig
+from protlm.errors import UserError
 from protlm.training.lora import LowRank
 from protlm.training.muon import Muon, MuonWithAdamW
 
 # Devices on which torch updates all parameters in one kernel.
 _FUSED = ("cpu", "cuda")
+# The longest half-life of the second moment in steps: beta2 is below 1 in double precision.
+_LONGEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,15 @@ def with_half_life(config: OptimizerConfig, *, tokens_per_step: int) -> Optimize
     0.7071067811865476
 
     Raises:
-        UserError: the half-life is so long that beta2 rounds to 1.
+        UserError: the half-life is shorter than a step, or so long that beta2 rounds to 1.
     """
     if config.beta2_half_life is None:
         return config
+    if not tokens_per_step <= config.beta2_half_life <= _LONGEST * tokens_per_step:
+        raise UserError(
+            f"optimizer.beta2_half_life={config.beta2_half_life:g} tokens must be at least a step, "
+            f"{tokens_per_step}, and at most {_LONGEST:g} steps"
+        )
     return replace(config, beta2=0.5 ** (tokens_per_step / config.beta2_half_life))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import UserError
+from protlm.errors import TrainingDivergedError, UserError
 from protlm.training.callbacks import skipped_steps as bad_numbers
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
@@ -89,6 +89,19 @@ def test_a_spike_is_skipped_and_its_window_is_in_the_checkpoint(
     assert learned(state_of(run / "checkpoints" / name)) == learned(
         state_of(whole / "checkpoints" / name)
     )
+
+
+def test_spikes_that_do_not_end_name_the_limit(
+    spoil: Callable, train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_numbers, "WINDOW", 2)
+    spoil(3, 4, factor=1000.0)
+    limits = ("trainer.max_gradient_norm_ratio=5", "trainer.max_bad_steps=2")
+    with (
+        pytest.warns(UserWarning, match="was skipped"),
+        pytest.raises(TrainingDivergedError, match=r"larger trainer\.max_gradient_norm_ratio"),
+    ):
+        train_tiny(tmp_path / "run", *SETTINGS, *limits, "trainer.max_steps=8")
 
 
 @pytest.mark.slow

@@ -170,6 +170,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(
             "trainer.checkpoint_every=2",
         )
     assert ended.value.exit_code == 1
+    assert "max_gradient_norm_ratio" not in str(ended.value)
     newest = tmp_path / "run" / "checkpoints" / "step-00000004.ckpt"
     assert f"the last good checkpoint is {newest}" in str(ended.value)
     state = load_training(newest)["state_dict"]

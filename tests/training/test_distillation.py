@@ -308,6 +308,8 @@ def test_a_model_that_was_not_converted_from_the_teacher_is_refused(
         (["model.num_layers=3"], "has model.num_layers=2, and this run 3"),
         (["objective.name=causal"], "was trained with objective=masked, and this run has"),
         (["objective.teacher=null"], "needs a trained model to imitate; type objective.teacher="),
+        (["trainer.compile=true"], "trainer.compile=true has no effect in objective.stage=atten"),
+        (["trainer.activation_checkpointing=true"], "has no effect in objective.stage=attention"),
         (["trainer.strategy=fsdp"], "cannot shard weights; type trainer.strategy=auto"),
     ],
 )

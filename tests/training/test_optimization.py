@@ -135,8 +135,16 @@ def test_without_a_half_life_beta2_is_unchanged() -> None:
     assert with_half_life(config, tokens_per_step=10) is config
     with pytest.raises(UserError, match=r"beta2_half_life=-1.* above 0"):
         OptimizerConfig(learning_rate=1e-3, beta2_half_life=-1)
-    with pytest.raises(UserError, match=r"beta2=1\.0"):
-        with_half_life(OptimizerConfig(learning_rate=1e-3, beta2_half_life=1e30), tokens_per_step=1)
+
+
+@pytest.mark.parametrize("tokens", [10.0, 1e30])
+def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens: float) -> None:
+    config = OptimizerConfig(learning_rate=1e-3, beta2_half_life=tokens)
+    with pytest.raises(UserError, match=r"^optimizer\.beta2_half_life=.* at least a step, 4096,"):
+        with_half_life(config, tokens_per_step=4096)
+    for steps in (1, 1e12):
+        fits = OptimizerConfig(learning_rate=1e-3, beta2_half_life=4096 * steps)
+        assert 0.4 < with_half_life(fits, tokens_per_step=4096).beta2 < 1
 
 
 def test_the_fused_optimizer_is_adamw() -> None:

@@ -25,7 +25,9 @@ COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch"
 
 
 def weights_sha256(network: nn.Module) -> str:
-    """Returns the hash of the weights that `checkpoint info` prints; empty if they are sharded.
+    """Returns the hash of the trained weights; empty if they are sharded.
+
+    Without averaged weights and adapters, `checkpoint info` prints the same one.
 
     >>> weights_sha256(nn.Identity())[:8]
     'e3b0c442'

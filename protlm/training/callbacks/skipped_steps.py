@@ -142,12 +142,16 @@ class SkipBadSteps(Callback):
                 stacklevel=2,
             )
         if self._in_a_row >= self._max_in_a_row:
-            newest = latest(self._run_dir)
+            advice = "train with a lower optimizer.learning_rate in another run_dir="
+            if math.isfinite(module.largest_norm):
+                advice += (
+                    ", or, if its scale has changed for good, continue with a larger "
+                    "trainer.max_gradient_norm_ratio, or null"
+                )
             raise TrainingDivergedError(
                 f"{self._in_a_row} steps in a row were skipped (last reason: {reason}); "
                 f"{self._run_dir / BAD_BATCHES} lists their samples; the last good checkpoint is "
-                f"{newest or 'none'}: train with a lower optimizer.learning_rate in another "
-                "run_dir=, or type a larger trainer.max_bad_steps"
+                f"{latest(self._run_dir) or 'none'}: {advice}"
             )
 
     def _reason(self, module: LanguageModeling) -> str:
