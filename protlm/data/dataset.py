@@ -28,6 +28,7 @@ class Batch:
         samples_B: the first sample of each row, int64; -1 for filler rows.
         after: epoch, samples and tokens of the progress after the whole batch.
         slice: index of these rows among the slices of the global batch.
+        joined: all samples of each row, none of filler rows.
     """
 
     tokens_BL: Tensor
@@ -36,6 +37,7 @@ class Batch:
     samples_B: Tensor
     after: tuple[int, int, int]
     slice: int = 0
+    joined: tuple[tuple[int, ...], ...] = ()
 
     def pin_memory(self) -> "Batch":
         """Returns the batch in page-locked memory, from which copies to a GPU do not wait."""
@@ -87,9 +89,10 @@ class SequenceDataset(Dataset[Batch]):
             torch.from_numpy(tokens_BL),
             torch.from_numpy(targets_BL),
             torch.from_numpy(mask_BL),
-            torch.tensor([FILLER if row is None else row.sample for row in plan.rows]),
+            torch.tensor([FILLER if row is None else row.samples[0] for row in plan.rows]),
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.slice,
+            tuple(() if row is None else row.samples for row in plan.rows),
         )
 
     def _read(self, row: Row | None, rule: MaskingRule) -> tuple[np.ndarray, np.ndarray]:

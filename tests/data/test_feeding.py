@@ -73,7 +73,9 @@ def together(parts: list[Batch]) -> Batch:
         filling = torch.stack([part.samples_B for part in parts], dim=1).flatten() == FILLER
         merged[name] = rows[~filling]
     (after,) = {part.after for part in parts}
-    return Batch(**merged, after=after)
+    rows = zip(*(part.joined for part in parts), strict=True)
+    joined = tuple(row for some in rows for row in some if row)
+    return Batch(**merged, after=after, joined=joined)
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])

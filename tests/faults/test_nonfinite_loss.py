@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protlm.build import open_data
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
+from protlm.composition import compose, read_run_config
 from protlm.config import TrainConfig
 from protlm.errors import TrainingDivergedError
 from protlm.model.objective import TargetSums
@@ -93,6 +94,24 @@ def test_a_step_with_a_nan_loss_is_skipped(
     # The data are consumed nevertheless.
     places = [state["SequenceData.samples"] for state in states]
     assert places == sorted(set(places)) and line["samples"] == places[1]
+
+
+def test_all_samples_of_a_joined_row_are_listed(
+    spoil_logits: Callable, train_tiny: Train, tmp_path: Path
+) -> None:
+    spoil_logits(1)
+    settings = ("data.mode=concatenated", "data.max_length=1024", "data.num_workers=0")
+    with pytest.warns(UserWarning, match="step 2 was skipped"):
+        run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+    (line,) = lines(run)
+    # A batch is one row; the place of a sequence that is cut counts what is before it alone.
+    config = read_run_config(run / "config.yaml")
+    data, _ = open_data(compose(TrainConfig, [f"data.dir={config['data']['dir']}"]).data)
+    order = data.order(seed=config["seed"]).draw(0, np.arange(len(data))).samples
+    ends = np.cumsum(data.lengths_of(order) + 1)
+    drawn = order[(ends > 1023) & (ends - data.lengths_of(order) - 1 < 2046)]
+    assert line["accessions"] == [data.identifier(int(number)) for number in drawn]
+    assert len(drawn) > 1
 
 
 def test_skipped_steps_are_not_in_the_mean_loss(

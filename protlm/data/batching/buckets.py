@@ -41,6 +41,11 @@ class SequenceRow:
     max_length: int
     crop: str
 
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """See `Row`."""
+        return (self.sample,)
+
     def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
         """See `Row`."""
         rng = row_rng(seed, self.repeat, self.sample)

@@ -40,11 +40,6 @@ class PackedRow:
     skip: int
     num_tokens: int
 
-    @property
-    def sample(self) -> int:
-        """The first sample."""
-        return self.samples[0]
-
     def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
         """See `Row`."""
         parts: list[np.ndarray | list[int]] = []

@@ -47,8 +47,8 @@ class Row(Protocol):
     """The content of a row of a batch: a pure function of the seed and the data position."""
 
     @property
-    def sample(self) -> int:
-        """Number of the first, and usually only, sample of the row."""
+    def samples(self) -> tuple[int, ...]:
+        """Numbers of the samples of the row: one, or those that overlap with a joined row."""
         ...
 
     def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:

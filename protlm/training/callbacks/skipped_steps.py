@@ -10,6 +10,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
 from protlm.checkpoints.format import latest
-from protlm.data.dataset import FILLER, Batch
+from protlm.data.dataset import Batch
 from protlm.errors import OutputError, TrainingDivergedError
 from protlm.paths import complete_file
 from protlm.training.module import LanguageModeling
@@ -56,7 +57,7 @@ class SkipBadSteps(Callback):
         self._in_a_row = 0
         self._norms: deque[float] = deque(maxlen=WINDOW)
         # The samples of each batch of a step, and whether its loss is finite.
-        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._batches: list[tuple[list[int], Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of skipped steps in a row, and the last gradient norms."""
@@ -89,7 +90,8 @@ class SkipBadSteps(Callback):
             TrainingDivergedError: too many steps in a row were skipped.
         """
         assert isinstance(pl_module, LanguageModeling)
-        self._batches.append((batch.samples_B, outputs["is_finite"]))
+        samples = list(chain.from_iterable(batch.joined))
+        self._batches.append((samples, outputs["is_finite"]))
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         if pl_module.is_skipped:
@@ -167,10 +169,9 @@ class SkipBadSteps(Callback):
         """Returns this rank's samples of the step, of batches with a bad loss if there are any."""
         return [
             number
-            for samples_B, is_finite in self._batches
+            for samples, is_finite in self._batches
             if not (module.num_bad_losses and is_finite)
-            for number in samples_B.tolist()
-            if number != FILLER
+            for number in samples
         ]
 
     def _write(self, line: str) -> None:
