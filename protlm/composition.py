@@ -48,9 +48,20 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
     """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`.
 
     Raises:
-        UserError: an unknown key or choice, a wrong type, or a missing required value; the
-            message lists the alternatives.
+        UserError: an unknown key or choice, a wrong type, a missing required value, or settings
+            that do not fit each other; the message lists the alternatives.
     """
+    return to_schema(_composed(schema, overrides), schema)
+
+
+def compose_plain(schema: type[Config], overrides: Sequence[str]) -> dict[str, Any]:
+    """Composes as `compose`, to plain containers, without comparing settings with each other."""
+    config = _composed(schema, overrides)
+    _refuse_missing(config)
+    return _plain(config, resolve=True)
+
+
+def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -68,7 +79,7 @@ def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
             config = hydra_compose(name, [quoted(override) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides)) from error
-    return to_schema(config, schema)
+    return config
 
 
 def _check_is_setting(argument: str, schema: type) -> None:
@@ -140,11 +151,15 @@ def to_schema(config: Any, schema: type[Config]) -> Config:
     Raises:
         UserError: a required value is missing.
     """
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
+    _refuse_missing(config)
     built = OmegaConf.to_object(config)
     assert isinstance(built, schema)
     return built
+
+
+def _refuse_missing(config: Any) -> None:
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
 
 
 def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
@@ -158,7 +173,11 @@ def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
 
 def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
     """Returns a config as plain containers and values, as written to `config.yaml`."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return _plain(OmegaConf.structured(config))
+
+
+def _plain(config: Any, *, resolve: bool = False) -> dict[str, Any]:
+    plain = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

@@ -16,7 +16,14 @@ from omegaconf import OmegaConf
 from protlm.attention import mechanism
 from protlm.checkpoints.format import CHECKPOINTS, step_of
 from protlm.commands.unused_settings import refuse_unused
-from protlm.composition import compose, from_plain, key_of, read_run_config, to_plain
+from protlm.composition import (
+    compose,
+    compose_plain,
+    from_plain,
+    key_of,
+    read_run_config,
+    to_plain,
+)
 from protlm.config import TrainConfig
 from protlm.errors import OutputError, UserError
 from protlm.lock import LOCK
@@ -60,15 +67,16 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
         config = compose(TrainConfig, arguments)
         refuse_unused(arguments, to_plain(config))
         return with_fitting_warmup(config, arguments)
-    typed = compose(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
-    names = _typed_names(arguments, stored, to_plain(typed))
+    # The typed settings are compared with each other beside those of the run.
+    typed = compose_plain(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
+    names = _typed_names(arguments, stored, typed)
     if _WARMUP not in map(key_of, arguments):
         # That of the run may have been shortened to fit.
         names.discard(_WARMUP)
     settings = copy.deepcopy(stored)
     for name in names:
-        _copy_value(name, to_plain(typed), settings)
-    settings["run_dir"] = typed.run_dir
+        _copy_value(name, typed, settings)
+    settings["run_dir"] = typed["run_dir"]
     _refuse_differences(run_dir, stored, settings)
     refuse_unused(arguments, settings)
     config = from_plain(settings, TrainConfig)

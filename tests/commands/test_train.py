@@ -136,6 +136,21 @@ def test_the_same_command_continues_a_run_with_a_shortened_warmup(
     refuse_another_run(tmp_path / "run", again)
 
 
+def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    narrowing = ["objective.mask_fraction_range=[0.1,0.3]", "objective.mask_fraction_decays=true"]
+    run = train_tiny(tmp_path / "run", "schedule=wsd_linear", *narrowing)
+    for typed in (narrowing, narrowing[:1], narrowing[1:], ["trainer.max_steps=9"]):
+        config = compose_run([f"run_dir={run}", *typed])
+        assert config.objective.mask_fraction_range == [0.1, 0.3]
+        assert config.objective.mask_fraction_decays
+    with pytest.raises(UserError, match=r"mask_fraction_range=\[0\.1, 0\.3\], not \[0\.1, 0\.5\]"):
+        compose_run([f"run_dir={run}", "objective.mask_fraction_range=[0.1,0.5]"])
+    with pytest.raises(UserError, match=r"trainer\.valid_every=0 must be"):
+        compose_run([f"run_dir={run}", "trainer.valid_every=0"])
+
+
 def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path, tmp_path: Path) -> None:
     settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
     settings += [f"run_dir={tmp_path / 'run'}", "trainer.accelerator=cpu", "data.max_length=128"]
