@@ -75,8 +75,10 @@ def curve(given: argparse.Namespace, mechanism: str) -> Iterator[tuple[str, Path
     settings += [f"optimizer.learning_rate={given.rate}", "trainer.keep_checkpoints=1000"]
     for number in sorted(given.curve):
         path = folder / "masked"
-        run(given, path, mechanism, [*settings, f"trainer.max_steps={number}"], teacher=False)
-        yield f"after {number} steps", path / CHECKPOINTS / checkpoint_name(number)
+        checkpoint = path / CHECKPOINTS / checkpoint_name(number)
+        if not checkpoint.exists():
+            run(given, path, mechanism, [*settings, f"trainer.max_steps={number}"], teacher=False)
+        yield f"after {number} steps", checkpoint
 
 
 def swapped(given: argparse.Namespace, folder: Path, mechanism: str) -> Path:

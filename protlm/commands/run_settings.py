@@ -6,7 +6,6 @@ with another value.
 
 import copy
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from protlm.attention import mechanism
-from protlm.checkpoints.format import CHECKPOINTS, step_of
+from protlm.checkpoints.format import CHECKPOINTS, all_checkpoints
 from protlm.commands.unused_settings import refuse_unused
 from protlm.composition import (
     compose,
@@ -29,7 +28,7 @@ from protlm.errors import OutputError, UserError
 from protlm.lock import LOCK
 from protlm.paths import check_output, complete_file, conf_dir, explain_os_error
 from protlm.training.launch import is_first_rank
-from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
+from protlm.training.schedule import check_schedule, fitting_warmup
 
 CONFIG = "config.yaml"
 _WARMUP = "schedule.warmup_steps"
@@ -54,7 +53,8 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
 
     Settings that were not typed have the values that are stored in the run directory, if there is
     a run in it. Typed are dotted overrides, all settings of a group that was chosen (`model=tiny`),
-    and with `experiment=` every setting.
+    and with `experiment=` every setting; once there is a checkpoint, a warm-up is typed by its own
+    name only.
 
     Raises:
         UserError: settings that do not exist, or that differ from those of the run.
@@ -70,9 +70,11 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     # The typed settings are compared with each other beside those of the run.
     typed = compose_plain(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     names = _typed_names(arguments, stored, typed)
-    if _WARMUP not in map(key_of, arguments):
+    if _WARMUP not in map(key_of, arguments) and all_checkpoints(run_dir):
         # That of the run may have been shortened to fit.
         names.discard(_WARMUP)
+    elif _WARMUP in names:
+        typed = to_plain(with_fitting_warmup(from_plain(typed, TrainConfig), arguments))
     settings = copy.deepcopy(stored)
     for name in names:
         _copy_value(name, typed, settings)
@@ -92,18 +94,13 @@ def _check_length(config: TrainConfig, *, before: int) -> None:
     except UserError as error:
         raise UserError(
             f"trainer.max_steps={max_steps} is too few for the run in {config.run_dir}, whose "
-            f"warm-up has {schedule.warmup_steps} steps; type "
-            f"trainer.max_steps={before}, or less than that but more than {max_steps}"
+            f"warm-up has {schedule.warmup_steps} steps; type more, such as "
+            f"trainer.max_steps={before}"
         ) from error
 
 
-def write_config(run_dir: Path, config: TrainConfig, checkpoint: Path | None) -> None:
+def write_config(run_dir: Path, config: TrainConfig) -> None:
     """Writes the config, which contains no secrets, into the run directory.
-
-    Args:
-        run_dir: the folder of the run.
-        config: its settings.
-        checkpoint: the one that the run continues from, if any.
 
     Raises:
         UserError: the directory has a run with other settings.
@@ -111,27 +108,12 @@ def write_config(run_dir: Path, config: TrainConfig, checkpoint: Path | None) ->
     """
     # Another process may have used the directory since it was checked.
     refuse_another_run(run_dir, config)
-    stored = _stored(run_dir)
-    if stored is not None and checkpoint is not None:
-        _warn_of_another_rate(config, stored, step=step_of(checkpoint))
     with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
         OmegaConf.save(to_plain(config), temporary)
     try:
         (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, run_dir) from error
-
-
-def _warn_of_another_rate(config: TrainConfig, stored: Mapping[Any, Any], *, step: int) -> None:
-    """Warns if the next learning rate is not that of the stored `trainer.max_steps`."""
-    lengths = [int(stored["trainer"]["max_steps"]), config.trainer.max_steps]
-    before, now = (rate_factor(step, config.schedule, max_steps=most) for most in lengths)
-    if before != now:
-        warnings.warn(
-            f"at step {step} the learning rate goes from {before:.3g} to {now:.3g} of its peak, "
-            f"because trainer.max_steps was {lengths[0]} and is {lengths[1]}",
-            stacklevel=2,
-        )
 
 
 def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
@@ -175,7 +157,7 @@ def _run_dir(arguments: Sequence[str]) -> Path:
     chosen = [one for one in arguments if key_of(one) in ("run_dir", "experiment")]
     # Interpolations such as ${seed} need the other settings.
     is_interpolated = any("${" in one for one in chosen)
-    return Path(compose(TrainConfig, arguments if is_interpolated else chosen).run_dir)
+    return Path(compose_plain(TrainConfig, arguments if is_interpolated else chosen)["run_dir"])
 
 
 def _stored(run_dir: Path) -> dict[Any, Any] | None:

@@ -28,7 +28,7 @@ from protlm.commands.run_settings import (
 )
 from protlm.commands.settings import print_help
 from protlm.commands.unused_settings import refuse_unused
-from protlm.composition import compose, through_hydra, to_plain
+from protlm.composition import compose, key_of, through_hydra, to_plain
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
@@ -75,7 +75,8 @@ def main() -> None:
 def _run(arguments: list[str], flags: set[str]) -> None:
     def train_one_of_many(config: TrainConfig) -> None:
         _refuse_devices(config)
-        refuse_unused(arguments, to_plain(config))
+        swept = {key_of(argument) for argument in arguments if "," in argument}
+        refuse_unused(arguments, to_plain(config), swept=swept)
         train(with_fitting_warmup(config, arguments))
 
     if "--help" in flags:
@@ -132,7 +133,7 @@ def train(config: TrainConfig) -> None:
         data = build_data(train_split, valid_split, config)
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
-            write_config(run_dir, config, checkpoint)
+            write_config(run_dir, config)
             _print_summary(network, train_split, config)
             _warn_of_few_sequences(valid_split)
         finished = run(

@@ -1,6 +1,6 @@
 """Settings that were typed, but have no effect beside the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from protlm.composition import key_of
@@ -17,17 +17,20 @@ _USED_WITH = {
     "objective.random_prob": ("objective.name", ("masked",)),
     "objective.teacher_weight": ("objective.stage", ("logits",)),
     "data.crop": ("data.mode", ("sequences",)),
-    "optimizer.beta2": ("optimizer.beta2_half_life", ("None",)),
     "logger.wandb_project": ("logger.wandb", ("offline", "online")),
 }
 
 
-def refuse_unused(arguments: Sequence[str], config: Mapping[Any, Any]) -> None:
+def refuse_unused(
+    arguments: Sequence[str], config: Mapping[Any, Any], *, swept: Container[str] = ()
+) -> None:
     """Rejects settings that were typed one by one and are not used.
 
     Args:
         arguments: what was typed.
         config: all settings, in plain containers.
+        swept: settings and groups that differ between the runs of a sweep: what they decide may
+            be unused in some of the runs.
 
     Raises:
         UserError: the message names the setting that decides.
@@ -42,9 +45,11 @@ def refuse_unused(arguments: Sequence[str], config: Mapping[Any, Any]) -> None:
             continue
         name, values = _USED_WITH[key]
         section, _, setting = name.partition(".")
+        if section in swept or name in swept:
+            continue
         found = str(config[section][setting])
         if found not in values:
-            allowed = one_of(["null" if value == "None" else value for value in values])
             raise UserError(
-                f"{key} has no effect with {name}={found}; leave it out, or type {name}={allowed}"
+                f"{key} has no effect with {name}={found}; leave it out, or type "
+                f"{name}={one_of(list(values))}"
             )

@@ -194,7 +194,7 @@ class TrainerConfig(Checked):
     )
     valid_every: int = setting("steps between two validations", 500, allowed=at_least(1))
     valid_batches: int | None = setting(
-        "batches of a validation, of `data.tokens_per_batch` each; `null`: the whole split",
+        "batches of a validation, drawn at random, of `data.tokens_per_batch` each; `null`: all",
         None,
         allowed=at_least(1),
     )

@@ -1,6 +1,6 @@
 """Conversion of planned batches to tensors of tokens and targets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
@@ -28,7 +28,7 @@ class Batch:
         samples_B: the first sample of each row, int64; -1 for filler rows.
         after: epoch, samples and tokens of the progress after the whole batch.
         slice: index of these rows among the slices of the global batch.
-        joined: all samples of each row, none of filler rows.
+        joined_N: the N samples of all rows, int64: more than one of a joined row, none of filler.
     """
 
     tokens_BL: Tensor
@@ -37,7 +37,7 @@ class Batch:
     samples_B: Tensor
     after: tuple[int, int, int]
     slice: int = 0
-    joined: tuple[tuple[int, ...], ...] = ()
+    joined_N: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def pin_memory(self) -> "Batch":
         """Returns the batch in page-locked memory, from which copies to a GPU do not wait."""
@@ -92,7 +92,7 @@ class SequenceDataset(Dataset[Batch]):
             torch.tensor([FILLER if row is None else row.samples[0] for row in plan.rows]),
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.slice,
-            tuple(() if row is None else row.samples for row in plan.rows),
+            torch.tensor([n for row in plan.rows if row is not None for n in row.samples]),
         )
 
     def _read(self, row: Row | None, rule: MaskingRule) -> tuple[np.ndarray, np.ndarray]:

@@ -58,7 +58,10 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
     check_types(cls, options, section=section)
     if options.get("seed", 0) < 0:
         raise UserError(f"{section}.seed={options['seed']} must be at least 0")
-    return cls(**options)
+    try:
+        return cls(**options)
+    except TypeError as error:
+        raise UserError(f"{section}: {error}; settings: {one_of(allowed)}") from error
 
 
 def _defined_in(name: str) -> list[type[Evaluation]]:

@@ -151,7 +151,7 @@ class SequenceData(pl.LightningDataModule):
         """Returns a loader of the validation split, with the same masks every time."""
         stream = BatchStream(
             self.valid.lengths_of,
-            SampleOrder([len(self.valid)], seed=self.seed, shuffle=self._is_validation_cut),
+            SampleOrder([len(self.valid)], shuffle=self._is_validation_cut),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
             share=self._of_rank(RankSlice()),
         )

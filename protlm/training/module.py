@@ -1,6 +1,7 @@
 """The LightningModule: one step of training or validation on a batch of tokens."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -153,9 +154,18 @@ class LanguageModeling(pl.LightningModule):
         scheduler, optimizer = self.lr_schedulers(), self.optimizers(use_pl_optimizer=False)
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         assert isinstance(optimizer, torch.optim.Optimizer)
+        before = optimizer.param_groups[0]["lr"]
         parts = zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         for group, peak, factor in parts:
             group["lr"] = peak * factor(scheduler.last_epoch)
+        now = optimizer.param_groups[0]["lr"]
+        if not math.isclose(before, now) and self.trainer.is_global_zero:
+            step = self.trainer.global_step
+            warnings.warn(
+                f"after step {step} the learning rate goes from {before:.3g} to {now:.3g}, because "
+                "trainer.max_steps is no longer what it was",
+                stacklevel=2,
+            )
         self._counts = torch.zeros(2, dtype=torch.int64, device=self.device)
 
     def on_fit_start(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protlm.commands.run_settings import compose_run
-from protlm.commands.unused_settings import _USED_WITH
+from protlm.commands.unused_settings import _USED_WITH, refuse_unused
 from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
 from protlm.errors import UserError
@@ -25,7 +25,6 @@ MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
         (["objective=causal", "objective.random_prob=0.3"], "with objective.name=causal"),
         (["objective=causal", "objective.mask_fraction=0.3"], "with objective.name=causal"),
         (["objective.teacher_weight=3"], "type objective.stage=logits$"),
-        (["optimizer.beta2_half_life=1e7", "optimizer.beta2=0.9"], "type .*beta2_half_life=null$"),
         (["logger.wandb_project=x"], "type logger.wandb=offline, online$"),
         (["data=concatenated", "data.crop=random"], "type data.mode=sequences$"),
         (["data.dir=null", MIXTURE, "data.train_split=test"], "type split: in the data sets$"),
@@ -54,6 +53,15 @@ def test_a_setting_without_effect_is_refused_in_every_run_of_a_sweep(
     assert done.returncode == 2
     assert "optimizer.momentum has no effect with optimizer.name=adamw" in done.stderr
     assert not list(tmp_path.glob("run-*"))
+
+
+def test_a_sweep_may_decide_whether_a_setting_is_used() -> None:
+    typed = ["optimizer.momentum=0.9"]
+    config = to_plain(compose(TrainConfig, ["optimizer=adamw"]))
+    for swept in ({"optimizer"}, {"optimizer.name"}):
+        refuse_unused(typed, config, swept=swept)
+    with pytest.raises(UserError, match="has no effect"):
+        refuse_unused(typed, config, swept={"optimizer.momentum", "seed"})
 
 
 def test_groups_may_set_what_is_not_used() -> None:

@@ -53,7 +53,7 @@ def test_a_batch_has_the_documented_shapes_and_types(reader):
         assert tensor.dtype == dtype
     assert batch.samples_B.tolist() == [3, 4, FILLER]
     assert batch.samples_B.dtype == torch.int64
-    assert batch.joined == ((3,), (4,), ())
+    assert batch.joined_N.tolist() == [3, 4]
     assert batch.after == (0, 3, 0)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
-from protlm.composition import compose
+from protlm.commands.unused_settings import refuse_unused
+from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
 from studies import recipe
 
@@ -39,6 +40,9 @@ def test_a_run_differs_from_the_base_in_its_option_alone(tmp_path: Path) -> None
         for arm in arms
         if (arm.attention, arm.size) == ("performer_relu", "small")
     }
+    for arm in arms:
+        typed = arm.overrides(DATA, 1000)
+        refuse_unused(typed, to_plain(compose(TrainConfig, typed)))
     base = of_relu.pop("base")
     assert set(of_relu) == set(recipe.OPTIONS) - {"base"}
     settings = leaves(base)

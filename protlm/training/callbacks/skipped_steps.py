@@ -10,7 +10,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,7 +56,7 @@ class SkipBadSteps(Callback):
         self._in_a_row = 0
         self._norms: deque[float] = deque(maxlen=WINDOW)
         # The samples of each batch of a step, and whether its loss is finite.
-        self._batches: list[tuple[list[int], Tensor]] = []
+        self._batches: list[tuple[Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of skipped steps in a row, and the last gradient norms."""
@@ -90,8 +89,7 @@ class SkipBadSteps(Callback):
             TrainingDivergedError: too many steps in a row were skipped.
         """
         assert isinstance(pl_module, LanguageModeling)
-        samples = list(chain.from_iterable(batch.joined))
-        self._batches.append((samples, outputs["is_finite"]))
+        self._batches.append((batch.joined_N, outputs["is_finite"]))
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         if pl_module.is_skipped:
@@ -169,9 +167,9 @@ class SkipBadSteps(Callback):
         """Returns this rank's samples of the step, of batches with a bad loss if there are any."""
         return [
             number
-            for samples, is_finite in self._batches
+            for joined_N, is_finite in self._batches
             if not (module.num_bad_losses and is_finite)
-            for number in samples
+            for number in joined_N.tolist()
         ]
 
     def _write(self, line: str) -> None:
