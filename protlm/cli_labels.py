@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protlm.cli_values import choice, model_or_default
+from protlm.errors import UserError
 from protlm.options import Device, Duplicates, Model, SequenceFile
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ def finetune(
         int | None, typer.Option(help="Rank of LoRA adapters; default: train all weights.")
     ] = None,
     lora_targets: Annotated[
-        str, typer.Option(help="Adapted layers, of query,key,value,output,up,gate,down.")
-    ] = "query,key,value",
+        str | None,
+        typer.Option(
+            help="Adapted layers, of query,key,value,output,up,gate,down; default: the first three."
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = 20,
     patience: Annotated[
         int, typer.Option(help="Stop after this many epochs without a lower validation loss.")
@@ -110,8 +114,11 @@ def finetune(
         device=str(pick_device(device)),
         devices=devices,
     )
-    lora_layers = tuple(one.strip() for one in lora_targets.split(","))
-    options = FinetuneOptions(training, lora, lora_layers)
+    options = FinetuneOptions(training, lora)
+    if lora_targets is not None:
+        if lora is None:
+            raise UserError(f"--lora-targets {lora_targets} is of adapters; type --lora RANK too")
+        options = replace(options, targets=tuple(map(str.strip, lora_targets.split(","))))
     finetune_labels(labels, model_or_default(model), output, options, reading, device=device)
 
 

@@ -24,7 +24,7 @@ _NAME = re.compile(r"(?P<stem>.+)(?P<kind>\.pdb|\.ent|\.cif)(\.gz)?", re.IGNOREC
 _GZIP_MAGIC = b"\x1f\x8b"
 # A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
 _PEPTIDE_BOND_ANGSTROM = 2.0
-# Larger jumps in the numbering mark an insertion or a fusion, not missing residues.
+# Of a larger jump in the numbering, which may mark a fusion, no more residues count as missing.
 _MAX_GAP = 100
 # Cβ from N, CA and C, as in trRosetta and the contact notebook of ESM: CA–CB bond in ångström,
 # angle N–CA–CB and dihedral C–N–CA–CB in radians.

@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.inputs import Duplicates, Proteins
-from protlm.commands.outputs import ProteinFile, check_hdf5_output, entry_bytes, protein_file
+from protlm.commands.outputs import (
+    ProteinFile,
+    check_figure_output,
+    check_hdf5_output,
+    entry_bytes,
+    protein_file,
+)
 from protlm.data.records import Record
 from protlm.errors import UserError, interrupt_explained
 from protlm.loading import load_model
@@ -47,6 +53,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     check_hdf5_output(output)
     if options.figure is not None:
         check_output(options.figure)
+        check_figure_output(options.figure)
     model = load_model(model_path, device=options.device)
     layers = options.layers or tuple(range(1, model.num_layers + 1))
     layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))

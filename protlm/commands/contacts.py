@@ -24,6 +24,7 @@ from protlm.commands.contact_fit import read_fit
 from protlm.commands.inputs import Proteins
 from protlm.commands.outputs import (
     ProteinFile,
+    check_figure_output,
     check_hdf5_output,
     entry_bytes,
     entry_name,
@@ -94,7 +95,12 @@ def contacts(
         regression = _load_fit(options.fit, model)
     else:
         regression = _fit(model, structure_files(options.fit or _shipped()))
-    rows = _predict(model, regression, inputs, figures, output)
+    try:
+        rows = _predict(model, regression, inputs, figures, output)
+    except BaseException:
+        for path in figures.values():
+            path.unlink(missing_ok=True)
+        raise
     for one in inputs:
         if isinstance(one.records, Proteins):
             if len(inputs) > 1:
@@ -175,10 +181,18 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def _read(path: Path, chain: str | None, model: PretrainedModel) -> _Input:
+    longest = model.max_residues
     if not is_structure(path):
-        return _Input(path, Proteins(path, max_residues=model.max_residues))
+        if chain is not None:
+            raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
+        return _Input(path, Proteins(path, max_residues=longest))
     existing_file(path, "a sequence file or a structure")
     structure = read_chain(path, chain)
+    if longest is not None and len(structure) > longest:
+        raise UserError(
+            f"{path} has {len(structure):,} residues, more than the {longest:,} that this model "
+            "accepts; leave it out"
+        )
     record = Record(structure.identifier, path.name, structure.sequence, 1)
     return _Input(path, [record], contact_map(structure))
 
@@ -215,6 +229,7 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
         }
     for path in figures.values():
         check_output(path)
+    check_figure_output(figure)
     return figures
 
 
@@ -223,12 +238,20 @@ def _shipped() -> Path:
 
 
 def _fit(model: PretrainedModel, files: list[Path]) -> ContactRegression:
+    structures = [read_structure(file) for file in files]
+    longest = model.max_residues
+    if longest is not None:
+        structures = [one for one in structures if len(one) <= longest]
+        if lost := len(files) - len(structures):
+            message = f"{lost} of {len(files)} structures to fit to have over {longest:,} residues"
+            if not structures:
+                raise InputDataError(f"{message}, which this model accepts; give shorter ones")
+            print(f"{message}, and are left out", file=sys.stderr)
+
     def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with JobProgress("fitting contacts", len(files)) as progress:
-            for done, file in enumerate(files, start=1):
-                structure = read_structure(file)
-                if model.max_residues is None or len(structure) <= model.max_residues:
-                    yield head_features(model, structure.sequence), contact_map(structure)
+        with JobProgress("fitting contacts", len(structures)) as progress:
+            for done, structure in enumerate(structures, start=1):
+                yield head_features(model, structure.sequence), contact_map(structure)
                 progress.update(done)
 
     return ContactRegression().fit(examples())

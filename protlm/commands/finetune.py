@@ -23,7 +23,7 @@ from protlm.commands.probe_results import Result, print_result, write_prediction
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.features import embeddings
 from protlm.downstream.label_metrics import METRICS, label_scores
-from protlm.downstream.linear import LinearModel, fit
+from protlm.downstream.linear import LinearModel, fit, trainable
 from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
@@ -205,13 +205,10 @@ def _head(work: _Work, frozen: Predictor) -> nn.Linear:
     """Returns a head that is fitted to the frozen embeddings of `train`."""
     targets, proteins = work.targets, work.split.train
     assert frozen.penalty is not None
-    fitted = fit(
-        _states(work, proteins),
-        targets.values[targets.rows_of(proteins)],
-        targets.task,
-        num_classes=len(targets.classes),
-        penalty=frozen.penalty,
-    )
+    labels, classes = targets.values[targets.rows_of(proteins)], len(targets.classes)
+    states, penalty = _states(work, proteins), frozen.penalty
+    fitted = fit(states, labels, targets.task, num_classes=classes, penalty=penalty)
+    fitted = trainable(fitted, labels, targets.task, num_classes=classes)
     head = nn.Linear(*fitted.weights.shape)
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(fitted.weights.T))

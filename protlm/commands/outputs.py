@@ -40,6 +40,7 @@ _OTHER_FORMATS = {
     ".tsv",
     ".txt",
 }
+_FIGURES = {".png", ".pdf", ".svg"}
 # The type of text in HDF5 files.
 TEXT = h5py.string_dtype()
 _SKIPPED = np.dtype([("identifier", TEXT), ("reason", TEXT)])
@@ -53,6 +54,18 @@ def entry_name(identifier: str) -> str:
     """
     name = identifier.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return name.replace(".", "%2E") if set(name) <= {"."} else name
+
+
+def check_figure_output(figure: Path) -> None:
+    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn.
+
+    Raises:
+        UserError: another suffix than .png, .pdf and .svg.
+    """
+    if figure.suffix.lower() not in _FIGURES:
+        raise UserError(
+            f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
+        )
 
 
 def check_hdf5_output(path: Path) -> None:

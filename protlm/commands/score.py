@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.inputs import one_protein
+from protlm.commands.outputs import check_figure_output
 from protlm.commands.score_results import (
     Result,
     averages_of,
-    check_figure_output,
     check_outputs,
     check_table_output,
     is_table,
@@ -94,6 +94,7 @@ def score_variants(
         table = _read(source, assays, options)
         for estimator in estimators:
             _check_table(source, table, estimator, predictor)
+            _check_lengths(source, table, assays[_name(source)].wild_type, predictor)
     results = []
     for source, path in outputs.items():
         table = _read(source, assays, options)
@@ -264,6 +265,20 @@ def _check_table(
         check_estimator(estimator, predictor, table.variants)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
+
+
+def _check_lengths(source: Path, table: VariantTable, wild_type: str, predictor: Predictor) -> None:
+    """Refuses sequences that a causal model cannot read; masked ones have windows."""
+    longest = predictor.model.max_residues
+    if not predictor.model.causal or longest is None:
+        return
+    indels = [variant.indel for variant in table.variants if variant.indel is not None]
+    length = max(map(len, [wild_type, *indels]))
+    if length > longest:
+        raise UserError(
+            f"{source}: a sequence of {length:,} residues is longer than the {longest:,} that this "
+            "model accepts; leave it out, or choose a model without this limit"
+        )
 
 
 def _result(name: str, table: VariantTable, estimator: Estimator, scores: Scores) -> Result:

@@ -21,7 +21,6 @@ from protlm.terminal import console, printable
 # The top 10 % of fewer variants has none.
 _FEW_VARIANTS = 10
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_FIGURES = {".png", ".pdf", ".svg"}
 
 
 @dataclass(frozen=True)
@@ -63,18 +62,6 @@ def check_table_output(output: Path) -> None:
     """
     if not is_table(output):
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
-
-
-def check_figure_output(figure: Path) -> None:
-    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn.
-
-    Raises:
-        UserError: another suffix than .png, .pdf and .svg.
-    """
-    if figure.suffix.lower() not in _FIGURES:
-        raise UserError(
-            f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
-        )
 
 
 def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:

@@ -95,17 +95,22 @@ def read_labeled_proteins(
     Raises:
         InputDataError: a file is missing or damaged, or a row cannot be used; the message has the
             line.
-        UserError: the sequences are missing.
+        UserError: the sequences are missing, or an option is for the other kind of file.
     """
     text = read_text(path, "a file of labels")
     if text.lstrip().startswith(">"):
+        if column is not None or (per_residue and "TARGET=" in text):
+            raise UserError(
+                f"{path} is a FASTA file, whose labels are TARGET= in the headers, or letters of "
+                "residues; leave --label and --per-residue out"
+            )
         per_residue = "TARGET=" not in text
         rows = _fasta_rows(path, text, per_residue=per_residue)
     else:
         rows = _table_rows(path, column)
     rows = list(rows)
     examples, counts = [], Counter[str]()
-    wanted = {one.identifier for _, one in rows}
+    wanted = {name for _, one in rows for name in (one.identifier, accession(one.identifier))}
     found = None if sequences is None else _sequences(sequences, wanted)
     seen: set[str] = set()
     for line, one in rows:
@@ -136,9 +141,10 @@ def _sequence_of(
 ) -> str:
     sequence = one.sequence
     if found is not None:
-        if one.identifier not in found:
+        name = one.identifier if one.identifier in found else accession(one.identifier)
+        if name not in found:
             raise InputDataError(f"{where}: {sequences} has no sequence of {one.identifier}")
-        sequence = found[one.identifier]
+        sequence = found[name]
     if not sequence:
         raise UserError(f"{where} has no sequence; add a column sequence, or --sequences FASTA")
     return sequence.upper()
@@ -233,5 +239,13 @@ def _split_of(cells: Mapping[str, str], where: str) -> str:
             f"{where}: the split {given!r} is not one of {', '.join(_SPLITS)}; leave it empty to "
             "leave the protein out"
         )
-    is_valid = cells.get("validation", "").lower() == "true"
+    is_valid = _is_true(cells.get("validation", ""), where)
     return VALID if split == TRAIN and is_valid else split
+
+
+def _is_true(given: str, where: str) -> bool:
+    if given in _EMPTY or given.lower() in ("false", "0"):
+        return False
+    if given.lower() in ("true", "1"):
+        return True
+    raise InputDataError(f"{where}: validation {given!r} is not one of true, false, 1, 0")

@@ -134,6 +134,22 @@ def _binary(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray
     return fitted.coef_[0], float(fitted.intercept_[0])
 
 
+def trainable(
+    fitted: LinearModel, values: np.ndarray, task: Task, *, num_classes: int
+) -> LinearModel:
+    """Returns a model to be trained further, which is certain of no class.
+
+    A class that all or none of the examples have gets its smoothed frequency, as in `constant`: a
+    logit of -10,000 has no gradient, and would be all of a loss on examples that have the class.
+    """
+    if task is Task.number:
+        return fitted
+    width = len(fitted.weights)
+    usual = constant(values, task, num_classes=num_classes, width=width).bias
+    is_certain = np.abs(fitted.bias) >= -_NEVER
+    return LinearModel(fitted.weights, np.where(is_certain, usual, fitted.bias))
+
+
 def constant(values: np.ndarray, task: Task, *, num_classes: int, width: int) -> LinearModel:
     """Returns the model that ignores the features: the mean, or the frequencies of classes."""
     if task is Task.number:

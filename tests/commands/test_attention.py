@@ -78,5 +78,8 @@ def test_a_figure_shows_one_protein(fasta: Path, tiny_run: Path, tmp_path: Path)
         options = MapOptions(figure=tmp_path / "maps.png")
         attention_maps(fasta, tiny_run, tmp_path / "maps.h5", options)
     fasta.write_text(f">P1\n{SEQUENCE}\n")
+    with pytest.raises(UserError, match=r"maps\.jpg is not a figure by its name"):
+        options = MapOptions(figure=tmp_path / "maps.jpg")
+        attention_maps(fasta, tiny_run, tmp_path / "maps.h5", options)
     attention_maps(fasta, tiny_run, tmp_path / "maps.h5", MapOptions(figure=tmp_path / "maps.png"))
     assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")

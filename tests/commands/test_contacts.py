@@ -2,16 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
+from protlm.analysis.structures import read_structure, structure_files
+from protlm.commands import contacts as command
 from protlm.commands.contacts import ContactOptions, contacts
-from protlm.errors import InputDataError, UserError
+from protlm.errors import InputDataError, InterruptedJobError, UserError
+from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQ"
+FIT = sample_dir() / "structures" / "fit"
 
 
 @pytest.fixture
@@ -63,6 +68,57 @@ def test_many_files_and_a_kept_fit(
     with pytest.raises(InputDataError, match=r"is not a fit.*give a NAME\.fit\.json file"):
         contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
     assert not (tmp_path / "other.h5").exists()
+
+
+def test_long_structures_are_refused_before_and_counted_in_a_fit(
+    sources: list[Path],
+    tiny_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = sorted(len(read_structure(path)) for path in structure_files(FIT))
+    limits = iter((lengths[3], lengths[0] - 1))
+    limit = 20
+    monkeypatch.setattr(PretrainedModel, "max_residues", property(lambda _: limit))
+    with pytest.raises(UserError, match=rf"^{sources[0]} has .* more than the 20 that"):
+        contacts(sources, tiny_run, tmp_path / "c.h5", ContactOptions())
+    limit = next(limits)
+    contacts(sources[2:], tiny_run, tmp_path / "c.h5", ContactOptions(fit=FIT))
+    lost = sum(length > limit for length in lengths)
+    assert f"{lost} of {len(lengths)} structures to fit to have over" in capsys.readouterr().err
+    limit = next(limits)
+    with pytest.raises(InputDataError, match=rf"{len(lengths)} of {len(lengths)} .* give shorter"):
+        contacts(sources[2:], tiny_run, tmp_path / "d.h5", ContactOptions(fit=FIT))
+
+
+def test_a_failure_leaves_no_figure(
+    sources: list[Path], tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, done = command.head_features, []
+
+    def fails(*given: Any) -> Any:
+        done.append(given)
+        if len(list(tmp_path.glob("c.*.png"))) == 1:
+            raise KeyboardInterrupt
+        return work(*given)
+
+    monkeypatch.setattr(command, "head_features", fails)
+    with pytest.raises(InterruptedJobError):
+        contacts(sources, tiny_run, tmp_path / "c.h5", ContactOptions(figure=tmp_path / "c.png"))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
+
+
+def test_options_that_do_not_suit_are_refused_first(
+    sources: list[Path], tiny_run: Path, tmp_path: Path
+) -> None:
+    for options, words in (
+        (ContactOptions(figure=tmp_path / "c.jpg"), r"c\.jpg is not a figure by its name"),
+        (ContactOptions(chain="Z"), "--chain Z is for a PDB or mmCIF file, and .*x.fasta is none"),
+    ):
+        with pytest.raises(UserError, match=words):
+            contacts(sources[2:], tiny_run, tmp_path / "c.h5", options)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
 
 
 def test_an_identifier_in_two_files_is_refused(

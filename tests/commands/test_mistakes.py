@@ -12,6 +12,11 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Arguments, the exit code, and what the sentence says.
 WRONG: dict[str, tuple[list[str], int, list[str]]] = {
+    "adapters without a rank": (
+        ["finetune", "x.tsv", "-m", "run", "-o", "o", "--lora-targets", "query"],
+        2,
+        ["--lora-targets query is of adapters; type --lora RANK too"],
+    ),
     "unknown command": (["embedd"], 2, ["embedd", "--help"]),
     "missing option": (["embed", "x.fasta"], 2, ["--output"]),
     "wrong choice": (

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import protlm
+from protlm.commands import score as score_command
 from protlm.commands.score import ScoreOptions, scan_protein, score_variants
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.mutations import parse_mutant
 from protlm.downstream.predictions import Predictor
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.model.pretrained import PretrainedModel
 from protlm.plots import save_figure, scan_figure
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,6 +45,24 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def options(folder: Path, *estimators: Estimator) -> ScoreOptions:
     return ScoreOptions(wild_type=folder / "x.fasta", estimators=estimators)
+
+
+def test_what_a_causal_model_cannot_read_is_refused_before_any_score(
+    assay: Path,
+    workplace: Path,
+    train_tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    causal = train_tiny(tmp_path / "causal", "objective=causal", "trainer.max_steps=2")
+    monkeypatch.setattr(PretrainedModel, "max_residues", property(lambda _: len(WILD_TYPE)))
+    monkeypatch.setattr(score_command, "score", lambda *_, **__: pytest.fail("a table is scored"))
+    indels = workplace / "indels.csv"
+    indels.write_text(f"mutated_sequence,DMS_score\n{WILD_TYPE}KK,1\n")
+    with pytest.raises(
+        UserError, match=rf"^{indels}: a sequence of 24 residues is longer than .*22"
+    ):
+        score_variants([assay, indels], causal, tmp_path / "out", options(workplace))
 
 
 def test_scores_are_added_as_columns(

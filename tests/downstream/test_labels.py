@@ -94,6 +94,16 @@ def test_tables_with_accessions_find_their_sequences(read, tmp_path: Path) -> No
         "accession\tlabel\tplace\nP12345\t1\tx\n", sequences=tmp_path / "x.fasta", column="place"
     )
     assert found.examples[0].label == "x"
+    # The reader shortens headers of UniProt, whose identifiers may be whole in a table.
+    found = read("identifier\tlabel\nsp|P12345|A_B\t1\n", sequences=tmp_path / "x.fasta")
+    assert found.examples[0].sequence == "MKTA"
+
+
+def test_options_of_tables_are_refused_for_fasta_files(read) -> None:
+    text = ">A TARGET=HHEE\nMKTA\n"
+    for options in ({"column": "place"}, {"per_residue": True}):
+        with pytest.raises(UserError, match="leave --label and --per-residue out"):
+            read(text, "x.fasta", **options)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +114,7 @@ def test_tables_with_accessions_find_their_sequences(read, tmp_path: Path) -> No
         ("name\tlabel\nA\tMK\n", "add a column identifier or sequence"),
         ("id\tsequence\tlabel\nA\tMK\t1\nA\tMK\t2\n", "line 3: A is repeated"),
         ("id\tsequence\tlabel\tsplit\nA\tMK\t1\tfold3\n", "line 2: the split 'fold3' is not one"),
+        ("sequence\ttarget\tset\tvalidation\nMK\t1\ttrain\tyes\n", "validation 'yes' is not one"),
         ("id\tsequence\tlabel\nA\tMK\t\n", "has no labels"),
     ],
 )

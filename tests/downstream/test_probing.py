@@ -11,7 +11,14 @@ import protlm
 from protlm.analysis.structures import read_structure
 from protlm.downstream.features import embeddings, residue_baselines
 from protlm.downstream.label_metrics import METRICS, label_scores
-from protlm.downstream.linear import PENALTIES, constant, fit, penalties_of, probabilities
+from protlm.downstream.linear import (
+    PENALTIES,
+    constant,
+    fit,
+    penalties_of,
+    probabilities,
+    trainable,
+)
 from protlm.downstream.probe_files import Probe, read_probe, write_probe
 from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, over_best_baseline, probe
 from protlm.downstream.residue_states import state_labels, state_targets
@@ -60,6 +67,22 @@ def test_classes_without_examples_have_no_probability(numbers) -> None:
     several = np.stack([y == 0, y < 0, y >= 0], axis=1)
     found = fit(x, several, Task.several_classes, num_classes=3, penalty=1.0)
     assert probabilities(found.outputs(x), Task.several_classes)[0, 1:].tolist() == [0, 1]
+
+
+def test_a_model_to_be_trained_is_certain_of_no_class(numbers) -> None:
+    x, y = numbers.normal(size=(20, 3)), np.repeat([0, 2], 10)
+    several = np.stack([y == 0, y < 0, y >= 0], axis=1)
+    for task, values, unsure in (
+        (Task.one_class, y, {1: np.log(0.5 / 21), 3: np.log(0.5 / 21)}),
+        (Task.several_classes, several, {1: np.log(0.5 / 20.5), 2: np.log(20.5 / 0.5)}),
+    ):
+        found = fit(x, values, task, num_classes=4, penalty=1.0)
+        start = trainable(found, values, task, num_classes=4)
+        for place, logit in enumerate(start.bias):
+            assert logit == pytest.approx(unsure.get(place, found.bias[place]))
+        assert start.weights is found.weights
+    number = fit(x, x[:, 0], Task.number, num_classes=0, penalty=1.0)
+    assert trainable(number, x[:, 0], Task.number, num_classes=0) is number
 
 
 def test_the_constant_predicts_the_mean_or_the_most_common_class() -> None:
