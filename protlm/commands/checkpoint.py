@@ -147,15 +147,15 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
     model = model_of(found)
     contacts = found.contacts if isinstance(found, interop.ForeignModel) else None
     if fit is not None:
-        regression, model_hash = read_fit(fit)
+        saved = read_fit(fit)
         if not is_esm(found.description):
             raise UserError(
                 f"--fit {fit} needs a model with the architecture of ESM, which {path} does not "
                 "have; leave --fit out"
             )
-        if model_hash != model.hash:
+        if saved.model_hash != model.hash:
             raise UserError(f"--fit {fit} was fitted with another model; leave it out")
-        contacts = ContactHead(regression.weights_H.tolist(), regression.intercept)
+        contacts = ContactHead(saved.regression.weights_H.tolist(), saved.regression.intercept)
     if hugging_face.export(found, output, contacts):
         say = "the folder contains code: load it with trust_remote_code=True"
     elif contacts is None:

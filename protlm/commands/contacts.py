@@ -1,6 +1,5 @@
 """`protlm contacts PROTEIN... -m MODEL -o OUT.h5`: contact probabilities from attention maps."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from protlm.analysis.structures import (
     structure_files,
 )
 from protlm.commands.chains import read_chain
-from protlm.commands.contact_fit import read_fit
+from protlm.commands.contact_fit import SavedFit, digest, read_fit, write_fit
 from protlm.commands.inputs import Proteins
 from protlm.commands.outputs import (
     ProteinFile,
@@ -34,7 +33,7 @@ from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, complete_file, existing_file, sample_dir
+from protlm.paths import check_output, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure
 from protlm.terminal import JobProgress, console, printable
 
@@ -92,11 +91,11 @@ def contacts(
     figures = _figures(inputs, options.figure)
     if saved_fit is None:
         assert options.fit is not None
-        regression = _load_fit(options.fit, model)
+        fit = _load_fit(options.fit, model)
     else:
-        regression = _fit(model, structure_files(options.fit or _shipped()))
+        fit = _fit(model, structure_files(options.fit or _shipped()))
     try:
-        rows = _predict(model, regression, inputs, figures, output)
+        rows = _predict(model, fit, inputs, figures, output)
     except BaseException:
         for path in figures.values():
             path.unlink(missing_ok=True)
@@ -106,17 +105,18 @@ def contacts(
             if len(inputs) > 1:
                 print(f"{one.path}:", file=sys.stderr)
             one.records.report("predicted")
-    if not regression.num_heads_used:
+    if not fit.regression.num_heads_used:
         print("no head carries contacts: all pairs are equally probable", file=sys.stderr)
     if saved_fit is not None:
-        _save_fit(regression, model, saved_fit)
+        write_fit(fit, saved_fit)
+        print(f"fit saved: --fit {saved_fit} uses it again", file=sys.stderr)
     _print_table(rows)
     print(output)
 
 
 def _predict(
     model: PretrainedModel,
-    regression: ContactRegression,
+    fit: SavedFit,
     inputs: Sequence[_Input],
     figures: dict[str, Path],
     output: Path,
@@ -126,7 +126,7 @@ def _predict(
     size = entry_bytes(2 * len(lengths), 2 * sum(length**2 for length in lengths), "float32")
     proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
     skipped = [row for one in proteins for row in one.without_entry()]
-    rows = []
+    rows, regression = [], fit.regression
     with (
         protein_file(output, model, num_bytes=size, skipped=skipped) as file,
         JobProgress("contact maps", len(lengths)) as progress,
@@ -143,6 +143,9 @@ def _predict(
                     figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
                     save_figure(figure, figures[record.identifier])
                 shown = _precision(predicted_LL, one.contacts_LL)
+                if one.contacts_LL is not None and fit.saw(record.sequence):
+                    # Its contacts were seen, so that a precision would flatter.
+                    shown = ("in the fit", shown[1])
                 rows.append((name, f"{len(record.sequence):,}", *shown))
                 progress.update(len(rows))
     return rows
@@ -237,7 +240,7 @@ def _shipped() -> Path:
     return sample_dir() / "structures" / "fit"
 
 
-def _fit(model: PretrainedModel, files: list[Path]) -> ContactRegression:
+def _fit(model: PretrainedModel, files: list[Path]) -> SavedFit:
     structures = [read_structure(file) for file in files]
     longest = model.max_residues
     if longest is not None:
@@ -254,20 +257,14 @@ def _fit(model: PretrainedModel, files: list[Path]) -> ContactRegression:
                 yield head_features(model, structure.sequence), contact_map(structure)
                 progress.update(done)
 
-    return ContactRegression().fit(examples())
+    fitted_to = frozenset(digest(one.sequence) for one in structures)
+    return SavedFit(ContactRegression().fit(examples()), model.hash, fitted_to)
 
 
-def _save_fit(regression: ContactRegression, model: PretrainedModel, path: Path) -> None:
-    fit = {"model_hash": model.hash, **regression.to_dict()}
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(fit, indent=2) + "\n", encoding="utf-8")
-    print(f"fit saved: --fit {path} uses it again", file=sys.stderr)
-
-
-def _load_fit(path: Path, model: PretrainedModel) -> ContactRegression:
-    regression, model_hash = read_fit(path)
-    if model_hash != model.hash:
+def _load_fit(path: Path, model: PretrainedModel) -> SavedFit:
+    fit = read_fit(path)
+    if fit.model_hash != model.hash:
         raise UserError(
             f"{path} was fitted with another model; leave --fit {path} out to fit this one"
         )
-    return regression
+    return fit

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.structures import is_structure
 from protlm.commands.chains import read_chain
-from protlm.commands.contact_fit import read_fit
+from protlm.commands.contact_fit import SavedFit, read_fit
 from protlm.commands.inputs import STANDARD_INPUT, Proteins
 from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
@@ -95,25 +94,21 @@ def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
     return InspectedProtein(record.identifier, record.header, name, record.sequence)
 
 
-def _load(
-    path: Path, fits: dict[Path, tuple[ContactRegression, str]], options: InspectOptions
-) -> InspectedModel:
+def _load(path: Path, fits: dict[Path, SavedFit], options: InspectOptions) -> InspectedModel:
     model = load_model(path, device=options.device)
     layers = options.layers or tuple(range(1, model.num_layers + 1))
     layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
     heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
     model.check_heads(heads)
-    own = [regression for regression, model_hash in fits.values() if model_hash == model.hash]
+    own = [fit.regression for fit in fits.values() if fit.model_hash == model.hash]
     name = path.absolute().name
     return InspectedModel(name, model, sorted(layers), sorted(heads), own[-1] if own else None)
 
 
-def _check_fits(
-    fits: dict[Path, tuple[ContactRegression, str]], models: Sequence[InspectedModel]
-) -> None:
+def _check_fits(fits: dict[Path, SavedFit], models: Sequence[InspectedModel]) -> None:
     hashes = {one.model.hash for one in models}
-    for path, (_, model_hash) in fits.items():
-        if model_hash not in hashes:
+    for path, fit in fits.items():
+        if fit.model_hash not in hashes:
             raise UserError(
                 f"{path} was fitted to another model; fit this one: protlm contacts writes "
                 "NAME.fit.json"

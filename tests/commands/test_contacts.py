@@ -54,6 +54,11 @@ def test_many_files_and_a_kept_fit(
     with h5py.File(tmp_path / "again.h5") as file:
         np.testing.assert_array_equal(file["P1/probabilities"][:], expected)
     assert not (tmp_path / "again.fit.json").exists()
+    fitted = min(structure_files(FIT), key=lambda path: path.stat().st_size)
+    contacts([fitted, sources[0]], tiny_run, tmp_path / "seen.h5", ContactOptions(fit=fit))
+    lines = capsys.readouterr().out.splitlines()
+    (seen,) = [line for line in lines if "in the fit" in line]
+    assert fitted.name.split(".")[0] in seen
     stored = json.loads(fit.read_text())
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted with another model"):
