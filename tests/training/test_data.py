@@ -366,5 +366,5 @@ def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.M
     assert [id(x) for x in vars(copy).values() if isinstance(x, torch.Tensor)] == [
         id(x) for x in pinned
     ]
-    assert len(pinned) == 4 and torch.equal(copy.tokens_BL, batch.tokens_BL)
+    assert len(pinned) == 5 and torch.equal(copy.tokens_BL, batch.tokens_BL)
     assert (copy.after, copy.slice) == (batch.after, batch.slice)
