@@ -125,7 +125,8 @@ def test_plans_have_the_step_that_they_are_trained_in(
     run = tmp_path / "run"
     with pytest.warns(UserWarning, match="step 3 was skipped"):
         train_tiny(run, *FALLING, "trainer.max_steps=5")
-    train_tiny(run, *FALLING)
+    with pytest.warns(UserWarning, match="after step 5 the learning rate goes from"):
+        train_tiny(run, *FALLING)
     assert trained == [(step, step) for step in range(STEPS) for _ in range(2)]
 
 
