@@ -85,6 +85,7 @@ class SequenceDataset(Dataset[Batch]):
             tokens_BL[number, : len(inputs)] = inputs
             targets_BL[number, : len(targets)] = targets
             mask_BL[number, : len(inputs)] = True
+        filled = [row for row in plan.rows if row is not None]
         return Batch(
             torch.from_numpy(tokens_BL),
             torch.from_numpy(targets_BL),
@@ -92,7 +93,7 @@ class SequenceDataset(Dataset[Batch]):
             torch.tensor([FILLER if row is None else row.samples[0] for row in plan.rows]),
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.slice,
-            torch.tensor([n for row in plan.rows if row is not None for n in row.samples]),
+            torch.tensor([n for row in filled for n in row.samples], dtype=torch.int64),
         )
 
     def _read(self, row: Row | None, rule: MaskingRule) -> tuple[np.ndarray, np.ndarray]:

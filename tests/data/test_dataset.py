@@ -54,6 +54,8 @@ def test_a_batch_has_the_documented_shapes_and_types(reader):
     assert batch.samples_B.tolist() == [3, 4, FILLER]
     assert batch.samples_B.dtype == torch.int64
     assert batch.joined_N.tolist() == [3, 4]
+    empty = dataset(reader)[plan(None)].joined_N
+    assert empty.tolist() == [] and empty.dtype == batch.joined_N.dtype == torch.int64
     assert batch.after == (0, 3, 0)
 
 
