@@ -188,23 +188,20 @@ def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
 
 
 def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
-    """Warns of data sets that may train on sequences that another one holds out."""
-    first = read_manifest(Path(directories[0])).split_rule
-    for directory in directories[1:]:
-        if read_manifest(Path(directory)).split_rule != first:
+    """Warns of data sets of which one may train on sequences that another one holds out."""
+    first, *others = directories
+    rule = read_manifest(Path(first)).split_rule
+    given = [("data.mixture", other) for other in others]
+    if valid_dir not in directories:
+        given.append(("data.valid_dir", valid_dir))
+    for setting, directory in given:
+        if read_manifest(Path(directory)).split_rule != rule:
             warnings.warn(
-                f"data.mixture: {directory} was split by another rule than {directories[0]}, and "
-                "may train on sequences that the other one holds out; prepare both with the same "
-                "options",
+                f"{setting}: {directory} was split by another rule than {first}, so that one may "
+                "train on sequences that the other one holds out; prepare both with the same "
+                "options, or count these sequences with protlm data leakage",
                 stacklevel=2,
             )
-    if read_manifest(Path(valid_dir)).split_rule != first:
-        warnings.warn(
-            f"data.valid_dir: {valid_dir} was split by another rule than {directories[0]}, whose "
-            "training split may contain its validation sequences; count them with protlm data "
-            "leakage",
-            stacklevel=2,
-        )
 
 
 def batching_strategy(
