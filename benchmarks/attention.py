@@ -50,7 +50,8 @@ MOST_SECONDS = 10.0
 
 ByLength = dict[int, Comparison]
 
-THOROUGH = Pace(seconds=10.0, fewest=3, most=9, turn_seconds=0.2)
+# The seconds that the contenders of one length take together.
+SECONDS = 10.0
 
 
 def makers(features: int) -> dict[str, Callable[[Case], Attend]]:
@@ -81,7 +82,8 @@ def measure(
         for length in sorted(arguments.lengths):
             print(f"{mode}, {dtype}, L={length:,} ...", file=sys.stderr, flush=True)
             case = Case(mode == "causal", length, dtype, device)
-            pace = QUICK if arguments.quick else THOROUGH
+            thorough = Pace(arguments.seconds, fewest=3, most=9, turn_seconds=0.2)
+            pace = QUICK if arguments.quick else thorough
             held[length] = compare(contenders, case, forecast, pace)
     return found
 
@@ -111,6 +113,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=int)
     parser.add_argument("--features", type=int, default=256, help="random features")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=tuple(DTYPES))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each length")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", default=Path("outputs/benchmark_attention.json"), type=Path)
     parser.add_argument("--figure", default=Path("outputs/benchmark_attention.png"), type=Path)

@@ -13,8 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from protlm.errors import UserError, exit_with_message
 from protlm.paths import check_output, complete_file
 
 MOST_SECONDS = 530.0
+SECONDS_OF_A_LENGTH = 3.0
 # On a CPU, where the script is only tested, a step may take longer by this factor.
 PATIENCE_ON_A_CPU = 4
 LENGTHS, QUICK_LENGTHS = (1024, 8192, 32_768), (64, 128)
@@ -39,12 +42,14 @@ class Step:
         label: its name on the page.
         arguments: the arguments of `python -m`.
         seconds: the timeout.
+        is_timed: whether it measures time, so that nothing may run beside it.
         output: the JSON file that it writes, or None if it prints lines of JSON.
     """
 
     label: str
     arguments: tuple[str, ...]
     seconds: float
+    is_timed: bool = True
     output: Path | None = None
 
 
@@ -85,7 +90,7 @@ def run(step: Step, *, seconds: float) -> Outcome:
 
 
 def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
-    """Returns the steps: machine, kernels, resume, training of each model, attention in each mode.
+    """Returns the steps: machine, kernels, resume, attention in each mode, training of each model.
 
     Args:
         arguments: the command line.
@@ -96,38 +101,46 @@ def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
     lengths = ("--lengths", *map(str, QUICK_LENGTHS if arguments.quick else LENGTHS))
     steps = [
         Step("machine", ("benchmarks.gpu_step", "machine", *options), 40),
-        Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 70),
-        Step("resume", ("benchmarks.gpu_resume", *options), 90),
+        Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 70, is_timed=False),
+        Step("resume", ("benchmarks.gpu_resume", *options), 90, is_timed=False),
     ]
+    for mode in ("bidirectional",) if arguments.quick else ("bidirectional", "causal"):
+        output = folder / f"{mode}.json"
+        files = ("--json", str(output), "--figure", str(folder / f"{mode}.png"))
+        dtype = ("--dtypes", "bf16" if arguments.device == "cuda" else "fp32")
+        pace = ("--seconds", str(SECONDS_OF_A_LENGTH))
+        given = ("benchmarks.attention", *options, "--modes", mode, *lengths, *dtype, *pace)
+        steps.append(Step(f"attention, {mode}", (*given, *files), 80, output=output))
     for compiled in (False,) if arguments.quick else (False, True):
         for model in QUICK_MODELS if arguments.quick else MODELS:
             label = f"training {model}{', compiled' if compiled else ''}"
             given = ("benchmarks.gpu_step", "training", "--model", model, *lengths, *options)
             flag, seconds = (("--compile",), 110) if compiled else ((), 60)
             steps.append(Step(label, (*given, *flag), seconds))
-    for mode in ("bidirectional",) if arguments.quick else ("bidirectional", "causal"):
-        output = folder / f"{mode}.json"
-        files = ("--json", str(output), "--figure", str(folder / f"{mode}.png"))
-        dtype = ("--dtypes", "bf16" if arguments.device == "cuda" else "fp32")
-        given = ("benchmarks.attention", *options, "--modes", mode, *lengths, *dtype, *files)
-        steps.append(Step(f"attention, {mode}", given, 60, output))
     return steps
 
 
 def measure(arguments: argparse.Namespace) -> str:
     """Runs all steps; writes the page anew after each, so that no result is lost."""
     patience = PATIENCE_ON_A_CPU if arguments.device == "cpu" else 1
-    end, outcomes, text = time.monotonic() + patience * MOST_SECONDS, dict[str, Outcome](), ""
-    with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
-        for step in all_steps(arguments, Path(name)):
-            print(f"{step.label} ...", file=sys.stderr, flush=True)
-            outcome = run(step, seconds=min(patience * step.seconds, end - time.monotonic()))
-            if outcome.failure:
-                print(f"{step.label}: {outcome.failure}", file=sys.stderr, flush=True)
-            outcomes[step.label] = outcome
-            text = page_text({label: (o.results, o.failure) for label, o in outcomes.items()})
-            with complete_file(arguments.page, overwrite=True) as temporary:
-                temporary.write_text(text)
+    end, outcomes, text = time.monotonic() + patience * arguments.seconds, dict[str, Outcome](), ""
+
+    def outcome_of(step: Step) -> Outcome:
+        print(f"{step.label} ...", file=sys.stderr, flush=True)
+        outcome = run(step, seconds=min(patience * step.seconds, end - time.monotonic()))
+        if outcome.failure:
+            print(f"{step.label}: {outcome.failure}", file=sys.stderr, flush=True)
+        return outcome
+
+    with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name, ThreadPoolExecutor() as pool:
+        for is_timed, group in groupby(all_steps(arguments, Path(name)), lambda x: x.is_timed):
+            steps = list(group)
+            found = map(outcome_of, steps) if is_timed else pool.map(outcome_of, steps)
+            for step, outcome in zip(steps, found, strict=True):
+                outcomes[step.label] = outcome
+                text = page_text({label: (o.results, o.failure) for label, o in outcomes.items()})
+                with complete_file(arguments.page, overwrite=True) as temporary:
+                    temporary.write_text(text)
     return text
 
 
@@ -136,6 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure everything that needs a GPU.")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
+    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="for all steps")
     parser.add_argument("--page", type=Path, help="default on CUDA: docs/results-gpu.md")
     parsed = parser.parse_args(arguments)
     if parsed.page is None:

@@ -5,7 +5,10 @@ python -m benchmarks.gpu_step machine | kernels | training --device cuda [...]
 
 import argparse
 import json
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +54,9 @@ KERNELS = (
     *((torch.bfloat16, *sizes, True) for sizes in ((64, 128), (64, 256), (24, 64))),
     (torch.float32, 16, 64, True),
 )
+# Softmax or ReLU, and the same four.
+KernelCase = tuple[str, torch.dtype, int, int, bool]
+_MOST_COMPILERS = 8
 
 
 @dataclass(frozen=True)
@@ -96,26 +102,50 @@ def describe(device: torch.device, effort: Effort) -> None:
 
 
 def kernels(device: torch.device) -> None:
-    """Reports whether each fused kernel agrees with PyTorch in float64, and why if not."""
-    for name in ("softmax", "ReLU"):
-        for dtype, width, features, causal in KERNELS:
-            rows_RK = torch.randn(features, width, device=device)
-            x_BHLK = torch.empty(1, 1, 1, width, dtype=dtype, device=device)
-            case = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK, causal=causal)
+    """Reports whether each fused kernel agrees with PyTorch in float64, and why if not.
 
-            def feature_map(
-                precise: torch.dtype, name: str = name, rows_RK: Tensor = rows_RK
-            ) -> FeatureMap:
-                rows_RK = rows_RK.to(precise)
-                if name == "softmax":
-                    return PositiveFeatures(rows_RK)
-                return GeneralizedFeatures(rows_RK, kernel="relu", epsilon=1e-3)
+    Compiling them takes about a minute of one processor, so several processes do it.
+    """
+    cases = [(name, *sizes) for name in ("softmax", "ReLU") for sizes in KERNELS]
+    # A CPU only tests the script.
+    if device.type != "cuda":
+        for case in cases:
+            _report(_kernel(case, "needs a GPU"))
+        return
+    num_processes = min(_MOST_COMPILERS, os.cpu_count() or 1)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=spawn) as pool:
+        checked = [pool.submit(_checked, case, device) for case in cases]
+        for each in as_completed(checked):
+            _report(each.result())
 
-            # A CPU only tests the script.
-            reason = failure(feature_map, case) if device.type == "cuda" else "needs a GPU"
-            values = str(dtype).removeprefix("torch.")
-            found = {"kernel": name, "values": values, "channels": width, "features": features}
-            _report(found | {"causal": causal, "failure": reason})
+
+def _checked(case: KernelCase, device: torch.device) -> dict[str, Any]:
+    """Compares the fused kernels of a case with PyTorch in float64."""
+    name, dtype, width, features, causal = case
+    rows_RK = torch.randn(features, width, device=device)
+    x_BHLK = torch.empty(1, 1, 1, width, dtype=dtype, device=device)
+
+    def feature_map(precise: torch.dtype) -> FeatureMap:
+        rows = rows_RK.to(precise)
+        if name == "softmax":
+            return PositiveFeatures(rows)
+        return GeneralizedFeatures(rows, kernel="relu", epsilon=1e-3)
+
+    sizes = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK, causal=causal)
+    return _kernel(case, failure(feature_map, sizes))
+
+
+def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:
+    name, dtype, width, features, causal = case
+    return {
+        "kernel": name,
+        "values": str(dtype).removeprefix("torch."),
+        "channels": width,
+        "features": features,
+        "causal": causal,
+        "failure": reason,
+    }
 
 
 def training(

@@ -15,19 +15,22 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
-    """Returns approximately the nearest semi-orthogonal matrix, U Vᵀ of the SVD.
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Returns approximately the nearest semi-orthogonal matrices, U Vᵀ of the SVD of each.
 
     Computes five Newton-Schulz iterations X ← aX + b(XXᵀ)X + c(XXᵀ)²X, in bfloat16 on a GPU.
+
+    Args:
+        matrices: any number of matrices of one shape, in a tensor with three axes.
     """
     a, b, c = _COEFFICIENTS
-    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
-    is_tall = x.shape[0] > x.shape[1]
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    is_tall = x.shape[1] > x.shape[2]
     x = x.mT if is_tall else x
-    x = x / x.norm().clamp(min=1e-7)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
 
 
@@ -55,26 +58,42 @@ class Muon(Optimizer):
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates all matrices that have a gradient."""
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._step(weight, weight.grad, group)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
+            for weight, update in zip(weights, _orthogonalized_each(momenta), strict=True):
+                size = 0.2 * max(weight.shape) ** 0.5
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
 
-    def _step(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[weight]
+    def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
+        """Adds the gradient to its average; returns Nesterov's momentum."""
+        gradient, state = weight.grad, self.state[weight]
+        assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        update = _whole(gradient.lerp(average, group["momentum"]), orthogonalized)
-        size = 0.2 * max(weight.shape) ** 0.5
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum)
 
 
-def _whole(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Applies a function to a whole matrix, and shards the result like the matrix."""
-    if not isinstance(matrix, DTensor):
-        return function(matrix)
-    result = function(matrix.full_tensor())
+def _orthogonalized_each(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Orthogonalizes matrices; those of one shape together, in few kernels."""
+    places: dict[torch.Size, list[int]] = {}
+    updates = list(matrices)
+    for place, matrix in enumerate(matrices):
+        if isinstance(matrix, DTensor):
+            updates[place] = _whole(matrix)
+        else:
+            places.setdefault(matrix.shape, []).append(place)
+    for group in places.values():
+        found = orthogonalized(torch.stack([matrices[place] for place in group]))
+        for place, update in zip(group, found, strict=True):
+            updates[place] = update
+    return updates
+
+
+def _whole(matrix: DTensor) -> Tensor:
+    """Gathers a sharded matrix, orthogonalizes it, and shards the result in the same way."""
+    result = orthogonalized(matrix.full_tensor()[None])[0]
     everywhere = DTensor.from_local(result, matrix.device_mesh, [Replicate()], run_check=False)
     return everywhere.redistribute(placements=matrix.placements)
 

@@ -24,7 +24,8 @@ class Sizes(NamedTuple):
         BR: features of a block.
         BK: K, rounded up to a power of 2.
         BC: C, rounded up likewise.
-        precision: how float32 operands are multiplied: tf32, or tf32x3 for almost float32.
+        is_precise: whether products of float32 are three products in TF32, almost float32, or one.
+            Triton 3.6 passes numbers, but no text, from a tuple on to other functions.
     """
 
     R: int
@@ -34,7 +35,7 @@ class Sizes(NamedTuple):
     BR: int
     BK: int
     BC: int
-    precision: str
+    is_precise: bool
 
 
 @triton.jit
@@ -87,19 +88,19 @@ def load_mask(mask, head, num_heads, positions, length):
 
 
 @triton.jit
-def project(x, w, precision: tl.constexpr):
+def project(x, w, is_precise: tl.constexpr):
     """Returns x wᵀ."""
-    return tl.dot(x.to(tl.float32), tl.trans(w), input_precision=precision)
+    return tl.dot(x.to(tl.float32), tl.trans(w), input_precision="tf32x3" if is_precise else "tf32")
 
 
 @triton.jit
-def project_transposed(x, w, precision: tl.constexpr):
+def project_transposed(x, w, is_precise: tl.constexpr):
     """Returns w xᵀ; as a transpose of `project`, it would have to be moved between threads."""
-    return tl.dot(w, tl.trans(x.to(tl.float32)), input_precision=precision)
+    return tl.dot(w, tl.trans(x.to(tl.float32)), input_precision="tf32x3" if is_precise else "tf32")
 
 
 @triton.jit
-def project_split(x, w, precision: tl.constexpr):
+def project_split(x, w, is_precise: tl.constexpr):
     """Returns x wᵀ; for bfloat16 x, with rows as sums of two bfloat16 numbers: 16 bits.
 
     x as an operand then takes half the registers of `project`, and products as much time.
@@ -109,11 +110,11 @@ def project_split(x, w, precision: tl.constexpr):
         low = (w - high.to(tl.float32)).to(tl.bfloat16)
         projected = tl.dot(x, tl.trans(low)) + tl.dot(x, tl.trans(high))
     else:
-        projected = project(x, w, precision)
+        projected = project(x, w, is_precise)
     return projected
 
 
 @triton.jit
-def multiply(x, y, dtype: tl.constexpr, precision: tl.constexpr):
+def multiply(x, y, dtype: tl.constexpr, is_precise: tl.constexpr):
     """Returns x y for operands rounded to a dtype, summed in float32."""
-    return tl.dot(x.to(dtype), y.to(dtype), input_precision=precision)
+    return tl.dot(x.to(dtype), y.to(dtype), input_precision="tf32x3" if is_precise else "tf32")

@@ -31,10 +31,10 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _query_weights(q_block, w_block, shift, epsilon, total, S: tl.constexpr):
+def _query_weights(q_block, w_block, bias, shift, epsilon, total, S: tl.constexpr):
     """Returns p, with a row for each query."""
-    weights = project_split(q_block, w_block, S.precision)
-    if shift is None:
+    weights = project_split(q_block, w_block, S.is_precise)
+    if bias is None:
         weights = (tl.maximum(weights, 0.0) + epsilon) / total[:, None]
     else:
         weights = tl.exp2(weights + shift[None, :] - total[:, None])
@@ -71,7 +71,7 @@ def query_gradients(
     tl.store(along + place, along_block, mask=positions < length)
     dtype: tl.constexpr = out.pointer.dtype.element_ty
     is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
-    dweights = multiply(dout_block, tl.trans(v_block), dtype, S.precision) + along_block[:, None]
+    dweights = multiply(dout_block, tl.trans(v_block), dtype, S.is_precise) + along_block[:, None]
     dweights = tl.where((rows[:, None] >= rows[None, :]) & is_fast[:, None], dweights, 0.0)
     dq_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
     for start in range(0, S.R, S.BR):
@@ -80,17 +80,17 @@ def query_gradients(
         s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
         z_block = load_sums(z, head, chunk, length, features, S)
         reference = load_references(references, head, chunk, length, features, S)
-        phi_k = key_features(k_block, w_block, reference, epsilon, is_seen, features, S)
-        dphi = multiply(dout_block, tl.trans(s_block), dtype, S.precision)
+        phi_k = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
+        dphi = multiply(dout_block, tl.trans(s_block), dtype, S.is_precise)
         dphi += along_block[:, None] * z_block[None, :]
-        dphi += multiply(dweights, phi_k, dtype, S.precision)
-        projected = project_split(q_block, w_block, S.precision)
+        dphi += multiply(dweights, phi_k, dtype, S.is_precise)
+        projected = project_split(q_block, w_block, S.is_precise)
         if bias is None:
             dphi = tl.where(projected > 0, dphi, 0.0) / total[:, None]
         else:
             shift = add_bias(bias, reference, features, S)
             dphi *= tl.exp2(projected + shift[None, :] - total[:, None]) * _LN_2
-        dq_block += multiply(dphi, w_block, dtype, S.precision)
+        dq_block += multiply(dphi, w_block, dtype, S.is_precise)
     store_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block)
 
 
@@ -120,7 +120,7 @@ def sum_queries(
         first = state_row(head, chunk, length, S)
         store_matrix(ds, first, features, S.R, S.BC, S.C, ds_block)
         tl.store(dz + first + features, dz_block, mask=features < S.R)
-        projected = project_transposed(q_block, w_block, S.precision)
+        projected = project_transposed(q_block, w_block, S.is_precise)
         if bias is None:
             weights = (tl.maximum(projected, 0.0) + epsilon) / total[None, :]
         else:
@@ -130,7 +130,7 @@ def sum_queries(
             factor = tl.exp2(before - after)
             ds_block, dz_block = ds_block * factor[:, None], dz_block * factor
             after = before
-        ds_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.precision)
+        ds_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.is_precise)
         dz_block += tl.sum(weights * along_block[None, :], axis=1)
 
 
@@ -158,15 +158,15 @@ def value_gradients(
         before = load_references(references, head, chunk, length, features, S)
         after = load_references(references, head, chunk + 1, length, features, S)
         shift = add_bias(bias, before, features, S)
-        phi = key_features(k_block, w_block, before, epsilon, is_seen, features, S)
-        phi_q = _query_weights(q_block, w_block, shift, epsilon, total, S)
-        weights += multiply(phi, tl.trans(phi_q), dtype, S.precision)
-        phi = key_features(k_block, w_block, after, epsilon, is_seen, features, S)
-        dv_block += multiply(phi, ds_block, dtype, S.precision)
+        phi = key_features(k_block, w_block, bias, before, epsilon, is_seen, features, S)
+        phi_q = _query_weights(q_block, w_block, bias, shift, epsilon, total, S)
+        weights += multiply(phi, tl.trans(phi_q), dtype, S.is_precise)
+        phi = key_features(k_block, w_block, bias, after, epsilon, is_seen, features, S)
+        dv_block += multiply(phi, ds_block, dtype, S.is_precise)
     is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
     weights = tl.where((rows[:, None] <= rows[None, :]) & is_fast[None, :], weights, 0.0)
     dout_block = load_rows(dout, head, num_heads, positions, is_seen, S.BC, S.C)
-    dv_block += multiply(weights, dout_block, dtype, S.precision)
+    dv_block += multiply(weights, dout_block, dtype, S.is_precise)
     store_rows(dv, head, num_heads, positions, length, S.BC, S.C, dv_block)
 
 
@@ -189,7 +189,7 @@ def key_gradients(
     along_block = tl.load(along + place, mask=is_seen, other=0.0)
     dtype: tl.constexpr = v.pointer.dtype.element_ty
     is_fast = _load_fast_rows(directs, head, chunk, rows, bias)
-    dweights = multiply(v_block, tl.trans(dout_block), dtype, S.precision) + along_block[None, :]
+    dweights = multiply(v_block, tl.trans(dout_block), dtype, S.is_precise) + along_block[None, :]
     dweights = tl.where((rows[:, None] <= rows[None, :]) & is_fast[None, :], dweights, 0.0)
     dk_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
     dsquare = tl.full([S.BL], 0.0, tl.float32)
@@ -201,18 +201,18 @@ def key_gradients(
         before = load_references(references, head, chunk, length, features, S)
         after = load_references(references, head, chunk + 1, length, features, S)
         shift = add_bias(bias, before, features, S)
-        phi_q = _query_weights(q_block, w_block, shift, epsilon, total, S)
-        within = multiply(dweights, phi_q, dtype, S.precision)
-        dphi = multiply(v_block, tl.trans(ds_block), dtype, S.precision) + dz_block[None, :]
-        phi = key_features(k_block, w_block, before, epsilon, is_seen, features, S)
+        phi_q = _query_weights(q_block, w_block, bias, shift, epsilon, total, S)
+        within = multiply(dweights, phi_q, dtype, S.is_precise)
+        dphi = multiply(v_block, tl.trans(ds_block), dtype, S.is_precise) + dz_block[None, :]
+        phi = key_features(k_block, w_block, bias, before, epsilon, is_seen, features, S)
         if bias is None:
             dphi = tl.where(phi > epsilon, dphi + within, 0.0)
         else:
             within *= phi
-            phi = key_features(k_block, w_block, after, epsilon, is_seen, features, S)
+            phi = key_features(k_block, w_block, bias, after, epsilon, is_seen, features, S)
             dphi = (dphi * phi + within) * _LN_2
             dsquare += tl.sum(dphi, axis=1)
-        dk_block += multiply(dphi, w_block, dtype, S.precision)
+        dk_block += multiply(dphi, w_block, dtype, S.is_precise)
     if bias is not None:
         # Loaded with another mask, and therefore again: kept, it would take registers in the loop.
         is_seen = is_seen & (positions < length)

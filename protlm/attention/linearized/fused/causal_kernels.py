@@ -70,11 +70,13 @@ def _references_row(head, chunk, length, S: tl.constexpr):
 
 @triton.jit
 def load_references(references, head, chunk, length, features, S: tl.constexpr):
-    """Loads M before a chunk; None for ReLU."""
-    if references is not None:
+    """Loads M before a chunk; zeros for ReLU: Triton 3.6 has no functions that return None."""
+    if references is None:
+        found = tl.full([S.BR], 0.0, tl.float32)
+    else:
         row = _references_row(head, chunk, length, S) + features
-        references = tl.load(references + row, mask=features < S.R, other=0.0)
-    return references
+        found = tl.load(references + row, mask=features < S.R, other=0.0)
+    return found
 
 
 @triton.jit
@@ -85,17 +87,20 @@ def _store_references(references, head, chunk, length, features, block, S: tl.co
 
 @triton.jit
 def add_bias(bias, references, features, S: tl.constexpr):
-    """Returns c + M; no feature outside has weight; None for ReLU."""
+    """Returns c + M; no feature outside has weight; M, which has no meaning, for ReLU."""
+    shift = references
     if bias is not None:
-        bias = references + tl.load(bias + features, mask=features < S.R, other=float("-inf"))
-    return bias
+        shift += tl.load(bias + features, mask=features < S.R, other=float("-inf"))
+    return shift
 
 
 @triton.jit
-def key_features(k_block, w_block, references, epsilon, is_seen, features, S: tl.constexpr):
+def key_features(
+    k_block, w_block, bias, references, epsilon, is_seen, features, S: tl.constexpr
+):  # fmt: skip
     """Returns φk, with a row for each key."""
-    phi = project_split(k_block, w_block, S.precision)
-    if references is None:
+    phi = project_split(k_block, w_block, S.is_precise)
+    if bias is None:
         is_seen = is_seen[:, None] & (features < S.R)[None, :]
         phi = tl.maximum(phi, 0.0) + epsilon
     else:
@@ -127,7 +132,7 @@ def sum_keys(
         first = state_row(head, chunk, length, S)
         store_matrix(s, first, features, S.R, S.BC, S.C, s_block)
         tl.store(z + first + features, z_block, mask=features < S.R)
-        projected = project_transposed(k_block, w_block, S.precision)
+        projected = project_transposed(k_block, w_block, S.is_precise)
         if bias is None:
             phi = tl.where(is_seen[None, :], tl.maximum(projected, 0.0) + epsilon, 0.0)
         else:
@@ -145,7 +150,7 @@ def sum_keys(
             factor = tl.exp2(reference - raised)
             s_block, z_block = s_block * factor[:, None], z_block * factor
             reference = raised
-        s_block += multiply(phi, v_block, v.pointer.dtype.element_ty, S.precision)
+        s_block += multiply(phi, v_block, v.pointer.dtype.element_ty, S.is_precise)
         z_block += tl.sum(phi, axis=1)
     if bias is not None:
         last = tl.cdiv(length, S.BL)
@@ -176,8 +181,8 @@ def attend(
         s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
         z_block = load_sums(z, head, chunk, length, features, S)
         reference = load_references(references, head, chunk, length, features, S)
-        phi_k = key_features(k_block, w_block, reference, epsilon, is_seen, features, S)
-        projected = project_split(q_block, w_block, S.precision)
+        phi_k = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
+        projected = project_split(q_block, w_block, S.is_precise)
         if bias is None:
             phi_q = tl.maximum(projected, 0.0) + epsilon
         else:
@@ -190,12 +195,12 @@ def attend(
             highest = raised
             peaks = tl.maximum(peaks, tl.max(phi_k, axis=1))
         total += tl.sum(phi_q * z_block[None, :], axis=1)
-        sums += multiply(phi_q, s_block, dtype, S.precision)
-        weights += multiply(phi_q, tl.trans(phi_k), dtype, S.precision)
+        sums += multiply(phi_q, s_block, dtype, S.is_precise)
+        weights += multiply(phi_q, tl.trans(phi_k), dtype, S.is_precise)
     weights = tl.where(rows[:, None] >= rows[None, :], weights, 0.0)
     v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
     total += tl.sum(weights, axis=1)
-    sums += multiply(weights, v_block, dtype, S.precision)
+    sums += multiply(weights, v_block, dtype, S.is_precise)
     # Without keys, or without ε, a query may have no weight.
     total = tl.where(is_seen & (total > 0), total, float("inf"))
     store_rows(out, head, num_heads, positions, length, S.BC, S.C, sums / total[:, None])

@@ -71,7 +71,7 @@ def attend_directly(
             sums = sums * factor[:, None] + weight[:, None] * s_row.to(tl.float32)[None, :]
             highest = raised
         v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
-        sums += multiply(weights, v_block, out.pointer.dtype.element_ty, S.precision)
+        sums += multiply(weights, v_block, out.pointer.dtype.element_ty, S.is_precise)
         total += tl.sum(weights, axis=1)
         is_direct = is_seen & (rows >= first_direct)
         total = tl.where(is_direct, total, 1.0)
@@ -104,7 +104,7 @@ def add_direct_gradients(
         half_squares = tl.where(is_seen, half_square(k_block, S.K), float("inf"))
         is_visible = rows[:, None] >= rows[None, :]
         dtype: tl.constexpr = v.pointer.dtype.element_ty
-        dweights = multiply(dout_block, tl.trans(v_block), dtype, S.precision)
+        dweights = multiply(dout_block, tl.trans(v_block), dtype, S.is_precise)
         dweights += along_block[:, None]
         weights = tl.full([S.BL, S.BL], 0.0, tl.float32)
         dq_block = tl.full([S.BL, S.BK], 0.0, tl.float32)
@@ -121,7 +121,7 @@ def add_direct_gradients(
             dk_block += dkey[:, None] * row[None, :]
             dsquare += dkey
         dk_block = dk_block * _LN_2 - k_block.to(tl.float32) * (dsquare / S.K**0.5)[:, None]
-        dv_block = multiply(tl.trans(weights), dout_block, dtype, S.precision)
+        dv_block = multiply(tl.trans(weights), dout_block, dtype, S.is_precise)
         _add_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block * _LN_2)
         _add_rows(dk, head, num_heads, positions, length, S.BK, S.K, dk_block)
         _add_rows(dv, head, num_heads, positions, length, S.BC, S.C, dv_block)

@@ -85,7 +85,7 @@ class Grid:
             BK=_rounded(key_width),
             BC=_rounded(width),
             # Queries and keys in bfloat16 are exact in TF32; rows are rounded to 11 bits.
-            precision="tf32" if dtype == torch.bfloat16 else "tf32x3",
+            is_precise=dtype != torch.bfloat16,
         )
         num_programs = batch * heads * ceil(num_features / sizes.BR)
         num_parts = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_PART))

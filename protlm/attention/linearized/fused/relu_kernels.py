@@ -47,9 +47,9 @@ def sum_keys(k, v, mask, w, epsilon, s, z, num_heads, length, part_length, S: tl
         is_seen = load_mask(mask, head, num_heads, positions, length)
         k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
         v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
-        projected = project_transposed(k_block, w_block, S.precision)
+        projected = project_transposed(k_block, w_block, S.is_precise)
         phi = tl.where(is_seen[None, :], tl.maximum(projected, 0.0) + epsilon, 0.0)
-        s_block += multiply(phi, v_block, v.pointer.dtype.element_ty, S.precision)
+        s_block += multiply(phi, v_block, v.pointer.dtype.element_ty, S.is_precise)
         z_block += tl.sum(phi, axis=1)
     first = (part * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
     tl.store(z + first + features, z_block, mask=features < S.R)
@@ -71,8 +71,8 @@ def divide_sums(q, mask, w, epsilon, s, z, out, totals, num_heads, length, S: tl
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         s_block = load_matrix(s, first, features, S.R, S.BC, S.C)
         z_block = tl.load(z + first + features, mask=features < S.R, other=0.0)
-        phi = tl.maximum(project(q_block, w_block, S.precision), 0.0) + epsilon
-        sums += multiply(phi, s_block, out.pointer.dtype.element_ty, S.precision)
+        phi = tl.maximum(project(q_block, w_block, S.is_precise), 0.0) + epsilon
+        sums += multiply(phi, s_block, out.pointer.dtype.element_ty, S.is_precise)
         total += tl.sum(phi * z_block[None, :], axis=1)
     # Without keys, or without ε, a query may have no weight.
     has_weight = is_seen & (total > 0)
@@ -105,10 +105,10 @@ def query_gradients(
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         s_block = load_matrix(s, first, features, S.R, S.BC, S.C)
         z_block = tl.load(z + first + features, mask=features < S.R, other=0.0)
-        projected = project(q_block, w_block, S.precision)
-        dphi = multiply(dout_block, tl.trans(s_block), dtype, S.precision)
+        projected = project(q_block, w_block, S.is_precise)
+        dphi = multiply(dout_block, tl.trans(s_block), dtype, S.is_precise)
         dphi = (dphi - along[:, None] * z_block[None, :]) / total[:, None]
-        dq_block += multiply(tl.where(projected > 0, dphi, 0.0), w_block, dtype, S.precision)
+        dq_block += multiply(tl.where(projected > 0, dphi, 0.0), w_block, dtype, S.is_precise)
     store_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block)
 
 
@@ -133,9 +133,9 @@ def sum_gradients(
         place = head.to(tl.int64) * length + positions
         total = tl.load(totals + place, mask=is_seen, other=float("inf"))
         dtotal = tl.load(dtotals + place, mask=is_seen, other=0.0)
-        phi = tl.maximum(project_transposed(q_block, w_block, S.precision), 0.0) + epsilon
+        phi = tl.maximum(project_transposed(q_block, w_block, S.is_precise), 0.0) + epsilon
         weights = phi / total[None, :]
-        ds_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.precision)
+        ds_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.is_precise)
         dz_block += tl.sum(phi * dtotal[None, :], axis=1)
     first = (part * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
     tl.store(dz + first + features, dz_block, mask=features < S.R)
@@ -159,11 +159,11 @@ def key_gradients(k, v, mask, w, epsilon, ds, dz, dk, dv, num_heads, length, S: 
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         ds_block = load_matrix(ds, first, features, S.R, S.BC, S.C)
         dz_block = tl.load(dz + first + features, mask=features < S.R, other=0.0)
-        projected = project(k_block, w_block, S.precision)
+        projected = project(k_block, w_block, S.is_precise)
         phi = tl.where(is_seen[:, None], tl.maximum(projected, 0.0) + epsilon, 0.0)
-        dv_block += multiply(phi, ds_block, dtype, S.precision)
-        dphi = multiply(v_block, tl.trans(ds_block), dtype, S.precision) + dz_block[None, :]
+        dv_block += multiply(phi, ds_block, dtype, S.is_precise)
+        dphi = multiply(v_block, tl.trans(ds_block), dtype, S.is_precise) + dz_block[None, :]
         dphi = tl.where(projected > 0, dphi, 0.0)
-        dk_block += multiply(dphi, w_block, dtype, S.precision)
+        dk_block += multiply(dphi, w_block, dtype, S.is_precise)
     store_rows(dk, head, num_heads, positions, length, S.BK, S.K, dk_block)
     store_rows(dv, head, num_heads, positions, length, S.BC, S.C, dv_block)

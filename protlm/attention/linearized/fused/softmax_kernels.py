@@ -75,14 +75,14 @@ def attend_to_keys(k, v, mask, w, u, log_sums, num_heads, length, part_length, S
         is_seen = load_mask(mask, head, num_heads, positions, length)
         k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
         v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
-        exponents = project_transposed(k_block, w_block, S.precision)
+        exponents = project_transposed(k_block, w_block, S.is_precise)
         exponents -= half_square(k_block, S.K)[None, :]
         exponents = tl.where(is_seen[None, :], exponents, float("-inf"))
         raised = tl.maximum(highest, tl.max(exponents, axis=1))
         weights = tl.exp2(exponents - raised[:, None])
         factor = tl.exp2(highest - raised)
         total = total * factor + tl.sum(weights, axis=1)
-        increment = multiply(weights, v_block, v.pointer.dtype.element_ty, S.precision)
+        increment = multiply(weights, v_block, v.pointer.dtype.element_ty, S.is_precise)
         sums = sums * factor[:, None] + increment
         highest = raised
     # A part may be all padding.
@@ -110,13 +110,13 @@ def attend_to_features(
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         u_block = load_matrix(u, head.to(tl.int64) * S.R, features, S.R, S.BC, S.C)
-        exponents = project(q_block, w_block, S.precision)
+        exponents = project(q_block, w_block, S.is_precise)
         exponents += _load_shift(bias, log_sums, head, features, S)[None, :]
         raised = tl.maximum(highest, tl.max(exponents, axis=1))
         weights = tl.exp2(exponents - raised[:, None])
         factor = tl.exp2(highest - raised)
         total = total * factor + tl.sum(weights, axis=1)
-        increment = multiply(weights, u_block, out.pointer.dtype.element_ty, S.precision)
+        increment = multiply(weights, u_block, out.pointer.dtype.element_ty, S.is_precise)
         sums = sums * factor[:, None] + increment
         highest = raised
     means = tl.where(is_seen[:, None], sums / total[:, None], 0.0)
@@ -147,12 +147,12 @@ def query_gradients(
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         u_block = load_matrix(u, head.to(tl.int64) * S.R, features, S.R, S.BC, S.C)
-        exponents = project(q_block, w_block, S.precision)
+        exponents = project(q_block, w_block, S.is_precise)
         exponents += _load_shift(bias, log_sums, head, features, S)[None, :]
         weights = tl.exp2(exponents - log_total[:, None])
-        dweights = multiply(dout_block, tl.trans(u_block), dtype, S.precision)
+        dweights = multiply(dout_block, tl.trans(u_block), dtype, S.is_precise)
         dexponents = weights * (dweights - along_block[:, None])
-        dq_block += multiply(dexponents, w_block, dtype, S.precision)
+        dq_block += multiply(dexponents, w_block, dtype, S.is_precise)
     # A padded query is 0, and may have any n.
     dq_block = tl.where(is_seen[:, None], dq_block * _LN_2, 0.0)
     store_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block)
@@ -180,9 +180,9 @@ def feature_gradients(
         place = head.to(tl.int64) * length + positions
         log_total = tl.load(log_totals + place, mask=is_seen, other=float("inf"))
         along_block = tl.load(along + place, mask=is_seen, other=0.0)
-        exponents = project_transposed(q_block, w_block, S.precision) + shift[:, None]
+        exponents = project_transposed(q_block, w_block, S.is_precise) + shift[:, None]
         weights = tl.exp2(exponents - log_total[None, :])
-        du_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.precision)
+        du_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.is_precise)
         d_block -= tl.sum(weights * along_block[None, :], axis=1)
     first = (part * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
     tl.store(d + first + features, d_block, mask=features < S.R)
@@ -210,12 +210,12 @@ def key_gradients(k, v, mask, w, log_sums, du, d, dk, dv, num_heads, length, S: 
         is_inside = features < S.R
         log_sum = tl.load(log_sums + first + features, mask=is_inside, other=float("inf"))
         d_block = tl.load(d + first + features, mask=is_inside, other=0.0)
-        exponents = project(k_block, w_block, S.precision)
+        exponents = project(k_block, w_block, S.is_precise)
         weights = tl.exp2(exponents - half_squares[:, None] - log_sum[None, :])
-        dv_block += multiply(weights, du_block, dtype, S.precision)
-        dweights = multiply(v_block, tl.trans(du_block), dtype, S.precision)
+        dv_block += multiply(weights, du_block, dtype, S.is_precise)
+        dweights = multiply(v_block, tl.trans(du_block), dtype, S.is_precise)
         dexponents = weights * (dweights + d_block[None, :])
-        dk_block += multiply(dexponents, w_block, dtype, S.precision)
+        dk_block += multiply(dexponents, w_block, dtype, S.is_precise)
         dexponent += tl.sum(dexponents, axis=1)
     dk_block = dk_block * _LN_2 - k_block.to(tl.float32) * dexponent[:, None] / S.K**0.5
     store_rows(dk, head, num_heads, positions, length, S.BK, S.K, dk_block)
