@@ -1,6 +1,6 @@
 """Muon for the matrices of the blocks and AdamW for the rest, as one optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import torch
@@ -56,14 +56,16 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Updates all matrices that have a gradient."""
+        """Updates all matrices that have a gradient; those of one shape in few kernels."""
         for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
-            for weight, update in zip(weights, _orthogonalized_each(momenta), strict=True):
-                size = 0.2 * max(weight.shape) ** 0.5
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
+            for weights in _alike(
+                [weight for weight in group["params"] if weight.grad is not None]
+            ):
+                momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
+                size = 0.2 * max(weights[0].shape) ** 0.5
+                for weight, update in zip(weights, _orthogonalized_each(momenta), strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
         """Adds the gradient to its average; returns Nesterov's momentum."""
@@ -75,24 +77,25 @@ class Muon(Optimizer):
         return gradient.lerp(average, momentum)
 
 
-def _orthogonalized_each(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Orthogonalizes matrices; those of one shape together, in few kernels."""
-    places: dict[torch.Size, list[int]] = {}
-    updates = list(matrices)
-    for place, matrix in enumerate(matrices):
-        if isinstance(matrix, DTensor):
-            updates[place] = _whole(matrix)
-        else:
-            places.setdefault(matrix.shape, []).append(place)
-    for group in places.values():
-        found = orthogonalized(torch.stack([matrices[place] for place in group]))
-        for place, update in zip(group, found, strict=True):
-            updates[place] = update
-    return updates
+def _alike(weights: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    """Groups matrices that can be stacked; a sharded one is alone."""
+    groups: dict[Any, list[Tensor]] = {}
+    for place, weight in enumerate(weights):
+        alone = place if isinstance(weight, DTensor) else None
+        key = weight.shape, weight.dtype, weight.device, alone
+        groups.setdefault(key, []).append(weight)
+    return groups.values()
 
 
-def _whole(matrix: DTensor) -> Tensor:
+def _orthogonalized_each(matrices: Sequence[Tensor]) -> Iterable[Tensor]:
+    if isinstance(matrices[0], DTensor):
+        return map(_whole, matrices)
+    return orthogonalized(torch.stack(list(matrices)))
+
+
+def _whole(matrix: Tensor) -> Tensor:
     """Gathers a sharded matrix, orthogonalizes it, and shards the result in the same way."""
+    assert isinstance(matrix, DTensor)
     result = orthogonalized(matrix.full_tensor()[None])[0]
     everywhere = DTensor.from_local(result, matrix.device_mesh, [Replicate()], run_check=False)
     return everywhere.redistribute(placements=matrix.placements)

@@ -59,6 +59,21 @@ def test_it_is_torchs_muon() -> None:
     assert (ours - theirs).norm() < 0.03 * (ours - start).norm()
 
 
+def test_matrices_that_are_orthogonalized_together_do_not_affect_each_other() -> None:
+    torch.manual_seed(0)
+    shapes, scales = [(8, 4), (4, 8), (8, 4), (8, 4)], [1.0, 1.0, 1e-3, 1e3]
+    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for weight, scale in zip(together, scales, strict=True):
+        weight.grad = scale * torch.randn_like(weight)
+    alone = copy.deepcopy(together)
+    for one, other in zip(alone, together, strict=True):
+        one.grad = other.grad
+        Muon([one], lr=0.1, momentum=0.9, weight_decay=0.1).step()
+    Muon(together, lr=0.1, momentum=0.9, weight_decay=0.1).step()
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_parameters_that_are_not_matrices_are_updated_by_adamw() -> None:
     model, optimizer = model_and_optimizer()
     alone = nn.Parameter(model[0].bias.detach().clone())
