@@ -45,7 +45,7 @@ class Implementation(StrEnum):
     # Fused kernels on CUDA where they exist and pass the check, and PyTorch elsewhere.
     auto = "auto"
     torch = "torch"
-    # Fused kernels, unchecked.
+    # Fused kernels, or an error.
     triton = "triton"
 
 
@@ -128,16 +128,19 @@ def chosen_attention(
     """Returns attention by fused kernels, or None for PyTorch.
 
     Raises:
-        UserError: `triton` where fused kernels cannot run.
+        UserError: `triton` where fused kernels cannot run, or are wrong.
     """
+    is_exponential = isinstance(feature_map, PositiveFeatures)
     if implementation == Implementation.triton:
         _require(case)
+        # The interpreter on a CPU is what the tests compare with float64.
+        if _is_card(case.device):
+            require_right(is_exponential, *case)
         return fused_attention(feature_map, causal=case.causal)
     if implementation == Implementation.torch or not _is_card(case.device):
         return None
     if not has_fused(feature_map, normalizer):
         return None
-    is_exponential = isinstance(feature_map, PositiveFeatures)
     if not is_usable(is_exponential, *case):
         return None
     return fused_attention(feature_map, causal=case.causal)
@@ -175,16 +178,37 @@ def is_usable(is_exponential: bool, *sizes: Any) -> bool:
         sizes: the case, unpacked, as the compiler demands.
     """
     case = Case(*sizes)
+    is_new = (is_exponential, case) not in _reasons
+    reason = _known_reason(is_exponential, case)
+    if reason and is_new:
+        warnings.warn(
+            f"the fused attention kernels are not used on {case.device}: {reason}; attention "
+            "runs in PyTorch, which is slower (attention.kernel=torch avoids this message)",
+            stacklevel=2,
+        )
+    return not reason
+
+
+@assume_constant_result
+def require_right(is_exponential: bool, *sizes: Any) -> None:
+    """Refuses fused kernels that do not agree with PyTorch; arguments as in `is_usable`.
+
+    Raises:
+        UserError: the reason.
+    """
+    case = Case(*sizes)
+    if reason := _known_reason(is_exponential, case):
+        raise UserError(
+            f"attention.kernel=triton: the fused kernels are wrong on {case.device}: {reason}; set "
+            "attention.kernel=auto"
+        )
+
+
+def _known_reason(is_exponential: bool, case: Case) -> str:
     key = is_exponential, case
     if key not in _reasons:
-        reason = _reasons[key] = _reason(is_exponential, case)
-        if reason:
-            warnings.warn(
-                f"the fused attention kernels are not used on {case.device}: {reason}; attention "
-                "runs in PyTorch, which is slower (attention.kernel=torch avoids this message)",
-                stacklevel=2,
-            )
-    return not _reasons[key]
+        _reasons[key] = _reason(is_exponential, case)
+    return _reasons[key]
 
 
 def _reason(is_exponential: bool, case: Case) -> str:

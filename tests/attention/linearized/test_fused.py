@@ -4,22 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-import protlm.attention
-from protlm.attention.linearized import selection
-from protlm.attention.linearized.bidirectional import BidirectionalAttention
-from protlm.attention.linearized.causal import CausalAttention
-from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.linearized.operands import Kernel
-from protlm.errors import UserError
 from tests.marks import slow_but
 
 PROGRAM = Path(__file__).parent / "programs" / "interpret.py"
@@ -27,7 +16,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
 # Of outputs, and of gradients: their sums over the values cancel in part, so that the roundings of
 # the operands weigh more. The second one is the limit of the check at first use.
 BUDGETS = {"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)}
-SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
 
 def interpret(
@@ -113,177 +101,3 @@ def test_kernels_fit_every_card_without_spills(card: str) -> None:
 def test_sums_over_parts_of_long_sequences(mechanism: str) -> None:
     (found,) = interpret(mechanism, "float32", "bidirectional", 16, 16, 600)
     assert max(found["errors"]) <= BUDGETS["float32"][0], found
-
-
-def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
-    """Attention in PyTorch, in place of fused kernels."""
-    kernel = Kernel(feature_map, Denominator(), 16, projection_RK=None)
-    attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-    return lambda *inputs: attend(*inputs, kernel)
-
-
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Replaces fused kernels, and pretends that the device is a card."""
-
-    def replace(fused: Any) -> None:
-        monkeypatch.setattr(selection, "fused_attention", fused)
-        monkeypatch.setattr(selection, "_is_card", lambda device: True)
-        monkeypatch.setattr(selection, "_HAS_TRITON", True)
-
-    monkeypatch.setattr(selection, "_reasons", {})
-    return replace
-
-
-def run(mechanism: Any, dtype: torch.dtype = torch.float32, *, causal: bool = False) -> Tensor:
-    """The output for random inputs."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, 9, 8, generator=generator).to(dtype)
-    mask_BL = torch.ones(2, 9, dtype=torch.bool)
-    return mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
-
-
-@pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
-def test_kernels_that_agree_are_used(
-    name: str, dtype: torch.dtype, causal: bool, stand_in: Any
-) -> None:
-    calls = []
-
-    def fused(feature_map: Any, *, causal: bool) -> Any:
-        calls.append(causal)
-        return torch_attention(feature_map, causal=causal)
-
-    stand_in(fused)
-    mechanism = protlm.attention.create(name, {}, **SIZES)
-    plain = protlm.attention.create(name, {"kernel": "torch"}, **SIZES)
-    expected = run(plain, dtype, causal=causal)
-    assert torch.equal(run(mechanism, dtype, causal=causal), expected)
-    assert calls == [causal] * 2, "one for the check, one for the output"
-    run(mechanism, dtype, causal=causal)
-    assert len(calls) == 3, "the check is made once"
-    run(mechanism, dtype, causal=not causal)
-    assert len(calls) == 5, "each mode has a check"
-
-
-def wrong_output(feature_map: Any, *, causal: bool) -> Any:
-    """Attention that is a little too large."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda *inputs: 1.05 * attend(*inputs)
-
-
-def wrong_gradient(feature_map: Any, *, causal: bool) -> Any:
-    """Attention without a part of the gradient."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda q, k, v, mask: attend(q.detach() + 0 * q, k, v, mask)
-
-
-def not_a_number(feature_map: Any, *, causal: bool) -> Any:
-    """Attention that is NaN."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda *inputs: torch.nan * attend(*inputs)
-
-
-def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
-    """Attention whose kernels do not compile."""
-    raise RuntimeError("PassManager::run failed\nand more")
-
-
-@pytest.mark.parametrize(
-    ("fused", "reason"),
-    [
-        (wrong_output, "relative errors of 5"),
-        (wrong_gradient, "relative errors of"),
-        (not_a_number, "nan"),
-        (does_not_compile, "RuntimeError: PassManager::run failed;"),
-    ],
-)
-@pytest.mark.parametrize("causal", [False, True])
-def test_kernels_that_fail_are_replaced_with_one_warning(
-    fused: Any, reason: str, causal: bool, stand_in: Any
-) -> None:
-    stand_in(fused)
-    mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
-    plain = protlm.attention.create("performer_softmax", {"kernel": "torch"}, **SIZES)
-    expected = run(plain, causal=causal)
-    with pytest.warns(UserWarning, match=reason):
-        assert torch.equal(run(mechanism, causal=causal), expected)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert torch.equal(run(mechanism, causal=causal), expected)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"estimator": "trigonometric", "denominator_floor": 0.1},
-        {"normalizer": "rmsnorm"},
-    ],
-)
-def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_in: Any) -> None:
-    stand_in(does_not_compile)
-    run(protlm.attention.create("performer_softmax", options, **SIZES))
-    with pytest.raises(UserError, match=r"attention\.kernel=auto"):
-        protlm.attention.create("performer_softmax", options | {"kernel": "triton"}, **SIZES)
-
-
-def test_wider_heads_are_refused_in_causal_attention() -> None:
-    sizes = SIZES | {"head_dim": 64, "model_dim": 128}
-    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **sizes)
-    q = torch.zeros(1, 2, 3, 64)
-    inputs = {"hidden_BLD": torch.zeros(1, 3, 128), "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
-    with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
-        mechanism(q, q, q, **inputs, causal=True)
-
-
-def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
-    stand_in(does_not_compile)
-    mechanism = protlm.attention.create("performer_softmax", {"kernel": "triton"}, **SIZES)
-    q, k = torch.randn(2, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-    inputs: dict[str, Any]
-    inputs = {"hidden_BLD": torch.zeros(1, 9, 16), "mask_BL": torch.ones(1, 9, dtype=torch.bool)}
-    rows_BHLL = mechanism.attention_map(q, k, **inputs, causal=True)
-    torch.testing.assert_close(rows_BHLL.sum(-1), torch.ones(1, 2, 9))
-
-
-def test_kernels_need_a_gpu() -> None:
-    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **SIZES)
-    with pytest.raises(UserError, match=r"attention\.kernel=triton needs"):
-        run(mechanism)
-
-
-def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(UserError, match=r"attention\.kernel=cuda"):
-        protlm.attention.create("performer_relu", {"kernel": "cuda"}, **SIZES)
-
-
-def test_the_choice_does_not_break_a_graph(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
-    monkeypatch.setattr(selection, "failure", lambda feature_map_in, case: "")
-    mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
-    compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
-    assert torch.equal(run(compiled), run(mechanism))
-
-
-def test_a_missing_triton_and_wide_heads_are_said(
-    stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(torch_attention)
-    monkeypatch.setattr(selection, "_HAS_TRITON", False)
-    with pytest.warns(UserWarning, match="the package triton is missing"):
-        run(protlm.attention.create("performer_relu", {}, **SIZES))
-    monkeypatch.setattr(selection, "_HAS_TRITON", True)
-    with pytest.warns(UserWarning, match=r"there are none for 8 channels in torch\.float64"):
-        run(protlm.attention.create("performer_relu", {}, **SIZES), torch.float64)
-
-
-def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
-    def full(feature_map: Any, *, causal: bool) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    stand_in(full)
-    with pytest.raises(torch.OutOfMemoryError):
-        run(protlm.attention.create("performer_relu", {}, **SIZES))
-    stand_in(torch_attention)
-    run(protlm.attention.create("performer_relu", {}, **SIZES))
