@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -31,7 +30,7 @@ SECONDS_OF_A_LENGTH = 3.0
 # On a CPU, where the script is only tested, a step may take longer by this factor.
 PATIENCE_ON_A_CPU = 4
 LENGTHS, QUICK_LENGTHS = (1024, 8192, 32_768), (64, 128)
-MODELS, QUICK_MODELS = ("paper_36", "133M"), ("tiny",)
+MODELS, QUICK_MODELS = ("5.9M", "paper_36", "133M"), ("tiny",)
 
 
 @dataclass(frozen=True)
@@ -61,32 +60,76 @@ class Outcome:
     results: list[dict[str, Any]] = field(default_factory=list)
 
 
-def run(step: Step, *, seconds: float) -> Outcome:
-    """Runs a step for at most `seconds`, and ends every process it has started."""
-    if seconds <= 0:
-        return Outcome("no time was left for it")
-    command = [sys.executable, "-m", *step.arguments]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
+class Running:
+    """`Running` is a step whose process has been started.
+
+    Args:
+        step: what is started.
+        seconds: after this time the process is ended.
+    """
+
+    def __init__(self, step: Step, *, seconds: float) -> None:
+        self._step, self._seconds = step, seconds
+        self._end = time.monotonic() + seconds
+        # They stay open until the process has ended.
+        self._out, self._errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+        command = [sys.executable, "-m", *step.arguments]
+        self._process = subprocess.Popen(
+            command, stdout=self._out, stderr=self._errors, start_new_session=True
+        )
+
+    def finish(self) -> Outcome:
+        """Waits for the end of the process and of every process that it has started."""
         try:
-            process.wait(seconds)
-            failure = "" if process.returncode == 0 else f"ended with {process.returncode}"
+            self._process.wait(max(self._end - time.monotonic(), 0))
+            code = self._process.returncode
+            failure = "" if code == 0 else f"ended with {code}"
         except subprocess.TimeoutExpired:
-            failure = f"did not finish within {seconds:.0f} s"
+            failure = f"did not finish within {self._seconds:.0f} s"
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        out.seek(0)
-        errors.seek(0)
-        lines, messages = out.read().splitlines(), errors.read().strip().splitlines()
-    if failure and messages:
-        failure += f": {messages[-1][:200]}"
-    if step.output:
-        lines = [step.output.read_text().replace("\n", "")] if step.output.is_file() else []
-    # A process that was killed may leave half a line.
-    whole = [line for line in lines if line.startswith("{") and line.endswith("}")]
-    return Outcome(failure, [json.loads(line) for line in whole])
+            self.kill()
+        lines, messages = (_lines(file) for file in (self._out, self._errors))
+        if failure and messages:
+            failure += f": {messages[-1][:200]}"
+        if output := self._step.output:
+            lines = [output.read_text().replace("\n", "")] if output.is_file() else []
+        # A process that was killed may leave half a line.
+        whole = [line for line in lines if line.startswith("{") and line.endswith("}")]
+        return Outcome(failure, [json.loads(line) for line in whole])
+
+    def kill(self) -> None:
+        """Ends all processes of the step, if there still are any."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _lines(file: IO[str]) -> list[str]:
+    file.seek(0)
+    with file:
+        return file.read().strip().splitlines()
+
+
+def run(steps: Sequence[Step], *, end: float, patience: float) -> list[Outcome]:
+    """Runs steps side by side, each for at most `patience` times its seconds.
+
+    Args:
+        steps: one step, or several that measure no time.
+        end: where `time.monotonic` has to be when all have ended.
+        patience: what a step may take, as a multiple of its timeout.
+    """
+    if time.monotonic() >= end:
+        return [Outcome("no time was left for it") for _ in steps]
+    running: list[Running] = []
+    try:
+        for step in steps:
+            print(f"{step.label} ...", file=sys.stderr, flush=True)
+            seconds = min(patience * step.seconds, end - time.monotonic())
+            running.append(Running(step, seconds=seconds))
+        return [each.finish() for each in running]
+    finally:
+        for each in running:
+            each.kill()
 
 
 def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
@@ -101,7 +144,7 @@ def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
     lengths = ("--lengths", *map(str, QUICK_LENGTHS if arguments.quick else LENGTHS))
     steps = [
         Step("machine", ("benchmarks.gpu_step", "machine", *options), 40),
-        Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 70, is_timed=False),
+        Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 90, is_timed=False),
         Step("resume", ("benchmarks.gpu_resume", *options), 90, is_timed=False),
     ]
     for mode in ("bidirectional",) if arguments.quick else ("bidirectional", "causal"):
@@ -124,24 +167,24 @@ def measure(arguments: argparse.Namespace) -> str:
     """Runs all steps; writes the page anew after each, so that no result is lost."""
     patience = PATIENCE_ON_A_CPU if arguments.device == "cpu" else 1
     end, outcomes, text = time.monotonic() + patience * arguments.seconds, dict[str, Outcome](), ""
-
-    def outcome_of(step: Step) -> Outcome:
-        print(f"{step.label} ...", file=sys.stderr, flush=True)
-        outcome = run(step, seconds=min(patience * step.seconds, end - time.monotonic()))
-        if outcome.failure:
-            print(f"{step.label}: {outcome.failure}", file=sys.stderr, flush=True)
-        return outcome
-
-    with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name, ThreadPoolExecutor() as pool:
-        for is_timed, group in groupby(all_steps(arguments, Path(name)), lambda x: x.is_timed):
-            steps = list(group)
-            found = map(outcome_of, steps) if is_timed else pool.map(outcome_of, steps)
+    with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
+        for steps in _turns(all_steps(arguments, Path(name))):
+            found = run(steps, end=end, patience=patience)
             for step, outcome in zip(steps, found, strict=True):
+                if outcome.failure:
+                    print(f"{step.label}: {outcome.failure}", file=sys.stderr, flush=True)
                 outcomes[step.label] = outcome
-                text = page_text({label: (o.results, o.failure) for label, o in outcomes.items()})
-                with complete_file(arguments.page, overwrite=True) as temporary:
-                    temporary.write_text(text)
+            text = page_text({label: (o.results, o.failure) for label, o in outcomes.items()})
+            with complete_file(arguments.page, overwrite=True) as temporary:
+                temporary.write_text(text)
     return text
+
+
+def _turns(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Yields timed steps alone, and those between them together."""
+    for is_timed, group in groupby(steps, lambda step: step.is_timed):
+        together = list(group)
+        yield from [[step] for step in together] if is_timed else [together]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -150,11 +193,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
     parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="for all steps")
-    parser.add_argument("--page", type=Path, help="default on CUDA: docs/results-gpu.md")
+    parser.add_argument("--page", type=Path, help="default: outputs/results-gpu.md")
     parsed = parser.parse_args(arguments)
     if parsed.page is None:
-        is_real = parsed.device == "cuda" and not parsed.quick
-        parsed.page = Path("docs" if is_real else "outputs", "results-gpu.md")
+        parsed.page = Path("outputs", "results-gpu.md")
     return parsed
 
 

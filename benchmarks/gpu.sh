@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures everything that needs a GPU, with one command, in under nine minutes and without a network,
-# and writes docs/results-gpu.md. PYTHON names the interpreter; missing packages and the peers are
+# and writes outputs/results-gpu.md. PYTHON names the interpreter; missing packages and the peers are
 # also looked for in build/peers.
 #
 #   benchmarks/gpu.sh                          on a machine with torch 2.10 or newer and CUDA

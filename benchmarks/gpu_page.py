@@ -1,4 +1,4 @@
-"""This module writes the page of `benchmarks/gpu.py`, docs/results-gpu.md, from its results."""
+"""This module writes the page of `benchmarks/gpu.py` from its results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

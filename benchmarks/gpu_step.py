@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ from protlm.training.optimization import build_optimizer
 
 # The settings of the measured models.
 MODELS = {
+    # The architecture of hybrid-6m, but for its attention.
+    "5.9M": ["model=medium_8", "optimizer=muon"],
     "paper_36": ["model=paper_36"],
     # The width of ESM-2's 150 M model, three layers less.
     "133M": [
@@ -112,16 +114,19 @@ def kernels(device: torch.device) -> None:
         for case in cases:
             _report(_kernel(case, "needs a GPU"))
         return
-    num_processes = min(_MOST_COMPILERS, os.cpu_count() or 1)
+    num_processes = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=spawn) as pool:
+    # After an illegal access a process can use the card no more: each case has its own.
+    with ProcessPoolExecutor(num_processes, mp_context=spawn, max_tasks_per_child=1) as pool:
         checked = [pool.submit(_checked, case, device) for case in cases]
-        for each in as_completed(checked):
-            _report(each.result())
+        for case, each in zip(cases, checked, strict=True):
+            error = each.exception()
+            reason = f"{type(error).__name__}: {error}" if error else each.result()
+            _report(_kernel(case, reason))
 
 
-def _checked(case: KernelCase, device: torch.device) -> dict[str, Any]:
-    """Compares the fused kernels of a case with PyTorch in float64."""
+def _checked(case: KernelCase, device: torch.device) -> str:
+    """Compares the fused kernels of a case with PyTorch in float64; returns what is wrong."""
     name, dtype, width, features, causal = case
     rows_RK = torch.randn(features, width, device=device)
     x_BHLK = torch.empty(1, 1, 1, width, dtype=dtype, device=device)
@@ -133,7 +138,7 @@ def _checked(case: KernelCase, device: torch.device) -> dict[str, Any]:
         return GeneralizedFeatures(rows, kernel="relu", epsilon=1e-3)
 
     sizes = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK, causal=causal)
-    return _kernel(case, failure(feature_map, sizes))
+    return failure(feature_map, sizes)
 
 
 def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:

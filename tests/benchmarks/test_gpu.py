@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu
 from benchmarks.gpu import Step, run
 from benchmarks.gpu_page import page_text
 
@@ -38,10 +39,39 @@ def step(folder: Path, code: str) -> Step:
 
 def test_results_before_a_failure_are_kept(here: Path) -> None:
     code = "print('{\"length\": 8}')\nprint('something else')\nraise RuntimeError('no kernel')"
-    outcome = run(step(here, code), seconds=60)
+    (outcome,) = run([step(here, code)], end=time.monotonic() + 60, patience=1)
     assert outcome.results == [{"length": 8}]
     assert outcome.failure == "ended with 1: RuntimeError: no kernel"
-    assert run(step(here, code), seconds=0).failure == "no time was left for it"
+    (late,) = run([step(here, code)], end=time.monotonic(), patience=1)
+    assert late.failure == "no time was left for it"
+
+
+def test_only_steps_that_measure_no_time_run_side_by_side(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import json, sys, time\n"
+        "start = time.time()\n"
+        "time.sleep(1)\n"
+        "print(json.dumps({'name': sys.argv[1], 'start': start, 'end': time.time()}))\n"
+    )
+    (here / "step_of_a_test.py").write_text(code)
+    steps = [
+        Step(name, ("step_of_a_test", name), 60, is_timed=name[0] == "t")
+        for name in ("t1", "u1", "u2", "t2", "t3")
+    ]
+    found: dict[str, dict] = {}
+    monkeypatch.setattr(gpu, "all_steps", lambda *_: steps)
+    monkeypatch.setattr(
+        gpu,
+        "page_text",
+        lambda results: found.update({name: one[0] for name, (one, _) in results.items()}) or "",
+    )
+    gpu.measure(gpu.parse(["--device", "cpu", "--page", str(here / "page.md")]))
+    assert found["u1"]["start"] < found["u2"]["end"] and found["u2"]["start"] < found["u1"]["end"]
+    assert found["t1"]["end"] < min(found["u1"]["start"], found["u2"]["start"])
+    assert max(found["u1"]["end"], found["u2"]["end"]) < found["t2"]["start"]
+    assert found["t2"]["end"] < found["t3"]["start"]
 
 
 @pytest.mark.slow
@@ -53,7 +83,7 @@ def test_a_step_that_hangs_is_ended_with_its_children(here: Path) -> None:
         "print('{\"length\": 8}', flush=True)\n"
         "time.sleep(600)\n"
     )
-    outcome = run(step(here, code), seconds=3)
+    (outcome,) = run([step(here, code)], end=time.monotonic() + 3, patience=1)
     assert outcome.failure.startswith("did not finish within 3 s")
     assert outcome.results == [{"length": 8}]
     child = Path("/proc", (here / "child").read_text())
