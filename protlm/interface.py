@@ -30,9 +30,9 @@ class Model(PretrainedModel):
     """A model for notebooks and programs.
 
     >>> import protlm
-    >>> model = protlm.load("hybrid-3m")
+    >>> model = protlm.load("hybrid-6m")
     >>> model.embed(["MKTAYIAKQR", "MKV"]).shape
-    (2, 192)
+    (2, 256)
     """
 
     @classmethod
@@ -107,10 +107,10 @@ class Model(PretrainedModel):
                 memory or the table of positions, or its vectors are not finite.
 
         >>> import protlm
-        >>> model = protlm.load("hybrid-3m")
+        >>> model = protlm.load("hybrid-6m")
         >>> residues = model.embed(["MKTAYIAKQR", "MKV"], pooling="per_tok")
         >>> [one.shape for one in residues]
-        [(10, 192), (3, 192)]
+        [(10, 256), (3, 256)]
         >>> sorted(model.embed(["MKV"], layers=[0, 2]))
         [0, 2]
         """
@@ -198,7 +198,7 @@ class Model(PretrainedModel):
             InputDataError: a mutant does not fit the wild type.
 
         >>> import protlm
-        >>> model = protlm.load("hybrid-3m")
+        >>> model = protlm.load("hybrid-6m")
         >>> model.score("MKTAYIAKQR", ["K2R", "K2R:Y5W"], "wt-marginals").shape
         (2,)
         """
@@ -231,7 +231,7 @@ class Model(PretrainedModel):
             InputDataError: a letter is not a residue.
 
         >>> import protlm
-        >>> model = protlm.load("hybrid-3m")
+        >>> model = protlm.load("hybrid-6m")
         >>> found = model.predict_masked(["MK<mask>AYIAK<mask>R"])
         >>> [(position, len(letters)) for position, letters in found[0].items()]
         [(3, 20), (9, 20)]

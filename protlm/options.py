@@ -11,7 +11,7 @@ Model = Annotated[
         "--model",
         "-m",
         help="A run, a .ckpt file, an exported or foreign model (docs/interop.md), OWNER/MODEL of "
-        "the Hugging Face Hub, or a shipped model's name; default: hybrid-3m.",
+        "the Hugging Face Hub, or a shipped model's name; default: hybrid-6m.",
     ),
 ]
 Models = Annotated[

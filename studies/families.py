@@ -50,6 +50,8 @@ MIN_SHARED = 0.2
 # The fewest proteins of a bootstrap interval.
 FEWEST = 6
 METHODS = ("contacts", "jacobian")
+# The settings in which shipped models differ from experiment=family, beside their attention.
+SIZES = ("num_layers", "num_heads", "model_dim", "feedforward_dim")
 # From minutes for a protein of 120 residues to half an hour of two cores for one of 400.
 ALIGNMENT_METHODS = {
     "Potts model": potts,
@@ -102,12 +104,13 @@ def write_clusters(family: Path, table: Path) -> None:
 
 def adapt(protein: str, given: argparse.Namespace) -> Path:
     """Trains on the homologs, or continues; returns the run."""
-    attention = read_model(Path(given.model)).description.attention
+    description = read_model(Path(given.model)).description
+    sizes = [f"model.{name}={getattr(description.model, name)}" for name in SIZES]
     family, run = homologs(protein, given), given.out / protein / "run"
     sets = ((family, FAMILY_WEIGHT), (given.general, GENERAL_WEIGHT))
     mixture = ", ".join(f"{{dir: {path}, weight: {weight}}}" for path, weight in sets)
     protlm(
-        *("train", "experiment=family", f"attention={attention}"),
+        *("train", "experiment=family", f"attention={description.attention}", *sizes),
         f"model.init_from={given.model}",
         *(f"data.mixture=[{mixture}]", f"data.valid_dir={family}", "data.sampling=cluster"),
         *("data.verify=sizes", f"data.tokens_per_batch={given.tokens}"),

@@ -5,7 +5,7 @@ from pathlib import Path
 from protlm.errors import InputDataError, did_you_mean
 from protlm.paths import models_dir
 
-DEFAULT = "hybrid-3m"
+DEFAULT = "hybrid-6m"
 CARD = "README.md"
 RESULTS = "results.json"
 

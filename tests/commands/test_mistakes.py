@@ -27,9 +27,9 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "no such fasta": (["embed", "none.fasta", "-m", "run", "-o", "o.h5"], 3, ["none.fasta"]),
     "no such model": (["embed", "x.fasta", "-m", "none", "-o", "o.h5"], 3, ["none"]),
     "a misspelled model": (
-        ["embed", "x.fasta", "-m", "hybird-3m", "-o", "o.h5"],
+        ["embed", "x.fasta", "-m", "hybird-6m", "-o", "o.h5"],
         3,
-        ["hybird-3m: no such model; did you mean hybrid-3m?"],
+        ["hybird-6m: no such model; did you mean hybrid-6m?"],
     ),
     "broken model": (["embed", "x.fasta", "-m", "broken", "-o", "o.h5"], 3, ["step-00000004.ckpt"]),
     "output is there": (["embed", "x.fasta", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
@@ -194,9 +194,9 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "a flag hydra does not know": (["train", "--max-steps", "5"], 2, ["--max-steps", "key=value"]),
     "a model after -m": (["evaluate", "-m", "runs/x"], 2, ["type checkpoint=runs/x"]),
     "a model after -m, and a setting": (
-        ["evaluate", "-m", "hybrid-3m", "data.dir=data"],
+        ["evaluate", "-m", "hybrid-6m", "data.dir=data"],
         2,
-        ["type checkpoint=hybrid-3m"],
+        ["type checkpoint=hybrid-6m"],
     ),
     "two settings in one argument": (
         ["train", "trainer.max_steps=5 run_dir=x"],
