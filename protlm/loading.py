@@ -108,6 +108,6 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n", 1)[0][:80]
         raise UserError(
-            f"--device {name} cannot be used ({reason}); use auto, cpu or cuda"
+            f"--device {name} cannot be used ({reason}); use auto, cpu or a GPU that torch finds"
         ) from None
     return device

@@ -237,7 +237,9 @@ def test_gpu_is_another_name_of_cuda(tiny_run: Path) -> None:
     if torch.cuda.is_available():
         assert pick_device("gpu").type == "cuda"
     else:
-        with pytest.raises(UserError, match=r"--device gpu cannot be used .*use auto, cpu or cuda"):
+        with pytest.raises(
+            UserError, match=r"--device gpu cannot be used .*use auto, cpu or a GPU"
+        ):
             pick_device("gpu")
         with pytest.raises(UserError, match=r"cannot be used"):
             pick_device("gpu:1")
