@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protlm.commands.inputs import Duplicates, Proteins
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.downstream.estimators import Estimator, default_estimator, score
 from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
 from protlm.downstream.predictions import Predictor
@@ -122,7 +122,7 @@ class Model(PretrainedModel):
         # Before the first of many batches; all in one batch would have the length of the longest.
         for sequence in sequences:
             self.encode(sequence)
-        found = embed_all(embedder, [one.upper() for one in sequences], tokens_per_batch)
+        found = embed_all(embedder, [capitals(one) for one in sequences], tokens_per_batch)
         vectors: list[Vectors] = []
         for sequence, one in zip(sequences, found, strict=True):
             if one is None:
@@ -209,7 +209,7 @@ class Model(PretrainedModel):
         if estimator is not None:
             refuse_unknown("estimator", estimator, Estimator)
             chosen = Estimator(estimator)
-        wild_type = wild_type.upper()
+        wild_type = capitals(wild_type)
         variants = [_variant(mutant, wild_type, first_residue) for mutant in mutants]
         return score(chosen, predictor, wild_type, variants).values
 

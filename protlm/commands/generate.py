@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.commands.inputs import Duplicates, Proteins
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.model.decoding import GeneratedSequence, Sampling
@@ -128,7 +128,7 @@ def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
 
 def _residues(prefix: str) -> str:
     """Returns the prefix in upper case and without white space, as FASTA is read."""
-    residues = "".join(prefix.split()).upper()
+    residues = capitals("".join(prefix.split()))
     try:
         VOCABULARY.encode(residues)
     except InputDataError as error:

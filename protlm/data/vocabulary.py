@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from string import ascii_lowercase, ascii_uppercase
 from typing import final
 
 import numpy as np
@@ -114,6 +115,21 @@ class Vocabulary:
 
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO"
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
+
+_CAPITALS = str.maketrans(ascii_lowercase, ascii_uppercase)
+
+
+def capitals(letters: str) -> str:
+    """Returns the letters with a to z in upper case, and all others as they are.
+
+    `str.upper` would make residues of letters that are none: SS of ß, S of the long s, FF of a
+    ligature.
+
+    >>> capitals("mkß")
+    'MKß'
+    """
+    return letters.translate(_CAPITALS)
+
 
 VOCABULARY = Vocabulary(
     ("<cls>", "<pad>", "<eos>", "<unk>", *RESIDUES, ".", "-", "<null_1>", "<mask>")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from protlm.data.records import Tally, read_records
 from protlm.data.tables import read_table, read_text
+from protlm.data.vocabulary import capitals
 from protlm.errors import InputDataError, UserError
 
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -147,7 +148,7 @@ def _sequence_of(
         sequence = found[name]
     if not sequence:
         raise UserError(f"{where} has no sequence; add a column sequence, or --sequences FASTA")
-    return sequence.upper()
+    return capitals(sequence)
 
 
 def _sequences(path: Path, wanted: Set[str]) -> dict[str, str]:

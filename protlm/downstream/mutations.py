@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.errors import InputDataError
 
 _SUBSTITUTION = re.compile(r"([A-Z])([0-9]{1,9})([A-Z])")
@@ -73,7 +73,7 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
     >>> parse_mutant("K2R", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)
     """
-    found = [_parse(part, wild_type, first_residue) for part in text.upper().split(":")]
+    found = [_parse(part, wild_type, first_residue) for part in capitals(text).split(":")]
     positions = [substitution.position for substitution in found]
     for position in positions:
         if positions.count(position) > 1:
@@ -90,7 +90,7 @@ def is_mutant(text: str) -> bool:
     >>> is_mutant("A1P:D2N"), is_mutant("MKT")
     (True, False)
     """
-    return all(_SUBSTITUTION.fullmatch(part) for part in text.upper().split(":"))
+    return all(_SUBSTITUTION.fullmatch(part) for part in capitals(text).split(":"))
 
 
 def _parse(part: str, wild_type: str, first_residue: int) -> Substitution:
@@ -128,7 +128,7 @@ def parse_sequence(sequence: str, wild_type: str) -> Variant:
     >>> parse_sequence("MKKT", "MKT").indel
     'MKKT'
     """
-    sequence = sequence.upper()
+    sequence = capitals(sequence)
     check_residues(sequence, "mutated_sequence")
     if len(sequence) != len(wild_type):
         return Variant(indel=sequence)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data.tables import read_table
+from protlm.data.vocabulary import capitals
 from protlm.downstream.mutations import (
     Variant,
     check_residues,
@@ -90,7 +91,7 @@ def read_variants(path: Path, wild_type: str, *, first_residue: int = 1) -> Vari
 
 def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Variant:
     mutant, sequence = (
-        cells.get(name, "").strip().upper() for name in ("mutant", "mutated_sequence")
+        capitals(cells.get(name, "").strip()) for name in ("mutant", "mutated_sequence")
     )
     if not mutant and not sequence:
         raise InputDataError("there is neither a mutant nor a mutated_sequence")
@@ -165,7 +166,7 @@ def read_reference(path: Path) -> dict[str, Assay]:
     assays = {}
     for line, row in lines:
         cells = dict(zip(columns, row, strict=True))
-        name, wild_type = cells["DMS_id"], cells["target_seq"].strip().upper()
+        name, wild_type = cells["DMS_id"], capitals(cells["target_seq"].strip())
         check_residues(wild_type, f"{path}, line {line}: target_seq")
         if name in assays:
             raise InputDataError(

@@ -19,7 +19,7 @@ from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective, Positions
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.errors import InputDataError, UserError, one_of
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
@@ -124,7 +124,7 @@ class PretrainedModel:
         """
         if not sequence:
             raise InputDataError("a sequence is empty; leave it out")
-        tokens_L = VOCABULARY.encode(sequence.upper())
+        tokens_L = VOCABULARY.encode(capitals(sequence))
         if self.max_residues is not None and len(tokens_L) > self.max_residues:
             raise UserError(
                 f"a sequence of {len(tokens_L)} residues is longer than the {self.max_residues} "

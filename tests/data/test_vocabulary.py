@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
+from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, capitals
 from protlm.errors import InputDataError
 
 # As in the vocab.txt of ESM-2.
@@ -51,3 +51,10 @@ def test_encode_is_total_over_letters(number):
     else:
         with pytest.raises(InputDataError, match="residue 2"):
             VOCABULARY.encode(f"M{letter}")
+
+
+@pytest.mark.parametrize("letter", ["ß", "ſ", "ı", "ﬀ", "ŉ", "µ"])
+def test_letters_that_only_unicode_raises_to_residues_are_refused(letter: str):
+    assert capitals(f"mk{letter}t") == f"MK{letter}T"
+    with pytest.raises(InputDataError, match="residue 3"):
+        VOCABULARY.encode(capitals(f"mk{letter}t"))
