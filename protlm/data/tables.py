@@ -1,37 +1,80 @@
-"""Tables with a header, comma- or tab-separated, plain or gzip."""
+"""Tables with a header, separated by commas, tabs or semicolons, plain or gzip; and their cells."""
 
 import csv
-import gzip
 import io
-import zlib
-from collections.abc import Iterator
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
+from protlm.data.records.source import ByteSource
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
+
+# Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
+_MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# A cell is missing if it is one of these, as pandas writes and reads them; `none` may be a class.
+MISSING = frozenset(
+    ["", "#N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "NAN", "None"]
+)
+# What spreadsheets run as a formula: not numbers or ranges of them, or a single sign.
+_FORMULA = re.compile(
+    r"(?!.$)(?:[=@\t\r\n＝＠]|[+\-＋－](?!([0-9.,%eE+-]*|inf|infinity|nan)$))", re.IGNORECASE
+)
 
 
 def read_text(path: Path, what: str) -> str:
     """Returns the content of a UTF-8 file, plain or gzip, without a byte order mark.
 
     Raises:
-        InputDataError: the file is missing or damaged; `what` describes the expected one.
+        InputDataError: the file is missing, damaged, in another encoding or too large; `what`
+            describes the expected one.
     """
+    content = bytearray()
+    with ByteSource(existing_file(path, what), what) as source:
+        for chunk in source.chunks():
+            content += chunk
+            if len(content) > min(_MOST_BYTES, max(_BOMB_BYTES, _BOMB_RATIO * source.num_bytes)):
+                raise InputDataError(
+                    f"{path} expands to over {len(content) >> 20:,} MiB, too much for {what}; "
+                    "divide it, or give another file"
+                )
     try:
-        content = existing_file(path, what).read_bytes()
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputDataError(f"{path} cannot be read as {what}: {error}") from error
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputDataError(
+            f"{path}, line {line}: it cannot be read as {what}, since byte {error.start + 1:,} is "
+            f"not UTF-8; if it was saved as Latin-1, type: iconv -f CP1252 -t UTF-8 {path.name}"
+        ) from None
 
 
-def read_table(path: Path, what: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+def number_of(text: str) -> float | None:
+    """Returns a finite number that is written with ASCII digits and a point; None of other text."""
+    value = float(text) if _NUMBER.fullmatch(text) else math.inf
+    return value if math.isfinite(value) else None
+
+
+def write_rows(file: IO[str], delimiter: str, rows: Iterable[Sequence[str]]) -> None:
+    """Writes rows of a table; a cell that spreadsheets would run as a formula begins with `'`."""
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer.writerows([f"'{one}" if _FORMULA.match(one) else one for one in row] for row in rows)
+
+
+def read_table(
+    path: Path, what: str, names: Iterable[str] = ()
+) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Returns the header, and an iterator over the line numbers and cells of the rows.
+
+    Blanks around the names of columns are removed, and rows without any text are left out.
 
     Args:
         path: the table.
         what: its description in messages.
+        names: columns whose names are also found in other cases, and returned as they are here.
 
     Raises:
         InputDataError: the table is missing or damaged, or a column is repeated; while iterating, a
@@ -39,7 +82,9 @@ def read_table(path: Path, what: str) -> tuple[list[str], Iterator[tuple[int, li
     """
     lines = _rows(path, read_text(path, what))
     _, columns = next(lines, (0, []))
-    repeated = sorted({name for name in columns if name and columns.count(name) > 1})
+    wanted = {name.lower(): name for name in names}
+    columns = [wanted.get(name.strip().lower(), name.strip()) for name in columns]
+    repeated = sorted(name for name, count in Counter(columns).items() if name and count > 1)
     if repeated:
         raise InputDataError(
             f"{path} has several columns of the name {', '.join(repeated)[:200]}; rename all but "
@@ -64,20 +109,21 @@ def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
     place, label = columns.index(key), columns.index(column)
     found: dict[str, str] = {}
     for line, row in rows:
-        if row[place] in found:
+        if (name := row[place].strip()) in found:
             raise InputDataError(
-                f"{path}, line {line}: {row[place]} is repeated; leave one row for each {key}"
+                f"{path}, line {line}: {name} is repeated; leave one row for each {key}"
             )
-        found[row[place]] = row[label]
+        found[name] = row[label].strip()
     return found
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    delimiter = "\t" if "\t" in text.lstrip("\r\n").partition("\n")[0] else ","
+    header = text.lstrip("\r\n ").partition("\n")[0]
+    delimiter = "\t" if "\t" in header else max(",;", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         for row in reader:
-            if row:
+            if any(map(str.strip, row)):
                 yield reader.line_num, row
     except csv.Error as error:
         raise InputDataError(f"{path}, line {reader.line_num}: {error}") from error

@@ -1,11 +1,12 @@
 """Tables of labels: columns by name, a byte order mark, blank lines, and refused ones."""
 
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
 
-from protlm.data.tables import read_labels
+from protlm.data.tables import number_of, read_labels, read_table, read_text, write_rows
 from protlm.errors import InputDataError
 
 
@@ -16,8 +17,9 @@ from protlm.errors import InputDataError
         "\ufeffaccession\tlength\tcluster30\r\nA\t3\tf0\r\nB\t4\t\r\n",
         "\naccession\tlength\tcluster30\nA\t3\tf0\n\nB\t4\t\n\n",
         "accession,length,cluster30\nA,3,f0\nB,4,\n",
+        '"accession";"length";" cluster30 "\r\n"A";3;f0 \r\nB;4;\r\n;;\r\n',
     ],
-    ids=["plain", "byte order mark", "blank lines", "commas"],
+    ids=["plain", "byte order mark", "blank lines", "commas", "semicolons"],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_labels_are_read_by_the_names_of_columns(
@@ -35,10 +37,40 @@ def test_labels_are_read_by_the_names_of_columns(
         ("accession\tcluster30\nA\n", "line 2: 1 fields"),
         ("accession\tcluster30\nA\tf0\n\nA\tf1\n", "line 4: A is repeated; leave one row"),
         ("", "not accession"),
-        ("accession\tcluster30\n\xff\n", "cannot be read"),
+        ("accession\tcluster30\n\xff\n", r"line 2: it cannot be read as .*iconv -f CP1252"),
+        ("\xff\xfea\0c\0", "the text is UTF-16; type: iconv -f UTF-16 -t UTF-8"),
     ],
 )
 def test_a_bad_table_of_labels_is_named(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_bytes(content.encode("latin-1"))
     with pytest.raises(InputDataError, match=words):
         read_labels(tmp_path / "t.tsv", "accession", "cluster30")
+
+
+@pytest.mark.parametrize("text", ["-1.5e3", "+5", ".5", "007", "1e-300"])
+def test_numbers_are_ascii_digits_with_a_point(text: str) -> None:
+    assert number_of(text) == float(text)
+
+
+def test_what_only_python_or_people_read_is_not_a_number() -> None:
+    others = ("inf", "nan", "1e400", "1_000", "\u0663", "0,5", "12%", ">1", "0x1", "1e", "--1", "")
+    assert [number_of(text) for text in others] == [None] * len(others)
+
+
+def test_formulas_are_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    formulas = ["=1+1", "@SUM(A1)", "+A1", "-cmd|x", "\tx", "\uff1d1"]
+    others = ["-0.5", "+5", "-1e-3", "-inf", "-", "+", "=", "", "P1", "'=1", "-1,5", "M1A"]
+    write_rows(sys.stdout, "|", [[*formulas, *others]])
+    written = capsys.readouterr().out
+    assert written.startswith("'=1+1|'@SUM(A1)|'+A1|\"'-cmd|x\"|'\tx|'\uff1d1|")
+    assert written.endswith("|" + "|".join(others) + "\n")
+
+
+def test_tables_that_expand_too_much_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"a" * (1 << 20)) * 80)
+    with pytest.raises(InputDataError, match="expands to over 64 MiB, too much for a table"):
+        read_text(tmp_path / "b.gz", "a table")
+    repeated = "".join(f"c{number % 99_999}\t" for number in range(100_000))
+    (tmp_path / "w.tsv").write_text(repeated)
+    with pytest.raises(InputDataError, match="several columns of the name c0;"):
+        read_table(tmp_path / "w.tsv", "a table")
