@@ -133,6 +133,9 @@ Reference = Annotated[
 FirstResidue = Annotated[
     int, typer.Option(help="Number of the wild type's first residue in the column mutant.")
 ]
+SkipInvalid = Annotated[
+    bool, typer.Option("--skip-invalid", help="Leave rows unscored that cannot be scored.")
+]
 PerToken = Annotated[
     bool,
     typer.Option(

@@ -16,6 +16,7 @@ from protlm.commands.score_results import (
     check_table_output,
     is_table,
     print_results,
+    report_table,
     score_text,
     write_json,
     write_table,
@@ -47,6 +48,7 @@ class ScoreOptions:
         reference: ProteinGym's reference file, in place of a wild type.
         estimators: one column each; empty takes the model's default.
         first_residue: the number of the wild type's first residue in the column `mutant`.
+        skip_invalid: leaves the scores of rows empty that cannot be scored.
         per_token: as for `protlm.downstream.estimators.score`.
         tokens_per_batch: rows times length of a batch, at most.
         json: a file for all metrics and their intervals.
@@ -58,6 +60,7 @@ class ScoreOptions:
     reference: Path | None = None
     estimators: tuple[Estimator, ...] = ()
     first_residue: int = 1
+    skip_invalid: bool = False
     per_token: bool = False
     tokens_per_batch: int = 16_384
     json: Path | None = None
@@ -92,6 +95,7 @@ def score_variants(
     for source in sources:
         # All tables, before the first is scored, which may take hours.
         table = _read(source, assays, options)
+        report_table(source, table)
         for estimator in estimators:
             _check_table(source, table, estimator, predictor)
             _check_lengths(source, table, assays[_name(source)].wild_type, predictor)
@@ -250,7 +254,12 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
 
 def _read(source: Path, assays: Mapping[str, Assay], options: ScoreOptions) -> VariantTable:
     wild_type = assays[_name(source)].wild_type
-    return read_variants(source, wild_type, first_residue=options.first_residue)
+    return read_variants(
+        source,
+        wild_type,
+        first_residue=options.first_residue,
+        skip_invalid=options.skip_invalid,
+    )
 
 
 def _check_table(
@@ -290,7 +299,8 @@ def _result(name: str, table: VariantTable, estimator: Estimator, scores: Scores
 
 
 def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Scores]) -> None:
-    columns = np.stack([scores.values for scores in found.values()], axis=1)
+    columns = np.full((len(table.rows), len(found)), np.nan)
+    columns[table.scored] = np.stack([scores.values for scores in found.values()], axis=1)
     rows = (
         [*row, *map(score_text, values)] for row, values in zip(table.rows, columns, strict=True)
     )

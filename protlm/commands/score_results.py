@@ -1,8 +1,9 @@
 """The results of `protlm score`: tables of scores, and metrics for the terminal and as JSON."""
 
-import csv
 import json
 import math
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,18 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from protlm.data.tables import write_rows
 from protlm.downstream.estimators import Estimator, Scores
 from protlm.downstream.score_metrics import METRICS, Agreement, averages
-from protlm.downstream.variants import Assay
+from protlm.downstream.variants import Assay, VariantTable
 from protlm.errors import UserError
 from protlm.paths import check_output, complete_file
 from protlm.terminal import console, printable
 
 # The top 10 % of fewer variants has none.
 _FEW_VARIANTS = 10
+# Parts of the names that people give to measured scores.
+_LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
@@ -96,10 +100,18 @@ def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]
         complete_file(path) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,
     ):
-        delimiter = _SEPARATORS[path.suffix.lower()]
-        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+        write_rows(file, _SEPARATORS[path.suffix.lower()], [[*header], *rows])
+
+
+def report_table(source: Path, table: VariantTable) -> None:
+    """Prints on standard error the rows without scores, and what may be the measured ones."""
+    if table.unscored:
+        text = f"{table.describe_unscored(source)}; rows left unscored: {len(table.unscored):,}"
+        print(printable(text), file=sys.stderr)
+    likely = " or ".join(filter(_LIKELY.search, table.columns))
+    if likely and "DMS_score" not in table.columns:
+        text = f"{source} has no column DMS_score to compare with; if {likely} is that, rename it"
+        print(printable(text), file=sys.stderr)
 
 
 def score_text(value: float) -> str:

@@ -1,13 +1,26 @@
 """Variants of a protein: substitutions such as A1P:D2N, insertions and deletions."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.errors import InputDataError
 
-_SUBSTITUTION = re.compile(r"([A-Z])([0-9]{1,9})([A-Z])")
+_CODES = dict(
+    re.findall(
+        r"(\w+)=(.)",
+        "ALA=A ARG=R ASN=N ASP=D CYS=C GLN=Q GLU=E GLY=G HIS=H ILE=I LEU=L LYS=K MET=M PHE=F PRO=P "
+        "SER=S THR=T TRP=W TYR=Y VAL=V ASX=B GLX=Z PYL=O SEC=U XAA=X TER=*",
+    )
+)
+_LETTER = "|".join(["[A-Z]", *_CODES])
+_SUBSTITUTION = re.compile(rf"({_LETTER})([0-9]{{1,9}})({_LETTER}|[=*])")
+# Names of HGVS, also with the accession of the protein: NP_000537.3:p.[Ala1Pro;Asp2Asn].
+_HGVS = re.compile(r"(?:(?:NP_|XP_|ENSP)[0-9]+(?:\.[0-9]+)?:)?P\.(\[[^][]*\]|[^][;:]*)")
+# Those of Enrich2 and MaveDB, synonymous variants among them, and others that people write.
+_WILD_TYPES = ("=", "_WT", "_SY", "WT", "WILD TYPE", "WILD-TYPE", "WILDTYPE", "SYNONYMOUS")
 _ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
 
 
@@ -59,10 +72,10 @@ class Variant:
 
 
 def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Variant:
-    """Parses substitutions in ProteinGym's notation, joined by colons.
+    """Parses substitutions in the notation of ProteinGym, joined by colons, or of HGVS.
 
     Args:
-        text: for instance A1P:D2N.
+        text: for instance A1P:D2N, Ala1Pro, p.[Ala1Pro;Asp2Asn]; of the wild type `_wt`, WT or p.=.
         wild_type: the sequence that the substitutions refer to.
         first_residue: the number of its first residue.
 
@@ -73,10 +86,17 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
     >>> parse_mutant("K2R", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)
     """
-    found = [_parse(part, wild_type, first_residue) for part in capitals(text).split(":")]
-    positions = [substitution.position for substitution in found]
-    for position in positions:
-        if positions.count(position) > 1:
+    for match in (parts := [_SUBSTITUTION.fullmatch(part) for part in _parts(text)]):
+        if match is None or match[3] in ("*", "TER"):
+            stop = "" if match is None else " but a stop, which has no score"
+            raise InputDataError(
+                f"{text.strip()[:50]!r} is not a substitution{stop}; write it as A1P or p.Ala1Pro, "
+                "and several as A1P:D2N"
+            )
+    found = [_parse(match, wild_type, first_residue) for match in parts if match]
+    positions = Counter(substitution.position for substitution in found)
+    for position, count in positions.items():
+        if count > 1:
             raise InputDataError(
                 f"{text} replaces position {position + first_residue} more than once; name each "
                 "position once"
@@ -87,19 +107,27 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
 def is_mutant(text: str) -> bool:
     """Returns whether a text is substitutions by its notation, which may not fit a wild type.
 
-    >>> is_mutant("A1P:D2N"), is_mutant("MKT")
-    (True, False)
+    >>> is_mutant("A1P:D2N"), is_mutant("p.Ala1Pro"), is_mutant("_wt"), is_mutant("MKT")
+    (True, True, True, False)
     """
-    return all(_SUBSTITUTION.fullmatch(part) for part in capitals(text).split(":"))
+    return all(_SUBSTITUTION.fullmatch(part) for part in _parts(text))
 
 
-def _parse(part: str, wild_type: str, first_residue: int) -> Substitution:
-    match = _SUBSTITUTION.fullmatch(part)
-    if match is None:
-        raise InputDataError(
-            f"{part[:50]!r} is not a substitution; write it as A1P, and several as A1P:D2N"
-        )
-    expected, number, mutant = match[1], int(match[2]), match[3]
+def _parts(text: str) -> list[str]:
+    """Returns the substitutions of a text, in capitals; none of the wild type."""
+    letters = capitals(text.strip())
+    parts = letters.split(":")
+    if hgvs := _HGVS.fullmatch(letters):
+        parts = [
+            part.strip().removeprefix("(").removesuffix(")")
+            for part in hgvs[1].strip("[]").split(";")
+        ]
+    return [] if parts[0] in _WILD_TYPES and len(parts) == 1 else parts
+
+
+def _parse(match: re.Match[str], wild_type: str, first_residue: int) -> Substitution:
+    part, number = match[0], int(match[2])
+    expected, mutant = (_CODES.get(match[group], match[group]) for group in (1, 3))
     position = number - first_residue
     last_residue = first_residue + len(wild_type) - 1
     if not 0 <= position < len(wild_type):
@@ -112,6 +140,7 @@ def _parse(part: str, wild_type: str, first_residue: int) -> Substitution:
             f"{part}: position {number} of the wild type is {wild_type[position]}, not {expected}; "
             f"{_ADVICE}"
         )
+    mutant = expected if mutant == "=" else mutant
     check_residues(mutant, part)
     return Substitution(expected, position, mutant)
 

@@ -5,23 +5,24 @@ Notin et al. 2023 (doi:10.1101/2023.12.07.570727): a table of an assay has the c
 reference file has a row for each assay, with the columns `DMS_id` and `target_seq`.
 """
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from protlm.data.tables import read_table
+from protlm.data.records import ReadOptions, Tally
+from protlm.data.records.residues import residues
+from protlm.data.tables import MISSING, number_of, read_table
 from protlm.data.vocabulary import capitals
-from protlm.downstream.mutations import (
-    Variant,
-    check_residues,
-    is_mutant,
-    parse_mutant,
-    parse_sequence,
-)
+from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
 from protlm.errors import InputDataError
 
-_EMPTY = ("", "NA", "NaN")
+_MOST_LISTED = 5
+
+
+class _RejectedError(InputDataError):
+    """A sequence that a FASTA file could not have either: its row is counted, and not scored."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,13 @@ class VariantTable:
     Attributes:
         columns: the header.
         rows: the cells, as text.
-        variants: one for each row.
-        measured: the column DMS_score, float64, NaN where it is empty; None without the column.
-        is_fit: the column DMS_score_bin, False where DMS_score is empty; None without either
+        variants: one for each row that is scored.
+        measured: the column DMS_score of these, float64, NaN where it is empty; None without the
             column.
+        is_fit: the column DMS_score_bin of these, False where DMS_score is empty; None without
+            either column.
+        scored: the numbers of these rows.
+        unscored: line and reason of the others.
     """
 
     columns: list[str]
@@ -42,21 +46,34 @@ class VariantTable:
     variants: list[Variant]
     measured: np.ndarray | None
     is_fit: np.ndarray | None
+    scored: list[int]
+    unscored: list[str]
+
+    def describe_unscored(self, path: Path) -> str:
+        """Returns the number of rows that are not scored, with the first lines and reasons."""
+        if len(self.unscored) == 1:
+            return f"{path}, {self.unscored[0]}"
+        rows = f"{len(self.unscored):,} of {len(self.rows):,} rows"
+        return f"{path}: {rows} cannot be scored: {'; '.join(self.unscored[:_MOST_LISTED])}; ..."
 
 
-def read_variants(path: Path, wild_type: str, *, first_residue: int = 1) -> VariantTable:
+def read_variants(
+    path: Path, wild_type: str, *, first_residue: int = 1, skip_invalid: bool = False
+) -> VariantTable:
     """Reads a table of variants, comma- or tab-separated, plain or gzip.
 
-    A `mutated_sequence` is compared with the wild type; a `mutant` beside it has to agree.
+    A `mutated_sequence` is compared with the wild type; a `mutant` beside it has to agree. Rows
+    whose `mutated_sequence` a FASTA file could not have are not scored.
 
     Args:
         path: the table.
         wild_type: the sequence without mutations, in upper case.
         first_residue: the number of its first residue in the column `mutant`.
+        skip_invalid: whether other rows that cannot be scored are left out too.
 
     Raises:
-        InputDataError: the table is missing or damaged, or a row does not fit the wild type; the
-            message has the line.
+        InputDataError: the table is missing or damaged, or rows do not fit the wild type; the
+            message has their lines.
     """
     columns, lines = read_table(path, "a table of variants")
     if not {"mutant", "mutated_sequence"} & set(columns):
@@ -64,39 +81,44 @@ def read_variants(path: Path, wild_type: str, *, first_residue: int = 1) -> Vari
             f"{path} has the columns {', '.join(columns)[:200]}; name one of them mutant (A1P:D2N) "
             "or mutated_sequence"
         )
-    rows, variants, numbers = [], [], []
+    table, invalid, numbers = VariantTable(columns, [], [], None, None, [], []), 0, []
     for line, row in lines:
+        cells = dict(zip(columns, row, strict=True))
         try:
-            variants.append(
-                _variant(dict(zip(columns, row, strict=True)), wild_type, first_residue)
-            )
+            table.variants.append(_variant(cells, wild_type, first_residue))
+            table.scored.append(len(table.rows))
         except InputDataError as error:
-            raise InputDataError(f"{path}, line {line}: {error}") from None
-        rows.append(row)
+            table.unscored.append(f"line {line}: {error}")
+            invalid += not isinstance(error, _RejectedError)
+        table.rows.append(row)
         numbers.append(line)
-    if not rows:
+    if not table.rows:
         raise InputDataError(f"{path} has no variants; give a table with a row for each variant")
-    scores = _numbers(path, columns, rows, "DMS_score")
-    bins = _numbers(path, columns, rows, "DMS_score_bin")
+    if not table.variants or (invalid and not skip_invalid):
+        skip = ", or type --skip-invalid to leave their scores empty" if table.variants else ""
+        raise InputDataError(f"{table.describe_unscored(path)}; correct this{skip}")
+    scores, bins = (_numbers(path, table, numbers, name) for name in ("DMS_score", "DMS_score_bin"))
     if scores is None or bins is None:
-        return VariantTable(columns, rows, variants, scores, None)
+        return replace(table, measured=scores)
     missing = np.flatnonzero(np.isnan(bins) & ~np.isnan(scores))
     if len(missing):
         raise InputDataError(
-            f"{path}, line {numbers[missing[0]]}: DMS_score_bin is empty, and DMS_score is not; "
-            "fill it in, or remove the column to divide the variants at their median"
+            f"{path}, line {numbers[table.scored[missing[0]]]}: DMS_score_bin is empty, and "
+            "DMS_score is not; fill it in, or remove the column to divide the variants at their "
+            "median"
         )
-    return VariantTable(columns, rows, variants, scores, bins > 0)
+    return replace(table, measured=scores, is_fit=bins > 0)
 
 
 def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Variant:
-    mutant, sequence = (
-        capitals(cells.get(name, "").strip()) for name in ("mutant", "mutated_sequence")
-    )
-    if not mutant and not sequence:
+    mutant, given = (cells.get(name, "").strip() for name in ("mutant", "mutated_sequence"))
+    if not mutant and not given:
         raise InputDataError("there is neither a mutant nor a mutated_sequence")
-    if not sequence:
+    if not given:
         return parse_mutant(mutant, wild_type, first_residue=first_residue)
+    sequence, reason = residues(given, Tally(), ReadOptions())
+    if reason:
+        raise _RejectedError(f"mutated_sequence is rejected: {reason}")
     variant = parse_sequence(sequence, wild_type)
     if variant.indel is not None and is_mutant(mutant):
         raise InputDataError(
@@ -104,7 +126,7 @@ def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Varia
             f"{len(wild_type)}, as the wild type; correct one of the two"
         )
     # ProteinGym's tables of insertions and deletions repeat the sequence as `mutant`.
-    if mutant and mutant != sequence and variant.indel is None:
+    if mutant and capitals(mutant) not in (sequence, capitals(given)) and variant.indel is None:
         named = parse_mutant(mutant, wild_type, first_residue=first_residue).apply(wild_type)
         for number, (a, b) in enumerate(zip(named, sequence, strict=True), start=first_residue):
             if a != b:
@@ -115,23 +137,22 @@ def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Varia
     return variant
 
 
-def _numbers(path: Path, columns: list[str], rows: list[list[str]], name: str) -> np.ndarray | None:
-    """Returns a column as float64, NaN where it is empty; None without the column."""
-    if name not in columns:
+def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np.ndarray | None:
+    """Returns a column of the scored rows, NaN where it is empty; None without the column."""
+    if name not in table.columns:
         return None
-    place = columns.index(name)
-    values = np.full(len(rows), np.nan)
-    for number, row in enumerate(rows):
-        cell = row[place].strip()
-        try:
-            values[number] = np.nan if cell in _EMPTY else float(cell)
-        except ValueError:
-            values[number] = np.inf
-        if np.isinf(values[number]):
+    place = table.columns.index(name)
+    values = np.full(len(table.scored), np.nan)
+    for number, row in enumerate(table.scored):
+        cell = table.rows[row][place].strip()
+        if cell in MISSING:
+            continue
+        if (value := number_of(cell)) is None:
             raise InputDataError(
-                f"{path}: {name} of variant {number + 1} is {cell!r}, not a number; correct it or "
-                "leave it empty"
+                f"{path}, line {lines[row]}: {name} of variant {row + 1} is {cell!r}, not a "
+                "number with a decimal point; correct it or leave it empty"
             )
+        values[number] = value
     return values
 
 
@@ -166,13 +187,18 @@ def read_reference(path: Path) -> dict[str, Assay]:
     assays = {}
     for line, row in lines:
         cells = dict(zip(columns, row, strict=True))
-        name, wild_type = cells["DMS_id"], capitals(cells["target_seq"].strip())
-        check_residues(wild_type, f"{path}, line {line}: target_seq")
+        name = cells["DMS_id"].strip()
+        wild_type, reason = residues(cells["target_seq"], Tally(), ReadOptions())
         if name in assays:
             raise InputDataError(
                 f"{path}, line {line}: the DMS_id {name} is in an earlier line too; remove one of "
                 "them"
             )
+        if reason:
+            warnings.warn(
+                f"{path}, line {line}: {name} is left out, target_seq: {reason}", stacklevel=2
+            )
+            continue
         selection = cells.get("coarse_selection_type", "")
         assays[name] = Assay(wild_type, cells.get("UniProt_ID") or name, selection)
     return assays

@@ -38,7 +38,7 @@ WRONG = {
     "M\u0661A": "is not a substitution",
     f"M{'1' * 5000}A": "is not a substitution",
     "M1X": "M replaced by X has no score, as X is not one of the 20 amino acids",
-    "M1*": "is not a substitution",
+    "M1*": "'M1*' is not a substitution but a stop",
     "M1A,K2R": "several as A1P:D2N",
 }
 

@@ -74,7 +74,10 @@ WRONG = {
     "no row": ("mutant\n", "has no variants"),
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
     "a row too long": ("mutant\nM1A,1\n", "line 2: 2 fields, not the 1 of the header"),
-    "no residue": ("mutated_sequence\nMK-AYIAK\n", "line 2: mutated_sequence: '-' at residue 3"),
+    "no residue": ("mutated_sequence\nMK-AYIAK\n", "line 2: mutated_sequence is rejected: gap"),
+    "decimal commas": ("mutant;DMS_score\nM1A;0,5\n", "line 2: DMS_score of variant 1 is '0,5'"),
+    "other digits": ("mutant,DMS_score\nM1A,1_0\n", "is '1_0', not a number with a decimal point"),
+    "a letter that is none": ("mutant\nm\u01311a\n", "'m\u01311a' is not a substitution"),
     "an endless header": ("mutant," + "x" * 200_000 + "\nM1A,1\n", "line 1: field larger"),
     "an infinite number": ("mutant,DMS_score\nM1A,inf\n", "DMS_score of variant 1 is 'inf'"),
     "a missing bin": (
@@ -83,6 +86,44 @@ WRONG = {
     ),
     "no number": ("mutant,DMS_score\nM1A,high\n", "DMS_score of variant 1 is 'high', not a number"),
 }
+
+
+NOTATIONS = {
+    ("M1A", "Met1Ala", "p.Met1Ala", "p.(Met1Ala)", "p.M1A", "NP_000537.3:p.Met1Ala"): "M1A",
+    ("K2R:T3S", "p.[Lys2Arg;Thr3Ser]", "p.[(K2R);(T3S)]", "Lys2Arg:Thr3Ser"): "K2R:T3S",
+    ("K2K", "K2=", "p.Lys2="): "K2K",
+    ("_wt", "WT", "wt", "p.=", "p.(=)", "=", "_sy", "synonymous"): "",
+}
+UNREADABLE = ["p.Trp2Ter", "K2*", "p.Lys2fs", "p.Met1del", "c.4A>T", "p.[M1A];[K2R]", "A9P", "K2X"]
+
+
+def test_notations_of_laboratories(tmp_path: Path) -> None:
+    for notations, meant in NOTATIONS.items():
+        table = read_variants(written(tmp_path, "\n".join(["mutant", *notations])), WILD_TYPE)
+        expected = parse_mutant(meant, WILD_TYPE) if meant else Variant()
+        assert table.variants == [expected] * len(notations) and not table.unscored
+
+
+def test_all_rows_that_cannot_be_scored_are_named_or_skipped(tmp_path: Path) -> None:
+    rows = [
+        f"{one},{number},{number % 2}" for number, one in enumerate(["M1A", *UNREADABLE, "T3S"])
+    ]
+    path = written(tmp_path, "\n".join(["mutant,DMS_score,DMS_score_bin", *rows]))
+    words = r"8 of 10 rows cannot .*line 3: 'p.Trp2Ter'.*stop.*line 7: .*; \.\.\.; .*--skip-inv"
+    with pytest.raises(InputDataError, match=words):
+        read_variants(path, WILD_TYPE)
+    table = read_variants(path, WILD_TYPE, skip_invalid=True)
+    assert table.variants == [parse_mutant(one, WILD_TYPE) for one in ("M1A", "T3S")]
+    assert (table.scored, len(table.unscored), len(table.rows)) == ([0, 9], 8, 10)
+    assert table.measured is not None and table.is_fit is not None
+    assert (table.measured.tolist(), table.is_fit.tolist()) == ([0, 9], [False, True])
+
+
+def test_sequences_are_rejected_as_in_fasta_files(tmp_path: Path) -> None:
+    text = "mutated_sequence\nMKTAYIAK*\nMKT*YIAK\nmrtayiak\nMKTA-IAK\n"
+    table = read_variants(written(tmp_path, text), WILD_TYPE)
+    assert table.variants == [Variant(), parse_mutant("K2R", WILD_TYPE)] and table.scored == [0, 2]
+    assert "x: 2 of 4 rows cannot be scored: line 3: mutat" in table.describe_unscored(Path("x"))
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -107,7 +148,9 @@ def test_a_reference_file(tmp_path: Path) -> None:
         ("DMS_id\nA\n", "not target_seq; give ProteinGym's reference file"),
         ("DMS_id,target_seq\nA,MK\nB,MK\nA,MT\n", "line 4: the DMS_id A is in an earlier line"),
         ("DMS_id,target_seq,DMS_id\nA,MK,B\n", "several columns of the name DMS_id"),
-        ("DMS_id,target_seq\nA,MK1\n", "line 2: target_seq: '1' at residue 3"),
     ):
         with pytest.raises(InputDataError, match=words):
             read_reference(written(tmp_path, text))
+    rejected = written(tmp_path, "DMS_id,target_seq\nA,MK1\nB,MKT*\n")
+    with pytest.warns(UserWarning, match="line 2: A is left out, target_seq: digit"):
+        assert read_reference(rejected) == {"B": Assay("MKT", "B", "")}
