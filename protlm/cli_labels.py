@@ -33,6 +33,7 @@ Layers = Annotated[
 MinCount = Annotated[
     int, typer.Option(help="With several classes: ignore those of fewer proteins.")
 ]
+Separator = Annotated[str, typer.Option(help="Between the classes of one protein: ; , or |")]
 ClusterTable = Annotated[
     Path | None,
     typer.Option(help="cluster.tsv of MMseqs2, for splits without homologs on both sides."),
@@ -52,6 +53,7 @@ def probe(
     per_residue: PerResidue = False,
     layers: Layers = None,
     min_count: MinCount = 1,
+    separator: Separator = ";",
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
     toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
@@ -62,7 +64,7 @@ def probe(
     from protlm.commands.probe import probe_labels
     from protlm.downstream.probing import ProbeOptions
 
-    reading = _reading(sequences, label, task, min_count, cluster_table, cluster)
+    reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
     reading = replace(reading, per_residue=per_residue)
     options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed)
     probe_labels(labels, model_or_default(model), output, options, reading, device=device)
@@ -77,6 +79,7 @@ def finetune(
     task: TaskName = None,
     per_residue: PerResidue = False,
     min_count: MinCount = 1,
+    separator: Separator = ";",
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
     lora: Annotated[
@@ -103,7 +106,7 @@ def finetune(
     from protlm.loading import pick_device
     from protlm.training.finetuning import FinetuneSettings
 
-    reading = _reading(sequences, label, task, min_count, cluster_table, cluster)
+    reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
     reading = replace(reading, per_residue=per_residue)
     training = FinetuneSettings(
         epochs=epochs,
@@ -151,6 +154,7 @@ def _reading(
     column: str | None,
     task: str | None,
     min_count: int,
+    separator: str,
     cluster_table: Path | None,
     cluster: bool,
 ) -> "LabelOptions":
@@ -161,11 +165,13 @@ def _reading(
 
     if task is not None:
         refuse_unknown("--task", task, list(Task))
+    refuse_unknown("--separator", separator, ";,|")
     return LabelOptions(
         sequences=sequences,
         column=column,
         task=None if task is None else Task(task),
         min_count=min_count,
+        separator=separator,
         cluster_table=cluster_table,
         cluster=mmseqs_clusters.cluster_sequences if cluster else None,
     )

@@ -18,7 +18,7 @@ from protlm.commands.finetune_run import (
     fingerprint,
     refuse_complete,
 )
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
+from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.features import embeddings
@@ -27,7 +27,7 @@ from protlm.downstream.linear import LinearModel, fit, trainable
 from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
-from protlm.downstream.tasks import Targets, Task, targets_of
+from protlm.downstream.tasks import Targets, Task
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
@@ -99,9 +99,7 @@ def finetune_labels(
     if options.rank is not None:
         lora.check_targets(model.network, options.targets)
     proteins = read_examples(labels, model, reading)
-    given = [one.label for one in proteins.examples]
-    task = task_of(given, proteins, reading)
-    targets = targets_of(given, task, min_count=reading.min_count)
+    targets = targets_from(labels, proteins, reading)
     clusters = clusters_of(proteins, reading)
     seed = options.training.seed
     split = _with_valid(split_of(proteins.examples, clusters, seed=seed), seed)

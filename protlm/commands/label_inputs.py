@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protlm.data.tables import read_text
-from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import missing
-from protlm.downstream.tasks import Task, guess_task
+from protlm.downstream.tasks import (
+    SEPARATOR,
+    Targets,
+    Task,
+    guess_task,
+    refuse_labels_of_residues,
+    refuse_many_classes,
+    targets_of,
+)
 from protlm.errors import InputDataError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import printable
@@ -26,6 +33,7 @@ class LabelOptions:
         task: the kind of the labels; None guesses it.
         per_residue: the labels of a table are strings with one letter for each residue.
         min_count: with several classes, those of fewer proteins are ignored.
+        separator: of several classes.
         cluster_table: representative and member, separated by a tab.
         cluster: returns the cluster of each sequence; None does not cluster.
     """
@@ -35,6 +43,7 @@ class LabelOptions:
     task: Task | None = None
     per_residue: bool = False
     min_count: int = 1
+    separator: str = SEPARATOR
     cluster_table: Path | None = None
     cluster: Callable[[Sequence[str]], list[int]] | None = None
 
@@ -52,11 +61,6 @@ def read_examples(path: Path, model: PretrainedModel, reading: LabelOptions) -> 
     proteins = read_labeled_proteins(
         path, sequences=reading.sequences, column=reading.column, per_residue=per_residue
     )
-    for one in proteins.examples:
-        try:
-            VOCABULARY.encode(one.sequence)
-        except InputDataError as error:
-            raise InputDataError(f"{path}: {one.identifier}: {error}") from None
     longest = model.max_residues
     if longest is None:
         return proteins
@@ -66,14 +70,38 @@ def read_examples(path: Path, model: PretrainedModel, reading: LabelOptions) -> 
     return proteins.only(fits, f"longer than the {longest:,} residues that the model accepts")
 
 
-def task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOptions) -> Task:
-    """Returns the given kind of the labels, or guesses it.
+def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -> Targets:
+    """Returns the labels as numbers, and prints on standard error what they were taken for.
 
     Raises:
-        UserError: the given kind does not suit them.
+        UserError: the labels cannot be used, or their kind is ambiguous or another one.
     """
+    labels = [one.label for one in proteins.examples]
+    task = _task_of(labels, proteins, reading)
+    targets = targets_of(labels, task, min_count=reading.min_count, separator=reading.separator)
     if reading.task is None:
-        return guess_task(labels, per_residue=proteins.per_residue)
+        refuse_many_classes(targets)
+    names = f" of {len(targets.classes)} classes ({', '.join(targets.classes)[:80]})"
+    rows = len(labels) + sum(proteins.left_out.values())
+    taken = f"{path}: task: {task}{names if targets.classes else ''}"
+    parts = [taken, f"{len(labels):,} of {rows:,} rows are used"]
+    for what, counts in (("left out", proteins.left_out), ("changed", proteins.changed)):
+        if counts:
+            parts.append(f"{what}: " + ", ".join(f"{n:,} {why}" for why, n in counts.items()))
+    commas = sum("," in label for label in labels)
+    if commas and targets.classes and not proteins.per_residue and "," not in reading.separator:
+        parts.append(f"{commas:,} labels have commas, which separate nothing without --separator ,")
+    print(printable("; ".join(parts)), file=sys.stderr)
+    return targets
+
+
+def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOptions) -> Task:
+    if reading.task is None:
+        if not proteins.per_residue:
+            refuse_labels_of_residues(proteins.examples)
+        places = [one.place for one in proteins.examples]
+        per_residue, separator = proteins.per_residue, reading.separator
+        return guess_task(labels, per_residue=per_residue, separator=separator, places=places)
     if proteins.per_residue != (reading.task is Task.residue_classes):
         raise UserError(
             f"--task {reading.task} does not suit labels of "

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, task_of
+from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probing import MODEL, ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
-from protlm.downstream.tasks import targets_of
 from protlm.errors import UserError
 from protlm.loading import load_model
 from protlm.paths import check_output, complete_folder
@@ -50,9 +49,7 @@ def probe_labels(
     options = replace(options, layers=tuple(layers))
     proteins = read_examples(labels, model, reading)
     examples = proteins.examples
-    given = [one.label for one in examples]
-    task = task_of(given, proteins, reading)
-    targets = targets_of(given, task, min_count=reading.min_count)
+    targets = targets_from(labels, proteins, reading)
     clusters = clusters_of(proteins, reading)
     split = split_of(examples, clusters, seed=options.seed)
     leaked = leakage(examples, split, clusters)
@@ -69,7 +66,7 @@ def probe_labels(
     result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
     best = found[MODEL]
     assert best.layer is not None
-    fitted = Probe(task, targets.classes, best.layer, model.hash, best.fitted)
+    fitted = Probe(targets.task, targets.classes, best.layer, model.hash, best.fitted)
     with complete_folder(output) as folder:
         write_result(folder, result, options)
         write_predictions(folder, result)

@@ -8,11 +8,12 @@ second FASTA file, with one letter for each residue.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from protlm.data.records import Tally, read_records
-from protlm.data.tables import read_table, read_text
+from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.data.records.residues import residues
+from protlm.data.tables import MISSING, read_table, read_text
 from protlm.data.vocabulary import capitals
 from protlm.errors import InputDataError, UserError
 
@@ -26,13 +27,16 @@ _SPLITS = {
     "dev": VALID,
     "test": TEST,
 }
-_EMPTY = ("", "NA", "NaN", "nan")
 _NAMES = ("identifier", "accession", "id")
 _LABELS = ("label", "target")
-# A target may have spaces: it ends at the next KEY= or with the header.
-_ATTRIBUTE = re.compile(
-    r"(?:^|\s)(SET|TARGET|VALIDATION|CLUSTER)=((?<=TARGET=).*?(?=\s+\w+=|\s*$)|\S*)"
-)
+_OTHERS = ("sequence", "split", "set", "validation", "cluster")
+_ATTRIBUTES = ("SET", "TARGET", "VALIDATION", "CLUSTER")
+# An attribute of a header ends at the next one or with the header, so a target may have spaces.
+_KEY = re.compile(r"(?<!\S)(\w+)=")
+# Those that are not applied, and change what a record or its label means.
+_FOREIGN = re.compile(r"^>.*[ \t](MASK|INTERACTOR)=", re.MULTILINE)
+_NUCLEOTIDE_LETTERS = 50
+_MASK_ADVICE = f"masks are not applied: write {UNLABELED} for labels of masked residues, and"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Example:
         label: as written in the file; of residues, one letter each, `?` where it is unknown.
         split: `train`, `valid` or `test`; empty if the file has no splits.
         cluster: the name of the cluster; empty if it is unknown.
+        place: the file and line, for messages.
     """
 
     identifier: str
@@ -52,6 +57,7 @@ class Example:
     label: str
     split: str = ""
     cluster: str = ""
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,13 @@ class LabeledProteins:
         examples: in the order of the file.
         per_residue: whether each residue has a label.
         left_out: the number of rows without an example, by reason.
+        changed: the number of sequences that were changed, by the change.
     """
 
     examples: list[Example]
     per_residue: bool
     left_out: Mapping[str, int]
+    changed: Mapping[str, int] = field(default_factory=dict)
 
     def only(self, keep: Sequence[bool], reason: str) -> "LabeledProteins":
         """Returns the examples to keep, and counts the others under a reason."""
@@ -85,7 +93,8 @@ def read_labeled_proteins(
 ) -> LabeledProteins:
     """Reads a table or a FASTA file of labels, plain or gzip.
 
-    Rows without a label or, if there are splits, without a split are left out and counted.
+    Rows without a label or a usable sequence or, if there are splits, without a split are left out
+    and counted.
 
     Args:
         path: the file. A FASTA file without TARGET= in its headers has the labels of residues.
@@ -103,52 +112,99 @@ def read_labeled_proteins(
         if column is not None or (per_residue and "TARGET=" in text):
             raise UserError(
                 f"{path} is a FASTA file, whose labels are TARGET= in the headers, or letters of "
-                "residues; leave --label and --per-residue out"
+                "residues in place of these; leave --label and --per-residue out"
             )
         per_residue = "TARGET=" not in text
+        _check_fasta(path, text, per_residue=per_residue, has_sequences=sequences is not None)
         rows = _fasta_rows(path, text, per_residue=per_residue)
     else:
-        rows = _table_rows(path, column)
+        rows = _table_rows(path, column, per_residue=per_residue)
     rows = list(rows)
-    examples, counts = [], Counter[str]()
-    wanted = {name for _, one in rows for name in (one.identifier, accession(one.identifier))}
-    found = None if sequences is None else _sequences(sequences, wanted)
-    seen: set[str] = set()
-    for line, one in rows:
-        where = f"{path}, line {line}"
-        if one.label in _EMPTY or not one.label.strip(UNLABELED):
-            counts["without a label"] += 1
-            continue
-        if one.identifier in seen:
-            raise InputDataError(f"{where}: {one.identifier} is repeated; remove one of the two")
-        seen.add(one.identifier)
-        sequence = _sequence_of(one, where, found, sequences)
-        if per_residue and len(one.label) != len(sequence):
-            raise InputDataError(
-                f"{where}: {len(one.label)} labels for the {len(sequence)} residues of "
-                f"{one.identifier}; write one letter for each, {UNLABELED} where it is unknown"
-            )
-        examples.append(replace(one, sequence=sequence))
+    counts, tally = Counter[str](), Tally()
+    examples = list(_examples(rows, sequences, counts, tally, per_residue=per_residue))
     if any(one.split for one in examples):
         counts["without a split"] = sum(not one.split for one in examples)
         examples = [one for one in examples if one.split]
     if not examples:
-        raise InputDataError(f"{path} has no labels; give a row for each protein")
-    return LabeledProteins(examples, per_residue, {k: n for k, n in counts.items() if n})
+        reasons = ", ".join(f"{n:,} {why}" for why, n in counts.items() if n)
+        raise InputDataError(f"{path} has no labels ({reasons}); give a row for each protein")
+    _check_sequences(path, examples)
+    left_out = {why: number for why, number in counts.items() if number}
+    return LabeledProteins(examples, per_residue, left_out, tally.changed)
 
 
-def _sequence_of(
-    one: Example, where: str, found: Mapping[str, str] | None, sequences: Path | None
-) -> str:
+def _examples(
+    rows: Sequence[Example],
+    sequences: Path | None,
+    counts: Counter[str],
+    tally: Tally,
+    *,
+    per_residue: bool,
+) -> Iterator[Example]:
+    """Yields the usable rows with their sequences, and counts the others."""
+    wanted = {name for one in rows for name in (one.identifier, accession(one.identifier))}
+    found = None if sequences is None else _sequences(sequences, wanted)
+    seen: set[str] = set()
+    for one in rows:
+        if one.label in MISSING or not one.label.strip(UNLABELED):
+            counts["without a label"] += 1
+            continue
+        if one.identifier in seen:
+            raise InputDataError(
+                f"{one.place}: {one.identifier} is repeated; remove one of the two"
+            )
+        seen.add(one.identifier)
+        sequence, reason = residues(_sequence_of(one, found, sequences), tally, ReadOptions())
+        if reason:
+            counts[f"with a rejected sequence ({reason})"] += 1
+            continue
+        if per_residue and len(one.label) != len(sequence):
+            raise InputDataError(
+                f"{one.place}: {len(one.label)} labels for the {len(sequence)} residues of "
+                f"{one.identifier}; write one letter for each, {UNLABELED} where it is unknown"
+            )
+        yield replace(one, sequence=sequence)
+
+
+def _sequence_of(one: Example, found: Mapping[str, str] | None, sequences: Path | None) -> str:
     sequence = one.sequence
     if found is not None:
         name = one.identifier if one.identifier in found else accession(one.identifier)
         if name not in found:
-            raise InputDataError(f"{where}: {sequences} has no sequence of {one.identifier}")
+            raise InputDataError(f"{one.place}: {sequences} has no sequence of {one.identifier}")
         sequence = found[name]
-    if not sequence:
-        raise UserError(f"{where} has no sequence; add a column sequence, or --sequences FASTA")
-    return capitals(sequence)
+    elif not sequence:
+        raise UserError(f"{one.place} has no sequence; add a column sequence, or --sequences FASTA")
+    return sequence
+
+
+def _check_fasta(path: Path, text: str, *, per_residue: bool, has_sequences: bool) -> None:
+    """Refuses what a FASTA file of labels has and protlm does not apply, or lacks."""
+    if foreign := _FOREIGN.search(text):
+        line = text.count("\n", 0, foreign.start()) + 1
+        advice = f"{_MASK_ADVICE} remove MASK=" if foreign[1] == "MASK" else "pairs are not read"
+        raise InputDataError(f"{path}, line {line}: the header has {foreign[1]}=; {advice}")
+    mask = next((one for one in path.parent.glob("mask.fa*") if one.name != path.name), None)
+    if per_residue and mask is not None:
+        raise InputDataError(f"{path}: {_MASK_ADVICE} move {mask} to another folder")
+    if per_residue and not has_sequences:
+        raise UserError(
+            f"{path}: the headers lack TARGET= and SET= (of labels of proteins: '>ID TARGET=class "
+            "SET=train'); if the letters are labels of residues, type --sequences FASTA"
+        )
+
+
+def _check_sequences(path: Path, examples: Sequence[Example]) -> None:
+    """Refuses labels that are the sequences themselves, and nucleotides."""
+    same = sum(capitals(one.label) == one.sequence for one in examples)
+    if 2 * same >= len(examples):
+        raise InputDataError(
+            f"{path}: {same:,} of {len(examples):,} labels are the sequences themselves; headers "
+            "of labels of proteins need TARGET= and SET= ('>ID TARGET=class SET=train')"
+        )
+    letters = "".join(one.sequence for one in examples)
+    if len(letters) >= _NUCLEOTIDE_LETTERS and {*letters} <= {*"ACGTUN"}:
+        raise InputDataError(f"{path}: the sequences look like DNA or RNA; translate them first")
 
 
 def _sequences(path: Path, wanted: Set[str]) -> dict[str, str]:
@@ -163,6 +219,9 @@ def _sequences(path: Path, wanted: Set[str]) -> dict[str, str]:
             found[record.identifier] = record.sequence
         if (name := accession(record.identifier)) in wanted:
             found.setdefault(name, record.sequence)
+    # The rows of rejected records are counted.
+    for identifier, _, _ in (one for some in tally.listed.values() for one in some):
+        found.setdefault(accession(identifier), found.setdefault(identifier, ""))
     tally.warn_of_rejected(path)
     return found
 
@@ -177,9 +236,13 @@ def accession(identifier: str) -> str:
     return parts[1] if len(parts) > 1 else identifier
 
 
-def _table_rows(path: Path, column: str | None) -> Iterator[tuple[int, Example]]:
-    columns, lines = read_table(path, "a table of labels")
-    label = next((name for name in ([column] if column else _LABELS) if name in columns), None)
+def _table_rows(path: Path, column: str | None, *, per_residue: bool) -> Iterator[Example]:
+    given = [] if column is None else [column]
+    names = (*_NAMES, *_LABELS, *_OTHERS, *given)
+    columns, lines = read_table(path, "a table of labels", names)
+    if masks := [one for one in columns if per_residue and "mask" in one.lower()]:
+        raise InputDataError(f"{path} has the column {masks[0]}, and {_MASK_ADVICE} remove it")
+    label = next((name for name in (given or _LABELS) if name in columns), None)
     if label is None:
         raise InputDataError(
             f"{path} has the columns {', '.join(columns)[:200]}, not {column or 'label'}; choose "
@@ -193,46 +256,52 @@ def _table_rows(path: Path, column: str | None) -> Iterator[tuple[int, Example]]
         )
     for line, row in lines:
         cells = {key: cell.strip() for key, cell in zip(columns, row, strict=True)}
-        yield (
-            line,
-            Example(
-                identifier=cells[name] if name else f"line {line}",
-                sequence=cells.get("sequence", ""),
-                label=cells[label],
-                split=_split_of(cells, f"{path}, line {line}"),
-                cluster=cells.get("cluster", ""),
-            ),
+        place = f"{path}, line {line}"
+        yield Example(
+            identifier=cells[name] if name else f"line {line}",
+            sequence=cells.get("sequence", ""),
+            label=cells[label],
+            split=_split_of(cells, place),
+            cluster=cells.get("cluster", ""),
+            place=place,
         )
 
 
-def _fasta_rows(path: Path, text: str, *, per_residue: bool) -> Iterator[tuple[int, Example]]:
+def _fasta_rows(path: Path, text: str, *, per_residue: bool) -> Iterator[Example]:
     header, number, letters = "", 0, []
     for line, content in enumerate([*text.splitlines(), ">"], start=1):
         if not content.startswith(">"):
             letters.append(content.strip())
             continue
         if header:
-            yield number, _fasta_example(path, number, header, "".join(letters), per_residue)
+            yield _fasta_example(f"{path}, line {number}", header, "".join(letters), per_residue)
         header, number, letters = content[1:].strip(), line, []
         if not header and line <= len(text.splitlines()):
             raise InputDataError(f"{path}, line {line}: the header has no identifier")
 
 
-def _fasta_example(path: Path, line: int, header: str, letters: str, per_residue: bool) -> Example:
-    cells = {key.lower(): value for key, value in _ATTRIBUTE.findall(header)}
+def _fasta_example(place: str, header: str, letters: str, per_residue: bool) -> Example:
+    keys = list(_KEY.finditer(header))
+    ends = [*(key.start() for key in keys[1:]), len(header)]
+    cells = {}
+    for key, end in zip(keys, ends, strict=False):
+        value = header[key.end() : end].strip()
+        if key[1] in _ATTRIBUTES:
+            cells[key[1].lower()] = value if key[1] == "TARGET" else value.partition(" ")[0]
     return Example(
         identifier=header.split()[0],
         sequence="" if per_residue else letters,
         label=letters if per_residue else cells.get("target", ""),
-        split=_split_of(cells, f"{path}, line {line}"),
+        split=_split_of(cells, place),
         cluster=cells.get("cluster", ""),
+        place=place,
     )
 
 
 def _split_of(cells: Mapping[str, str], where: str) -> str:
     """Returns the split from the columns or attributes split, set and validation."""
     given = cells.get("split", cells.get("set", ""))
-    if given in _EMPTY:
+    if given in MISSING:
         return ""
     split = _SPLITS.get(given.lower())
     if split is None:
@@ -245,7 +314,7 @@ def _split_of(cells: Mapping[str, str], where: str) -> str:
 
 
 def _is_true(given: str, where: str) -> bool:
-    if given in _EMPTY or given.lower() in ("false", "0"):
+    if given in MISSING or given.lower() in ("false", "0"):
         return False
     if given.lower() in ("true", "1"):
         return True

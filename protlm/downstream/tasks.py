@@ -1,6 +1,6 @@
 """What is predicted: a number, a class or several classes of a protein, or classes of residues."""
 
-import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,15 @@ from enum import StrEnum
 
 import numpy as np
 
-from protlm.downstream.labels import UNLABELED
+from protlm.data.tables import number_of
+from protlm.downstream.labels import UNLABELED, Example
 from protlm.errors import InputDataError, UserError
 
-_SEPARATORS = (";", ",")
+SEPARATOR = ";"
 # Integers with at most this many values are classes.
 _MOST_INTEGER_CLASSES = 10
+# Labels of residues may be too many or too few in a tenth of the proteins.
+_NEARLY_ALL = 0.9
 
 
 class Task(StrEnum):
@@ -49,58 +52,160 @@ class Targets:
         return np.flatnonzero(np.isin(self.groups, proteins))
 
 
-def guess_task(labels: Sequence[str], *, per_residue: bool) -> Task:
-    """Returns the kind of labels.
+def guess_task(
+    labels: Sequence[str],
+    *,
+    per_residue: bool,
+    separator: str = SEPARATOR,
+    places: Sequence[str] = (),
+) -> Task:
+    """Returns the kind of labels; `places` are the file and line of each, for messages.
+
+    Raises:
+        InputDataError: the labels are numbers but for a few, or lists of numbers or of programs.
 
     >>> guess_task(["0.5", "2"], per_residue=False)
     <Task.number: 'number'>
-    >>> guess_task(["0", "1", "1"], per_residue=False)
+    >>> guess_task(["0", "1", "1", "unknown"], per_residue=False)
     <Task.one_class: 'class'>
     >>> guess_task(["nucleus", "nucleus;cytoplasm"], per_residue=False)
     <Task.several_classes: 'multi-label'>
     """
     if per_residue:
         return Task.residue_classes
-    values = [_number(label) for label in labels]
-    if not any(math.isnan(value) for value in values):
-        is_integer = all(value.is_integer() for value in values)
-        few = len(set(values)) <= _MOST_INTEGER_CLASSES
-        return Task.one_class if is_integer and few else Task.number
-    return Task.several_classes if _separator(labels) else Task.one_class
+    values = [value for label in labels if (value := number_of(label)) is not None]
+    if len(values) == len(labels):
+        return _task_of_numbers(values)
+    if _are_numbers(labels, separator):
+        row = next(row for row, label in enumerate(labels) if number_of(label) is None)
+        commas = ", --separator , if commas separate classes" if "," in labels[row] else ""
+        raise InputDataError(
+            f"{places[row] if places else 'labels'}: {labels[row]!r} is not a number with digits "
+            f"and a decimal point, and {len(values):,} of {len(labels):,} labels are; correct it "
+            f"or leave it empty, or type --task class if the labels are classes{commas}"
+        )
+    _refuse_lists(labels)
+    if not any(separator in label for label in labels):
+        return Task.one_class
+    parts = [part for label in labels for part in label.split(separator)]
+    numbers = [value for part in parts if (value := _meant(part, separator)) is not None]
+    if len(numbers) == len(parts) and not all(value.is_integer() for value in numbers):
+        raise InputDataError(
+            f"labels such as {labels[0][:40]!r} are lists of numbers; give one for each protein, "
+            "or type --task multi-label if they are classes"
+        )
+    return Task.several_classes
 
 
-def targets_of(labels: Sequence[str], task: Task, *, min_count: int = 1) -> Targets:
+def _task_of_numbers(values: Sequence[float]) -> Task:
+    is_integer = all(value.is_integer() for value in values)
+    few = len(set(values)) <= _MOST_INTEGER_CLASSES
+    return Task.one_class if is_integer and few else Task.number
+
+
+def _are_numbers(labels: Sequence[str], separator: str) -> bool:
+    """Returns whether labels, not all of them plain numbers, seem to be meant as numbers."""
+    # Such as 12% or 0,5 throughout.
+    if None not in [_meant(label, separator) for label in labels]:
+        return True
+    meant = [_meant(label.lstrip("<>=~≤≥≈ "), separator) for label in labels]
+    values = [value for value in meant if value is not None]
+    is_most = 2 * len(values) >= len(labels) or len(set(values)) > _MOST_INTEGER_CLASSES
+    # Two kinds or three, each of them twice on average, are classes.
+    is_few = np.isfinite(values).all() and len(set(labels)) <= min(3, len(labels) / 2)
+    return is_most and not is_few and _task_of_numbers(values) is Task.number
+
+
+def _meant(label: str, separator: str) -> float | None:
+    """Returns the number that a label such as 12%, 0,5, 1e400 or 1_000 means, or None."""
+    text = label.rstrip("% ")
+    try:
+        return float(text if separator == "," else text.replace(",", "."))
+    except ValueError:
+        return None
+
+
+def _items(label: str) -> list[str]:
+    return re.findall(r"""[^][(){}'",;\s]+""", label)
+
+
+def _refuse_lists(labels: Sequence[str]) -> None:
+    for label in labels:
+        is_list = label[:1] + label[-1:] in ("[]", "{}") and len(_items(label)) != 1
+        if is_list or label[:2] in ("['", '["', "{'", "('"):
+            raise InputDataError(
+                f"the label {label[:40]!r} is a list as programs write it; write its classes "
+                f"without brackets and quotes, separated by {SEPARATOR}"
+            )
+
+
+def refuse_labels_of_residues(examples: Sequence[Example]) -> None:
+    """Refuses labels of proteins if nearly all have a letter, or an item, for each residue."""
+
+    def is_of_residues(label: str, length: int) -> bool:
+        # A decimal number may be as long as a peptide.
+        is_number = number_of(label) is not None and not label.isdigit()
+        return length > 1 and length in (0 if is_number else len(label), len(_items(label)))
+
+    number = sum(is_of_residues(one.label, len(one.sequence)) for one in examples)
+    if number >= _NEARLY_ALL * len(examples):
+        raise InputDataError(
+            f"{examples[0].place}: {number:,} of {len(examples):,} labels are as long as their "
+            f"sequences, such as {examples[0].label[:30]!r}: if they are of residues, write one "
+            "letter for each and type --per-residue (in FASTA files, these replace the residues, "
+            "which --sequences has; numbers of residues are not supported); otherwise type --task "
+            "class, multi-label or number"
+        )
+
+
+def refuse_many_classes(targets: Targets) -> None:
+    """Refuses classes if none has two proteins, or over ten have fewer than two on average."""
+    one, several = (targets.task is kind for kind in (Task.one_class, Task.several_classes))
+    classes, number = len(targets.classes), len(targets.values)
+    is_many = one and (classes == number or classes > max(_MOST_INTEGER_CLASSES, number / 2))
+    if is_many or (several and targets.values.sum(axis=0).max() < 2):
+        raise InputDataError(
+            f"{number:,} labels would be {classes:,} classes, and one that is learned from a "
+            "protein needs another one to be tested on; choose the column of the labels with "
+            "--label COLUMN, or type --task number or --task class if that is their kind"
+        )
+
+
+def targets_of(
+    labels: Sequence[str], task: Task, *, min_count: int = 1, separator: str = SEPARATOR
+) -> Targets:
     """Converts labels to numbers.
 
     Args:
         labels: one for each protein.
         task: the kind of the labels.
         min_count: with several classes, those of fewer proteins are ignored.
+        separator: of several classes.
 
     Raises:
         InputDataError: a label is not a number, or there are fewer than two classes.
     """
     each = np.arange(len(labels))
     if task is Task.number:
-        values = np.array([_number(label) for label in labels])
-        if (bad := np.flatnonzero(np.isnan(values))).size:
+        values = [number_of(label) for label in labels]
+        if None in values:
             raise InputDataError(
-                f"the label {labels[bad[0]]!r} is not a number; type --task class, or correct it"
+                f"{labels[values.index(None)]!r} is not a number; type --task class, or correct it"
             )
-        return Targets(task, [], values, each)
+        return Targets(task, [], np.array(values, dtype=np.float64), each)
     if task is Task.one_class:
         classes = _at_least_two(sorted(set(labels)))
         number = {name: row for row, name in enumerate(classes)}
         return Targets(task, classes, np.array([number[one] for one in labels]), each)
     if task is Task.several_classes:
-        return _several(labels, min_count)
+        return _several(labels, min_count, separator)
     labeled = ([n for n, x in enumerate(one) if x != UNLABELED] for one in labels)
-    places = [np.array(numbers, dtype=np.int64) for numbers in labeled]
+    residues = [np.array(numbers, dtype=np.int64) for numbers in labeled]
     classes = _at_least_two(sorted(set("".join(labels)) - {UNLABELED}))
     number = {name: row for row, name in enumerate(classes)}
     found = [number[x] for one in labels for x in one if x != UNLABELED]
-    groups = np.repeat(each, [len(place) for place in places])
-    return Targets(task, classes, np.array(found), groups, places)
+    groups = np.repeat(each, [len(one) for one in residues])
+    return Targets(task, classes, np.array(found), groups, residues)
 
 
 def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
@@ -126,8 +231,8 @@ def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
     )
 
 
-def _several(labels: Sequence[str], min_count: int) -> Targets:
-    separator = _separator(labels) or _SEPARATORS[0]
+def _several(labels: Sequence[str], min_count: int, separator: str) -> Targets:
+    _refuse_lists(labels)
     sets = [{part.strip() for part in label.split(separator)} - {""} for label in labels]
     counts = Counter(name for one in sets for name in one)
     classes = sorted(name for name, number in counts.items() if number >= min_count)
@@ -140,19 +245,7 @@ def _several(labels: Sequence[str], min_count: int) -> Targets:
     return Targets(Task.several_classes, classes, table, np.arange(len(labels)))
 
 
-def _separator(labels: Sequence[str]) -> str | None:
-    return next((s for s in _SEPARATORS if any(s in label for label in labels)), None)
-
-
 def _at_least_two(classes: list[str]) -> list[str]:
     if len(classes) < 2:
         raise InputDataError(f"all labels are {classes[0]}; a probe needs two classes or more")
     return classes
-
-
-def _number(label: str) -> float:
-    try:
-        value = float(label)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan

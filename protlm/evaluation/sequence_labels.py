@@ -11,7 +11,7 @@ from protlm.downstream.labels import read_labeled_proteins
 from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
-from protlm.downstream.tasks import Task, targets_of
+from protlm.downstream.tasks import Task, refuse_many_classes, targets_of
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
@@ -64,6 +64,7 @@ class SequenceLabels(Evaluation):
             raise InputDataError(f"{self.labels} has no splits; add a column with train and test")
         sequences = [one.sequence for one in examples]
         targets = targets_of([one.label for one in examples], Task.one_class)
+        refuse_many_classes(targets)
         split = split_of(examples, None, seed=self.seed)
         options = ProbeOptions(tokens_per_batch=self.tokens_per_batch, seed=self.seed)
         found = probe(model, sequences, targets, split, options)

@@ -1,11 +1,15 @@
 """Labels: tables, FLIP's and biotrainer's FASTA files, splits, tasks, and mistakes in them."""
 
 import gzip
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from protlm.commands.label_inputs import LabelOptions, targets_from
+from protlm.data.tables import MISSING
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
@@ -128,7 +132,181 @@ def test_tasks_are_guessed() -> None:
     assert guess_task([str(n) for n in range(11)], per_residue=False) is Task.number
     assert guess_task([str(n) for n in range(10)], per_residue=False) is Task.one_class
     assert guess_task(["1", "a"], per_residue=False) is Task.one_class
-    assert guess_task(["a,b", "a"], per_residue=False) is Task.several_classes
+    assert guess_task(["a;b", "a"], per_residue=False) is Task.several_classes
+    assert guess_task(["a,b", "a"], per_residue=False) is Task.one_class
+
+
+SEQUENCES = [one[: 50 + number % 9] for number, one in enumerate(random_sequences(80))]
+NUMBERS = [f"{number / 7:.3f}" for number in range(80)]
+
+
+@pytest.fixture
+def take(read, tmp_path: Path):
+    """Writes 80 labels beside sequences, and returns what they are taken for."""
+
+    def taken(labels: list[str], sequences: list[str] = SEQUENCES, **options):
+        rows = (f"P{n}\t{sequences[n]}\t{label}\n" for n, label in enumerate(labels))
+        reading = LabelOptions(**options)
+        text = "id\tsequence\tlabel\n" + "".join(rows)
+        proteins = read(text, "x.tsv", per_residue=reading.per_residue)
+        return targets_from(tmp_path / "x.tsv", proteins, reading)
+
+    return taken
+
+
+def cycle(*labels: str) -> list[str]:
+    return [labels[number % len(labels)] for number in range(80)]
+
+
+@pytest.mark.parametrize("missing", sorted({*MISSING, "?"}))
+def test_missing_labels_are_left_out_and_counted(take, capsys, missing: str) -> None:
+    assert len(take([*NUMBERS[:40], missing, *NUMBERS[41:]]).values) == 79
+    said = capsys.readouterr().err
+    assert "x.tsv: task: number; 79 of 80 rows are used; left out: 1 without a label" in said
+    assert take([*cycle("a", "b")[:79], missing]).classes == ["a", "b"]
+
+
+OTHERS = "inf -inf Infinity 1e400 >10 <0.1 0,5 12% 1_000 \u0663 - n.d. none unknown #VALUE! 1,234.5"
+
+
+@pytest.mark.parametrize("other", OTHERS.split())
+def test_numbers_with_another_label_are_refused_with_its_line(take, other: str) -> None:
+    labels = [*NUMBERS[:40], other, *NUMBERS[41:]]
+    words = rf"x.tsv, line 42: {re.escape(repr(other))} is not a number .* 79 of 80 .* --task class"
+    with pytest.raises(InputDataError, match=words):
+        take(labels)
+    assert len(take(labels, task=Task.one_class).classes) == 80
+
+
+TAKEN = {
+    "numbers and a word": (cycle("0", "1", "unknown"), 3),
+    "integers and a word": (cycle("1", "2", "mixed"), 3),
+    "a bound": (cycle("0", "1", ">1"), 3),
+    "decimals and a word": (cycle("5.5", "7.4", "mixed"), 3),
+    "signs": (cycle("+", "-"), 2),
+    "none": (cycle("none", "ATP"), 2),
+    "commas in a name": (cycle("Cell membrane, peripheral", "Nucleus"), 2),
+    "brackets": (cycle("[2Fe-2S]", "heme"), 2),
+    "words and few numbers": ([*cycle("a", "b")[:78], "1.5", "2.5"], 4),
+    "forty classes": (cycle(*(f"c{number}" for number in range(40))), 40),
+    "three residues": (cycle("HHH", "EEE"), 2),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_classes_stay_classes(take, capsys, case: str) -> None:
+    labels, number = TAKEN[case]
+    found = take(labels)
+    assert found.task is Task.one_class and len(found.classes) == number
+    said = capsys.readouterr().err
+    assert f"task: class of {number} classes (" in said and "80 of 80 rows are used" in said
+    assert ("separate nothing without --separator ," in said) == (case == "commas in a name")
+
+
+@pytest.mark.parametrize(
+    ("labels", "separator", "classes"),
+    [
+        (cycle("a;b", "a"), ";", ["a", "b"]),
+        (cycle("a,b", "a"), ",", ["a", "b"]),
+        (cycle("3;12", "12", "7;3"), ";", ["12", "3", "7"]),
+        (cycle("1.1.1.1;2.7.1.1", "2.7.1.1"), ";", ["1.1.1.1", "2.7.1.1"]),
+        (cycle("Cell membrane, peripheral;Nucleus", "Nucleus"), ";", None),
+    ],
+)
+def test_lists_are_split_where_it_is_asked(take, labels, separator, classes) -> None:
+    found = take(labels, separator=separator)
+    assert found.task is Task.several_classes
+    assert found.classes == (classes or ["Cell membrane, peripheral", "Nucleus"])
+
+
+def states(length: Callable[[int], int], join: str = "", letters: str = "HEC") -> list[str]:
+    return [
+        join.join(letters[n % len(letters)] for n in range(length(len(one)))) for one in SEQUENCES
+    ]
+
+
+REFUSED = {
+    "percent": (cycle("12%", "13%", "14.5%"), "line 2: '12%' is not a number"),
+    "decimal commas": (cycle("0,5", "1"), "'0,5' is not a number .* --separator ,"),
+    "mostly bounds": ([NUMBERS[n] if n % 5 < 2 else ">9" for n in range(80)], "line 4: '>9' is"),
+    "lists of pandas": (cycle("['a', 'b']", "['a']"), "is a list as programs write it"),
+    "lists of numpy": (cycle("[0.1 0.2]", "[0.3 0.4]"), "is a list as programs write it"),
+    "lists of numbers": (cycle("0.5;0.7", "0.1;0.2"), "are lists of numbers; give one for each"),
+    "a class each": ([f"c{n}" for n in range(80)], "80 labels would be 80 classes"),
+    "nearly a class each": ([f"c{min(n, 60)}" for n in range(80)], "80 labels would be 61 classes"),
+    "a list each": ([f"a{n};b{n}" for n in range(80)], "80 labels would be 160 classes"),
+    "an integer each": ([str(n) for n in range(8)], "8 labels would be 8 classes.*--task number"),
+    "letters of residues": (states(lambda n: n), "80 of 80 labels are as long.*--per-residue"),
+    "nearly all letters": (states(lambda n: n - (n > 57)), "labels are as long as their sequences"),
+    "digits of residues": (states(lambda n: n, letters="01"), "labels are as long as their"),
+    "numbers of residues": (states(lambda n: n, ";", "05"), "labels are as long as their"),
+    "blanks": (states(lambda n: n, " "), "labels are as long as their"),
+    "the sequences": (SEQUENCES, "80 of 80 labels are the sequences themselves"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_labels_may_not_mean_is_refused(take, case: str) -> None:
+    labels, words = REFUSED[case]
+    with pytest.raises(InputDataError, match=words):
+        take(labels)
+
+
+def test_what_is_said_decides(take) -> None:
+    letters = states(lambda n: n)
+    assert take(letters, per_residue=True).classes == ["C", "E", "H"]
+    assert take(letters, task=Task.one_class).task is Task.one_class
+    decimals = [f"{n / 7:.6f}"[:8] for n in range(80)]
+    assert take(decimals, [one[:8] for one in SEQUENCES]).task is Task.number
+
+
+def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path) -> None:
+    sequences = ["mkta*", "MKJA", "MK*TA", "MK-TA", "MKT1", *SEQUENCES[5:]]
+    assert len(take(NUMBERS, sequences).values) == 77
+    said = capsys.readouterr().err
+    for words in ("1 with a rejected sequence ('*' inside", "(gap)", "(digit)", "1 J written as X"):
+        assert words in said
+    with pytest.raises(InputDataError, match="look like DNA or RNA"):
+        take(NUMBERS, ["GATTACA"] * 80)
+    (tmp_path / "x.fasta").write_text(">A\nMK1\n>B\nMKTC\n")
+    with pytest.warns(UserWarning, match="1 of 2 records rejected"):
+        found = read("id\tlabel\nA\t1\nB\t2\n", sequences=tmp_path / "x.fasta")
+    assert [one.identifier for one in found.examples] == ["B"]
+
+
+HEADERS = {
+    "no attributes": (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET="),
+    "no sequences": (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
+    "a mask": (">P1 TARGET=HHE SET=train MASK=011\nMKT\n", "line 1: the header has MASK=; masks"),
+    "a pair": (">P1 INTERACTOR=P2 TARGET=0 SET=train\nMKT\n", "INTERACTOR=; pairs are not read"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_that_protlm_does_not_apply_are_refused(read, case: str) -> None:
+    text, words = HEADERS[case]
+    with pytest.raises(UserError, match=words):
+        read(text, "x.fasta")
+
+
+@pytest.mark.parametrize("mask", ["mask.fasta", "mask.fasta.gz"])
+def test_masks_are_not_passed_over(read, tmp_path, mask: str) -> None:
+    (tmp_path / mask).write_bytes(b"")
+    with pytest.raises(InputDataError, match=rf"masks are not applied.* move .*{mask} to another"):
+        read(">A SET=train\nHHEE\n", "x.fasta", sequences=tmp_path / "x.fasta")
+    assert read(">A TARGET=1 SET=train\nMKTA\n", "x.fasta").examples
+    with pytest.raises(InputDataError, match=r"has the column cb513_mask, and masks are not"):
+        read("sequence,label,cb513_mask\nMKT,HHE,011\n", per_residue=True)
+
+
+def test_attributes_of_long_headers_are_read_in_linear_time(read) -> None:
+    found = read(f">A TARGET={' ' * 60_000}a SET=test \t{'x ' * 60_000}\nMKTA\n", "x.fasta")
+    assert (found.examples[0].label, found.examples[0].split) == ("a", "test")
+
+
+def test_names_of_columns_may_have_capitals_and_blanks(read) -> None:
+    found = read("ID; Sequence ;Target;Set\nA;MKTA;1.5;train\n;;;\n\n", "x.csv").examples
+    assert found == [Example("A", "MKTA", "1.5", "train")]
 
 
 def test_targets() -> None:
@@ -144,7 +322,7 @@ def test_targets() -> None:
     with pytest.raises(InputDataError, match="all labels are a"):
         targets_of(["a", "a"], Task.one_class)
     with pytest.raises(UserError, match="smaller --min-count"):
-        targets_of(["a,b", "c"], Task.several_classes, min_count=3)
+        targets_of(["a;b", "c"], Task.several_classes, min_count=3)
 
 
 def test_classes_that_are_not_tested_are_named() -> None:
