@@ -30,7 +30,7 @@ from protlm.errors import UserError, exit_with_message, interrupt_explained, one
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file, sha256_of
-from protlm.terminal import console
+from protlm.terminal import console, printable
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
 _TEST_SPLITS = ("test", "test_iid")
@@ -171,11 +171,11 @@ def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
         if note := _other_objective(label, made, by_split):
             captions[columns][note] = None
         for row in found.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(printable(cell)) for cell in row))
     for columns, table in tables.items():
         console().print(table)
         for line in captions[columns]:
-            console().print(Text(f"  {line}"))
+            console().print(Text(f"  {printable(line)}"))
 
 
 def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str, Any]]) -> str:

@@ -1,6 +1,5 @@
 """`protlm predict FASTA -p PROBE -m MODEL -o OUT.tsv`: labels of proteins by a probe."""
 
-import csv
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.probe_results import output_cells, output_columns
 from protlm.data.records import Record
+from protlm.data.tables import write_rows
 from protlm.downstream.features import embeddings
 from protlm.downstream.probe_files import Probe, read_probe
 from protlm.downstream.tasks import Task
@@ -67,11 +67,10 @@ def predict(
         JobProgress("predicting", len(proteins)) as progress,
     ):
         delimiter = _SEPARATORS[output.suffix.lower()]
-        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        writer.writerow([*names, *output_columns(probe.classes)])
+        write_rows(file, delimiter, [[*names, *output_columns(probe.classes)]])
         done, records = 0, iter(proteins)
         while window := list(islice(records, _WINDOW)):
-            writer.writerows(_rows(window, probe, model, tokens_per_batch))
+            write_rows(file, delimiter, _rows(window, probe, model, tokens_per_batch))
             done += len(window)
             progress.update(done)
     proteins.report("predicted")

@@ -1,6 +1,5 @@
 """The results of `protlm probe`: metrics for the terminal and as JSON, and predictions."""
 
-import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from protlm import __version__
+from protlm.data.tables import write_rows
 from protlm.downstream.labels import LabeledProteins
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
 from protlm.downstream.splits import Leakage, Split
 from protlm.downstream.tasks import Targets, Task, missing_in_test
-from protlm.terminal import console
+from protlm.terminal import console, printable
 
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
 
@@ -64,7 +64,7 @@ def print_result(result: Result) -> None:
     if lacking := missing_in_test(result.targets, result.split.test):
         lines.append(f"warning: {lacking}")
     for line in lines:
-        out.print(line, highlight=False, markup=False)
+        out.print(printable(line), highlight=False, markup=False)
 
 
 def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
@@ -99,15 +99,15 @@ def write_predictions(folder: Path, result: Result) -> None:
     places = _positions(targets)[rows]
     header = ["identifier", "position", "label", *output_columns(targets.classes)]
     with (folder / PREDICTIONS).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         is_residues = targets.places is not None
-        writer.writerow([name for name in header if is_residues or name != "position"])
+        table = [[name for name in header if is_residues or name != "position"]]
         found = output_cells(outputs, targets.task, targets.classes)
         for row, place, cells in zip(rows, places, found, strict=True):
             one = examples[targets.groups[row]]
             label = one.label[place - 1] if is_residues else one.label
             where = [str(place)] if is_residues else []
-            writer.writerow([one.identifier, *where, label, *cells])
+            table.append([one.identifier, *where, label, *cells])
+        write_rows(file, "\t", table)
 
 
 def _positions(targets: Targets) -> np.ndarray:
