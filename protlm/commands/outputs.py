@@ -1,7 +1,7 @@
 """The HDF5 file that `embed`, `attention` and `contacts` write: one entry per protein.
 
-The name of an entry is the identifier of the protein, in which `/`, `%` and names of dots are
-escaped as %XX. The attributes of a data set contain the original identifier, the header and the
+The name of an entry is the identifier of the protein, in which `/`, `%`, controls and names of dots
+are escaped as %XX. The attributes of a data set contain the original identifier, the header and the
 number of residues; those of the file the hashes of the model's weights and of the vocabulary.
 Entries are in the order in which they were added. The attribute `skipped` of the file is a table of
 the records without an entry, with the reasons.
@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import h5py
 import numpy as np
@@ -22,6 +23,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import OutputError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file
+from protlm.terminal import printable
 
 # HDF5 stores attributes in the header of an object, which has at most 64 KiB.
 _LONGEST_HEADER = 30_000
@@ -47,12 +49,13 @@ _SKIPPED = np.dtype([("identifier", TEXT), ("reason", TEXT)])
 
 
 def entry_name(identifier: str) -> str:
-    """Escapes an identifier to a name that HDF5 does not split into levels.
+    r"""Escapes an identifier to a name that HDF5 does not split into levels, without controls.
 
-    >>> entry_name("a/b"), entry_name(".."), entry_name("P12345.1")
-    ('a%2Fb', '%2E%2E', 'P12345.1')
+    >>> entry_name("a/b"), entry_name(".."), entry_name("P12345.1"), entry_name("A\x1bB")
+    ('a%2Fb', '%2E%2E', 'P12345.1', 'A%1BB')
     """
-    name = identifier.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    name = identifier.replace("%", "%25").replace("/", "%2F")
+    name = "".join(a if a == printable(a) else quote(a, errors="surrogatepass") for a in name)
     return name.replace(".", "%2E") if set(name) <= {"."} else name
 
 
