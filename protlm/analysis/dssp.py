@@ -31,7 +31,7 @@ def secondary_structure(backbone_L43: np.ndarray, is_proline_L: np.ndarray) -> s
     bond_LL = hydrogen_bonds(backbone_L43, is_proline_L)
     linked_L = np.append(_is_linked(backbone_L43), False)
     states = np.full(length, COIL)
-    states[_in_strands(*_bridges(bond_LL, linked_L))] = STRAND
+    states[_in_strands(*_bridges(bond_LL, linked_L), linked_L)] = STRAND
     for start in _helix_starts(bond_LL, linked_L, 4):
         states[start : start + 4] = HELIX
     # α-helices take precedence over strands, and both over the other helices.
@@ -101,18 +101,23 @@ def _bridges(bond_LL: np.ndarray, linked_L: np.ndarray) -> tuple[np.ndarray, np.
     return (forward | forward.T) & allowed, antiparallel & allowed
 
 
-def _in_strands(parallel_LL: np.ndarray, antiparallel_LL: np.ndarray) -> np.ndarray:
+def _in_strands(
+    parallel_LL: np.ndarray, antiparallel_LL: np.ndarray, linked_L: np.ndarray
+) -> np.ndarray:
     """Returns bridged residues and those in a bulge between two bridges of one kind, bool [L].
 
-    A bulge has at most one extra residue on one strand and four on the other.
+    A bulge has at most one extra residue on one strand and four on the other, and
+    no break of the chain.
     """
+    part_L = np.concatenate(([0], np.cumsum(~linked_L[:-1])))
     in_strand = np.asarray((parallel_LL | antiparallel_LL).any(axis=1))
     for bridge_LL, sign in ((parallel_LL, 1), (antiparallel_LL, -1)):
         pairs = np.argwhere(np.triu(bridge_LL))
         for i, j in pairs:
             steps = (pairs - (i, j)) * (1, sign)
             short, long = steps.min(axis=1), steps.max(axis=1)
-            for i2, j2 in pairs[(short >= 1) & (short <= 2) & (long <= 5)]:
+            is_whole = (part_L[pairs] == part_L[[i, j]]).all(axis=1)
+            for i2, j2 in pairs[(short >= 1) & (short <= 2) & (long <= 5) & is_whole]:
                 in_strand[i : i2 + 1] = True
                 in_strand[min(j, j2) : max(j, j2) + 1] = True
     return in_strand

@@ -92,6 +92,15 @@ def test_what_is_not_resolved_is_coil_and_breaks_the_chain() -> None:
     assert states[17:29] == "H" * 12
 
 
+def test_no_bulge_is_filled_over_a_break_of_the_chain() -> None:
+    structure = read_structure(sample_dir() / "structures" / "test" / "1ypq_B.pdb.gz")
+    backbone_L43, is_proline = structure.backbone_L43.copy(), np.zeros(len(structure), dtype=bool)
+    assert secondary_structure(backbone_L43, is_proline)[66:73] == "EEEEEEE"
+    # Bridges on both sides of the missing residue remain, as those of a bulge would.
+    backbone_L43[69] = np.nan
+    assert secondary_structure(backbone_L43, is_proline)[66:73] == "EECCCEE"
+
+
 def test_turning_and_moving_a_protein_changes_nothing() -> None:
     structure = read_structure(sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz")
     is_proline = np.array([letter == "P" for letter in structure.sequence])
