@@ -14,6 +14,7 @@ from torch import Tensor
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.fitted_contacts import FittedContacts
 from protlm.analysis.masked_proteins import ProteinScores, masked_scores
+from protlm.analysis.precision import mean_precision
 from protlm.analysis.proteins import Protein, sequences_of
 from protlm.analysis.replacement import with_attention
 from protlm.attention import Attention
@@ -136,7 +137,7 @@ def ablate_heads(
     found = contacts.of(model) if contacts else None
     intact = {"accuracy": ratio_interval(before.correct, before.targets, seed=seed)}
     if found is not None:
-        intact["P@L"] = ratio_interval(found, seed=seed)
+        intact["P@L"] = mean_precision(found, seed=seed)
     changes: list[dict[str, Any]] = []
     places = list(np.ndindex(model.num_layers, model.num_heads))
     with JobProgress("ablating heads", len(places)) as progress:
@@ -146,7 +147,7 @@ def ablate_heads(
             entry = {"layer": layer + 1, "head": head + 1, **_changes(before, after, seed)}
             if contacts and found is not None:
                 left = contacts.of(ablated, layer * model.num_heads + head)
-                entry["P@L"] = ratio_interval(left - found, seed=seed)
+                entry["P@L"] = mean_precision(left - found, seed=seed)
             changes.append(entry)
             progress.update(done)
     return {"intact": intact, "changes": changes}

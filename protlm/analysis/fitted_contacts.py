@@ -41,7 +41,7 @@ class FittedContacts:
         )
 
     def of(self, model: PretrainedModel, ablated: int | None = None) -> np.ndarray:
-        """Returns P@L of each protein by the maps of a model, without the features of one head."""
+        """Returns P@L of each protein by a model, without one of its heads; NaN without a pair."""
         found = []
         for protein in self._proteins:
             features_HLL = head_features(model, protein.sequence)
@@ -53,5 +53,5 @@ class FittedContacts:
                 separation=ALL_SEPARATIONS,
                 divisor=1,
             )
-            found.append(hits / count if count else 0.0)
+            found.append(hits / count if count else np.nan)
         return np.array(found)

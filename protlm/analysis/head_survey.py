@@ -28,7 +28,7 @@ class HeadSurvey:
         statistics: the `head_statistics` and `sink_mass` by name, [proteins, N, H];
             `offset_profile` has O more.
         precisions: P@L of the map of each head alone, symmetrized and corrected, over pairs 6 or
-            more apart, [proteins, N, H]; empty without structures.
+            more apart, [proteins, N, H]; NaN without a pair; empty without structures.
         pooled: the pooled maps of all heads, HPP, of each protein.
     """
 
@@ -39,7 +39,8 @@ class HeadSurvey:
     def means(self) -> dict[str, np.ndarray]:
         """Returns means over the proteins where a value exists, NH or NHO."""
         found = {}
-        for name, values in self.statistics.items():
+        precisions = {"contact_precision": self.precisions} if self.precisions.size else {}
+        for name, values in (self.statistics | precisions).items():
             counts = (~np.isnan(values)).sum(axis=0)
             sums = np.nansum(values, axis=0)
             found[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
@@ -101,5 +102,5 @@ def head_precisions(map_HLL: Tensor, contacts_LL: np.ndarray) -> list[float]:
     for map_LL in map_HLL:
         scores_LL = features(map_LL.numpy()[None, None])[0]
         hits, count = precision(scores_LL, contacts_LL, separation=ALL_SEPARATIONS, divisor=1)
-        found.append(hits / count if count else 0.0)
+        found.append(hits / count if count else np.nan)
     return found

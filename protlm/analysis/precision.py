@@ -4,6 +4,7 @@ As in the contact notebook of ESM (Rao et al. 2020, doi:10.1101/2020.12.15.42276
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ SEPARATIONS: dict[str, tuple[int, int | None]] = {
 DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
 DEFINITION = (
     "contact: Cβ-Cβ < 8 Å, Cβ imputed where it is missing; separations: short 6 to 11, "
-    "medium 12 to 23, long 24 and more; mean over proteins, 95 % bootstrap interval"
+    "medium 12 to 23, long 24 and more; mean over proteins with such pairs, 95 % bootstrap interval"
 )
 
 
@@ -60,10 +61,12 @@ def precision(
 ) -> tuple[int, int]:
     """Returns the contacts among the `top_pairs` and floor(L / divisor), whose ratio is P@L.
 
-    Where a range has fewer pairs, the missing ones count as wrong, as in ESM.
+    Where a range has fewer pairs, the missing ones count as wrong, as in ESM; where it has none,
+    both are 0, and the protein has no P@L.
     """
     rows, columns = top_pairs(probabilities_LL, contacts_LL, separation=separation, divisor=divisor)
-    return int(contacts_LL[rows, columns].sum()), _num_resolved(contacts_LL) // divisor
+    asked = _num_resolved(contacts_LL) // divisor if len(rows) else 0
+    return int(contacts_LL[rows, columns].sum()), asked
 
 
 def _num_resolved(contacts_LL: np.ndarray) -> int:
@@ -77,7 +80,10 @@ def precisions(
 
     Returns:
         {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": float64 [proteins]}}; NaN for
-        proteins of fewer than `divisor` residues.
+        proteins without a pair in the range, or of fewer than `divisor` residues.
+
+    Raises:
+        InputDataError: no protein has a value.
     """
     rows = []
     for probabilities_LL, contacts_LL in proteins:
@@ -88,6 +94,8 @@ def precisions(
                 )
                 rows.append(hits / count if count else np.nan)
     table = np.array(rows).reshape(-1, len(SEPARATIONS), len(DIVISORS))
+    if np.isnan(table).all():
+        raise InputDataError("no structure is long enough to be scored; give longer ones")
     return {
         name: {label: table[:, row, column] for column, label in enumerate(DIVISORS)}
         for row, name in enumerate(SEPARATIONS)
@@ -96,7 +104,7 @@ def precisions(
 
 def scores(
     proteins: Iterable[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
-) -> dict[str, dict[str, dict[str, float]]]:
+) -> dict[str, dict[str, dict[str, Any]]]:
     """Computes precision by range and number of pairs from probabilities and contact maps.
 
     Returns:
@@ -109,13 +117,20 @@ def scores(
     }
 
 
-def mean_precision(values: np.ndarray, *, seed: int = 0) -> dict[str, float]:
-    """Returns the mean over the proteins that have a value, and its `ratio_interval`.
-
-    Raises:
-        InputDataError: no protein has a value.
-    """
+def mean_precision(values: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
+    """Returns the mean over the proteins that have a value, and its `ratio_interval`, or None."""
     defined = values[~np.isnan(values)]
     if not defined.size:
-        raise InputDataError("no structure is long enough to be scored; give longer ones")
+        return {"mean": None, "low": None, "high": None, "count": 0}
     return ratio_interval(defined, seed=seed)
+
+
+def percent(value: float | None, style: str = ".1%") -> str:
+    """Formats a mean precision; a dash for None."""
+    return "–" if value is None else f"{value:{style}}"
+
+
+def left_out(number: int, counted: int, separation: str) -> list[str]:
+    """Returns a line on the proteins without a pair in a range, if there are any."""
+    line = f"left out of P@L, without a pair {separation}: {number - counted} of {number} proteins"
+    return [line] if number > counted else []

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.precision import DIVISORS, SEPARATIONS, mean_precision
+from protlm.analysis.precision import DIVISORS, SEPARATIONS, left_out, mean_precision, percent
 from protlm.analysis.structures import Structure, contact_map
 from protlm.data.tables import read_labels
 from protlm.errors import InputDataError
@@ -83,7 +83,7 @@ def _scores(
     over = {}
     for separation in SEPARATIONS:
         means = {who: found[who][separation][METRIC]["mean"] for who in baselines}
-        best = max(means, key=means.__getitem__)
+        best = max(means, key=lambda who: means[who] or 0)
         model, baseline = (predictors[who][separation][METRIC] for who in (MODEL, best))
         compared = mean_precision((model - baseline)[members], seed=seed)
         over[separation] = {"baseline": best, "metric": METRIC, **compared}
@@ -97,11 +97,11 @@ def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tup
         for who in predictors:
             for separation, by_divisor in part[who].items():
                 first, *others = (by_divisor[divisor] for divisor in DIVISORS)
-                cells = [f"{one['mean']:.1%}" for one in others]
-                interval = f"{first['low']:.1%} to {first['high']:.1%}"
+                cells = [percent(one["mean"]) for one in others]
+                interval = f"{percent(first['low'])} to {percent(first['high'])}"
                 count = str(first["count"])
                 rows.append(
-                    (f"{who}{suffix}", separation, f"{first['mean']:.1%}", interval, *cells, count)
+                    (f"{who}{suffix}", separation, percent(first["mean"]), interval, *cells, count)
                 )
     return rows
 
@@ -111,14 +111,16 @@ def caption(values: Mapping[str, Any]) -> str:
     lines = []
     for suffix, part in _parts(values):
         for separation, over in part["over_best_baseline"].items():
-            difference = f"{over['mean']:+.1%} ({over['low']:+.1%} to {over['high']:+.1%})"
+            mean, low, high = (percent(over[name], "+.1%") for name in ("mean", "low", "high"))
             lines.append(
                 f"{over['metric']} of the model less that of {over['baseline']}, "
-                f"{separation}{suffix}: {difference}"
+                f"{separation}{suffix}: {mean} ({low} to {high})"
             )
-    if left_out := values["left_out"]:
+    for name, found in values[MODEL].items():
+        lines += left_out(values["num_test"], found[METRIC]["count"], f"of {name} range")
+    if too_long := values["left_out"]:
         limit = values["max_residues"]
-        lines.append(f"left out, longer than {limit} residues: {', '.join(left_out)}")
+        lines.append(f"left out, longer than {limit} residues: {', '.join(too_long)}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protlm.analysis.fitted_contacts import FittedContacts
 from protlm.analysis.masked_proteins import masked_scores
+from protlm.analysis.precision import left_out, mean_precision
 from protlm.analysis.proteins import ProteinChoice, sequences_of
 from protlm.analysis.replacement import favor, with_attention
 from protlm.analysis.softmax_estimates import compare_estimates
@@ -117,8 +118,10 @@ class FavorVsSoftmax(Evaluation):
         if self.proteins.sequences is None:
             fitted = FittedContacts(model, self.fit.read(model), proteins, seed=self.seed)
 
-            def precision(compared: PretrainedModel) -> float:
-                return float(fitted.of(compared).mean())
+            def precision(compared: PretrainedModel) -> float | None:
+                found = mean_precision(fitted.of(compared))
+                result["num_with_pairs"] = found["count"]
+                return found["mean"]
 
             result["contacts"] = self._costs(model, precision, "contacts")
         return result
@@ -147,6 +150,10 @@ class FavorVsSoftmax(Evaluation):
             f"{values['num_proteins']} proteins, {values['draws']} draws, means over heads; "
             "perplexity and P@L (pairs 6 or more apart) with the attention of the layer replaced, "
             "of one draw"
+        )
+        counted = values.get("num_with_pairs", values["num_proteins"])
+        caption = "\n".join(
+            [caption, *left_out(values["num_proteins"], counted, "6 or more apart")]
         )
         return ResultTable(columns, rows, caption=caption)
 
@@ -206,7 +213,7 @@ class FavorVsSoftmax(Evaluation):
             yield SquareNorms.of(sums).sum_H.double().cpu(), found
 
     def _costs(
-        self, model: PretrainedModel, measure: Callable[[PretrainedModel], float], what: str
+        self, model: PretrainedModel, measure: Callable[[PretrainedModel], float | None], what: str
     ) -> dict[str, Any]:
         """Returns a measure with own attention, softmax, and one draw of each estimate by layer."""
         layers = range(1, model.num_layers + 1)

@@ -13,7 +13,7 @@ from protlm.analysis.ablation import ablate_heads
 from protlm.analysis.contact_regression import features
 from protlm.analysis.head_clusters import head_clusters, head_distances
 from protlm.analysis.head_survey import HeadSurvey, survey_heads
-from protlm.analysis.precision import scores
+from protlm.analysis.precision import left_out, percent, scores
 from protlm.analysis.proteins import Protein, ProteinChoice
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
@@ -93,7 +93,7 @@ class Heads(Evaluation):
             survey = survey_heads(compared, proteins, f"heads, {who}")
             result[who] = {name: _plain(x) for name, x in survey.means().items()}
             if self.test.sequences is None:
-                result[who]["contact_precision"] = survey.precisions.mean(axis=0).tolist()
+                result["num_with_pairs"] = int((~np.isnan(survey.precisions[:, 0, 0])).sum())
                 result[who]["best_head"] = self._best_head(compared, proteins)
             if who == "model":
                 result["clusters"] = self._clusters(survey)
@@ -130,7 +130,8 @@ class Heads(Evaluation):
 
     def _best_head(self, model: PretrainedModel, proteins: Sequence[Protein]) -> dict[str, Any]:
         survey = survey_heads(model, self.fit.read(model), "choosing the best head")
-        layer, head = divmod(int(survey.precisions.mean(axis=0).argmax()), model.num_heads)
+        precision_NH = np.nan_to_num(survey.means()["contact_precision"])
+        layer, head = divmod(int(precision_NH.argmax()), model.num_heads)
         predicted = []
         for protein in proteins:
             batch = model.tokenize([protein.sequence])
@@ -173,11 +174,13 @@ def _caption(values: Mapping[str, Any], number: int) -> list[str]:
     lines = [f"means over {values['num_proteins']} proteins; layers and heads from 1"]
     if number > _SHOWN:
         lines[0] += f"; {_SHOWN} of {number} heads, all are in the JSON"
+    if "num_with_pairs" in values:
+        lines += left_out(values["num_proteins"], values["num_with_pairs"], "6 or more apart")
     for who in ("model", "random_weights"):
         if best := values[who].get("best_head"):
             ranges = [
-                f"{name} {x['P@L']['mean']:.1%} ({x['P@L']['low']:.1%} to {x['P@L']['high']:.1%})"
-                for name, x in best["scores"].items()
+                f"{name} {percent(x['mean'])} ({percent(x['low'])} to {percent(x['high'])})"
+                for name, x in ((name, found["P@L"]) for name, found in best["scores"].items())
             ]
             place = f"{best['layer']}-{best['head']}"
             lines.append(f"best head alone, {who}, {place}, P@L: {', '.join(ranges)}")

@@ -108,6 +108,12 @@ def test_scores_are_means_over_proteins() -> None:
 
 
 def test_proteins_too_short_for_a_pair_are_not_counted() -> None:
+    # One residue less than the range needs, or all of one side unresolved.
+    short_LL, hidden_LL = np.ones((24, 24)), np.ones((60, 60))
+    hidden_LL[24:] = hidden_LL[:, 24:] = -1
+    for one_LL in (short_LL, hidden_LL):
+        assert precision(one_LL, one_LL, separation=(24, None), divisor=1) == (0, 0)
+        assert precision(one_LL, one_LL, separation=(12, 24), divisor=1) == (24, 24)
     tiny_LL, contacts_LL = map_of(3, []), random_contacts(60, density=0.5)
     found = scores([(tiny_LL * 1.0, tiny_LL), (contacts_LL * 1.0, contacts_LL)])
     assert found["long"]["P@L/5"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "count": 1}

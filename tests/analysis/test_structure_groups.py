@@ -74,7 +74,8 @@ def test_the_model_is_compared_with_the_best_baseline_protein_by_protein() -> No
 
 def test_the_caption_has_the_comparison_and_the_structures_left_out() -> None:
     found = group_scores(predictors(4), ["near", "near", "far", "far"], seed=0)
-    lines = caption({**found, "left_out": ["1abc_A", "2xyz_B"], "max_residues": 50}).splitlines()
+    found |= {"num_test": 4, "max_residues": 50}
+    lines = caption({**found, "left_out": ["1abc_A", "2xyz_B"]}).splitlines()
     over = found["by_group"]["far"]["over_best_baseline"]["long"]
     assert lines[-1] == "left out, longer than 50 residues: 1abc_A, 2xyz_B"
     assert lines[5] == (
@@ -82,7 +83,24 @@ def test_the_caption_has_the_comparison_and_the_structures_left_out() -> None:
         f"({over['low']:+.1%} to {over['high']:+.1%})"
     )
     assert len(lines) == 3 * 3 + 1
-    assert len(caption({**found, "left_out": [], "max_residues": 50}).splitlines()) == 3 * 3
+    assert len(caption({**found, "left_out": []}).splitlines()) == 3 * 3
+
+
+def test_a_protein_without_a_pair_is_left_out_and_counted() -> None:
+    proteins = [protein(seed) for seed in range(3)]
+    short = (np.ones((20, 20)), np.ones((20, 20), dtype=np.int8))
+    one = precisions([*proteins, short])
+    compared = {"model": one, "nearest_in_sequence": one}
+    found = group_scores(compared, ["near", "near", "near", "far"], seed=0)
+    assert found["model"]["long"] == scores(proteins, seed=0)["long"]
+    assert found["model"]["medium"]["P@L"]["count"] == 4
+    none = {"mean": None, "low": None, "high": None, "count": 0}
+    assert found["by_group"]["far"]["model"]["long"]["P@L"] == none
+    values = {**found, "num_test": 4, "left_out": [], "max_residues": 50}
+    assert caption(values).splitlines()[-1] == (
+        "left out of P@L, without a pair of long range: 1 of 4 proteins"
+    )
+    assert [row[2] for row in table_rows(found, ["model"]) if row[0] == "model, far"][-1] == "–"
 
 
 def test_the_nearest_in_sequence_are_ranked_first() -> None:
