@@ -1,9 +1,8 @@
 """Protein chains of PDB and mmCIF files: sequences, Cβ atoms and contacts."""
 
-import gzip
-import io
 import re
-import zlib
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from protlm.analysis.structure_files import letter_of, read_model, residue_letters
 from protlm.errors import InputDataError, one_of
-from protlm.paths import existing_file
+from protlm.terminal import printable
 
 if TYPE_CHECKING:
     from Bio.PDB.Chain import Chain
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 CONTACT_ANGSTROM = 8.0
 _NAME = re.compile(r"(?P<stem>.+)(?P<kind>\.pdb|\.ent|\.cif)(\.gz)?", re.IGNORECASE)
-_GZIP_MAGIC = b"\x1f\x8b"
 # A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
 _PEPTIDE_BOND_ANGSTROM = 2.0
-# Of a larger jump in the numbering, which may mark a fusion, no more residues count as missing.
-_MAX_GAP = 100
+# A larger jump in the numbering counts no missing residues: it may mark a fusion.
+_MAX_GAP = 1_000
+# What ends a chain in place of a residue.
+_CAPS = ("ACE", "FOR", "NH2", "NME")
+_SHOWN_NOTES = 5
 # Cβ from N, CA and C, as in trRosetta and the contact notebook of ESM: CA–CB bond in ångström,
 # angle N–CA–CB and dihedral C–N–CA–CB in radians.
 _CB_BOND, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
@@ -38,12 +40,12 @@ class Structure:
 
     Attributes:
         identifier: the file's name without its suffixes, such as `1fuk_A`.
-        sequence: one letter a residue; X where the residue is unknown, or skipped by the
-            numbering of the file.
+        sequence: one letter a residue, also of those without coordinates; X where unknown.
         cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
         backbone_L43: coordinates of N, CA, C and O.
         chain: the chain's identifier in the file.
         other_chains: the identifiers of the other protein chains of the file.
+        notes: what the user should know of the file, a line each.
     """
 
     identifier: str
@@ -52,6 +54,7 @@ class Structure:
     backbone_L43: np.ndarray
     chain: str = ""
     other_chains: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -90,13 +93,15 @@ def structure_files(directory: Path) -> list[Path]:
 def read_structure(path: Path, chain: str | None = None) -> Structure:
     """Reads one chain of the first model of a PDB or mmCIF file.
 
-    Modified residues become the residue they derive from (MSE is M); of alternative residues and
-    atoms the one of highest occupancy is used; waters and ligands are ignored. Where the numbering
-    jumps and the chain is broken, up to 100 missing residues are filled with X.
+    The sequence is that of SEQRES, or of the entity in mmCIF, also of residues without coordinates;
+    caps such as ACE are left out. Without it, X fills gaps where the chain is broken, as many as
+    the numbering skips. Modified residues become the residue they derive from (MSE is M, HSD is H);
+    of alternative residues and atoms the one of highest occupancy is used; waters and ligands are
+    ignored.
 
     Args:
         path: a .pdb, .ent or .cif file, each also gzipped.
-        chain: the author's chain identifier; by default the first protein chain.
+        chain: the chain's identifier, in mmCIF `auth_asym_id`; by default the first protein one.
 
     Raises:
         InputDataError: an unknown suffix, a damaged file, no protein, or no such chain.
@@ -106,16 +111,23 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
         raise InputDataError(
             f"{path} is not a structure by its name: it must end in .pdb, .ent or .cif, also .gz"
         )
-    chains = _protein_chains(_first_model(path, is_mmcif=match["kind"].lower() == ".cif"))
+    is_mmcif = match["kind"].lower() == ".cif"
+    model, sequences, notes = read_model(path, is_mmcif=is_mmcif)
+    chains = _protein_chains(model)
     if not chains:
         raise InputDataError(f"{path} has no protein chain; give a PDB or mmCIF file of one")
     if chain is not None and chain not in chains:
         raise InputDataError(
             f"{path} has no protein chain {chain!r}; it has: {one_of(list(chains))}"
+            f"{' (auth_asym_id)' if is_mmcif else ''}"
         )
     chosen = next(iter(chains)) if chain is None else chain
     others = tuple(name for name in chains if name != chosen)
-    return Structure(match["stem"], *_with_gaps(chains[chosen]), chosen, others)
+    rows, more = _rows(chains[chosen], sequences.get(chosen, []))
+    letters, atoms_L53, unknown = _with_gaps(rows)
+    notes += [f"chain {chosen}: {note}" for note in (*more, *unknown)]
+    cb_L3, backbone_L43 = atoms_L53[:, 0], atoms_L53[:, 1:]
+    return Structure(match["stem"], letters, cb_L3, backbone_L43, chosen, others, tuple(notes))
 
 
 def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
@@ -127,32 +139,6 @@ def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) ->
     difference_LM3 = structure.cb_L3[:, None] - structure.cb_L3[None, :]
     distance_LM = np.sqrt((difference_LM3**2).sum(axis=-1))
     return np.where(np.isnan(distance_LM), -1, distance_LM < threshold).astype(np.int8)
-
-
-def _first_model(path: Path, *, is_mmcif: bool) -> "Model":
-    from Bio.PDB.MMCIFParser import MMCIFParser
-    from Bio.PDB.PDBExceptions import PDBConstructionException
-    from Bio.PDB.PDBParser import PDBParser
-
-    # QUIET hides Biopython's warnings about irregularities only while a file is parsed.
-    parser = MMCIFParser(QUIET=True) if is_mmcif else PDBParser(QUIET=True)
-    try:
-        contents = existing_file(path, "a structure").read_bytes()
-        if contents.startswith(_GZIP_MAGIC):
-            contents = gzip.decompress(contents)
-        text = contents.decode("utf-8", errors="replace")
-        structure = parser.get_structure(path.name, io.StringIO(text))
-        assert structure is not None
-        return next(structure.get_models())
-    except StopIteration:
-        raise InputDataError(f"{path} has no atoms; give a complete PDB or mmCIF file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputDataError(f"{path} is truncated or damaged ({error}); fetch it again") from error
-    except (ValueError, LookupError, TypeError, PDBConstructionException) as error:
-        kind = "an mmCIF" if is_mmcif else "a PDB"
-        raise InputDataError(
-            f"{path} cannot be read as {kind} file ({error}); fetch it again"
-        ) from error
 
 
 def _protein_chains(model: "Model") -> dict[str, "list[Residue]"]:
@@ -179,19 +165,20 @@ def _most_occupied(residue: "Residue") -> "Residue":
 
     if not isinstance(residue, DisorderedResidue):
         return residue
-    return max(
+    most = max(
         residue.disordered_get_list(),
         key=lambda alternative: (
             sum(atom.get_occupancy() or 0.0 for atom in alternative) / max(len(alternative), 1)
         ),
     )
+    most.xtra["names"] = residue.disordered_get_id_list()
+    return most
 
 
 def _is_amino_acid(residue: "Residue") -> bool:
-    from Bio.Data.PDBData import protein_letters_3to1_extended
-
     if residue.id[0] == " ":
-        return residue.resname in protein_letters_3to1_extended or "CA" in residue
+        # The calcium ion is an atom CA in a residue CA.
+        return residue.resname in residue_letters() or ("CA" in residue and residue.resname != "CA")
     return all(name in residue for name in ("N", "CA", "C"))
 
 
@@ -201,25 +188,80 @@ def _is_bonded(before: "Residue | None", after: "Residue | None") -> bool:
     return bool(before["C"] - after["N"] < _PEPTIDE_BOND_ANGSTROM)
 
 
-def _with_gaps(residues: "Sequence[Residue]") -> tuple[str, np.ndarray, np.ndarray]:
-    """Returns sequence, Cβ and backbone of residues, with X and NaN for missing ones."""
-    from Bio.Data.PDBData import protein_letters_3to1_extended as letters
-
-    sequence: list[str] = []
-    coordinates: list[np.ndarray] = []
-    unknown = np.full((5, 3), np.nan)
-    before = None
-    for residue in residues:
+def _rows(
+    residues: "Sequence[Residue]", stated: Sequence[str]
+) -> "tuple[list[tuple[Residue | None, str]], list[str]]":
+    """Returns the residues with their names, None for those without coordinates, and notes."""
+    names = [name for name in stated if name not in _CAPS]
+    places = _places(residues, "".join(residue_letters().get(name, "X") for name in names))
+    if places is not None:
+        found = dict(zip(places, residues, strict=True))
+        rows = [(found.get(place), name) for place, name in enumerate(names)]
+        if absent := len(rows) - len(residues):
+            what = "the sequence that the file states has their letters"
+            return rows, [f"{absent} of {len(rows)} residues have no coordinates; {what}"]
+        return rows, []
+    notes = ["the sequence that the file states is not that of its atoms"] if stated else []
+    rows = []
+    for before, residue in zip([None, *residues], residues, strict=False):
         if before is not None and not _is_bonded(before, residue):
-            missing = min(max(residue.id[1] - before.id[1] - 1, 0), _MAX_GAP)
-            sequence += "X" * missing
-            coordinates += [unknown] * missing
-        sequence.append(letters.get(residue.resname, "X"))
-        backbone = [_atom(residue, name) for name in ("N", "CA", "C", "O")]
-        coordinates.append(np.stack([_cb(residue), *backbone]))
-        before = residue
-    stacked = np.stack(coordinates)
-    return "".join(sequence), stacked[:, 0], stacked[:, 1:]
+            jump, skipped = f"{before.id[1]} to {residue.id[1]}", residue.id[1] - before.id[1] - 1
+            if -1 <= skipped < _MAX_GAP:
+                rows += [(None, "")] * skipped
+                notes += [f"{skipped} residues skipped from {jump} are X"] if skipped > 0 else []
+            else:
+                notes.append(f"numbers go from {jump} at a break; no residues are put between")
+        rows.append((residue, residue.resname))
+    return rows, notes
+
+
+def _places(residues: "Sequence[Residue]", stated: str) -> list[int] | None:
+    """Returns the place of each residue in a sequence, from 0, by letters; None if there is none.
+
+    Bonded residues have consecutive places. If there are several ways, the numbering decides: of
+    the whole chain, then of the gaps, of as many gaps as possible, or not at all.
+    """
+    pairs = zip([None, *residues], residues, strict=False)
+    starts = [place for place, pair in enumerate(pairs) if not _is_bonded(*pair)]
+    letters = residue_letters()
+    options = [
+        {letter_of(residue), *(letters.get(x, "X") for x in residue.xtra.get("names", ()))}
+        for residue in residues
+    ]
+    parts = [
+        "(" + "".join(f"[{''.join(one)}]" for one in options[start:end]) + ")"
+        for start, end in zip(starts, [*starts[1:], len(residues)], strict=True)
+    ]
+    skipped = [residues[i].id[1] - residues[i - 1].id[1] - 1 for i in starts[1:]]
+    gaps = [f".{{{max(number, 0)}}}" for number in (residues[0].id[1] - 1, *skipped)]
+    exact = "".join(map("".join, zip(["", *gaps[1:]], parts, strict=True)))
+    # Atomic groups take the first place of each part, so that the search is no longer than that.
+    near = "".join(f"(?>(?:{gap}|.*?){part})" for gap, part in zip(gaps, parts, strict=True))
+    far = "".join(f"(?>.*?{part})" for part in parts)
+    for pattern in (f"^{gaps[0]}{exact}", exact, f"^{near}", f"^{far}"):
+        if found := re.search(pattern, stated):
+            return [place for part in range(len(parts)) for place in range(*found.span(part + 1))]
+    return None
+
+
+def _with_gaps(
+    rows: "Sequence[tuple[Residue | None, str]]",
+) -> tuple[str, np.ndarray, list[str]]:
+    """Returns letters, the atoms CB, N, CA, C and O, NaN for missing ones, and notes."""
+    absent = [residue_letters().get(name, "X") for _, name in rows]
+    letters = [letter_of(row[0]) if row[0] else x for row, x in zip(rows, absent, strict=True)]
+    unknown = Counter(row[1] for row, x in zip(rows, letters, strict=True) if x == "X" and row[1])
+    names = ", ".join(f"{count} {name}" for name, count in unknown.most_common())
+    notes = [f"residues of unknown kind are X: {names}"] if names else []
+    missing = np.full((5, 3), np.nan)
+    atoms_L53 = np.stack([_atoms(residue) if residue else missing for residue, _ in rows])
+    if np.isnan(atoms_L53[:, 0]).all():
+        notes.append("it has neither CB nor N, CA and C to place it, so that no contact is known")
+    return "".join(letters), atoms_L53, notes
+
+
+def _atoms(residue: "Residue") -> np.ndarray:
+    return np.stack([_cb(residue), *(_atom(residue, name) for name in ("N", "CA", "C", "O"))])
 
 
 def _atom(residue: "Residue", name: str) -> np.ndarray:
@@ -248,11 +290,23 @@ def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
     )
 
 
+def read_structures(files: Sequence[Path]) -> list[Structure]:
+    """Reads the first protein chain of each file, and prints the first notes on them."""
+    structures = [read_structure(path) for path in files]
+    pairs = zip(files, structures, strict=True)
+    notes = [f"{path}, {note}" for path, structure in pairs for note in structure.notes]
+    if more := len(notes[_SHOWN_NOTES:]):
+        notes[_SHOWN_NOTES:] = [f"and {more} more such notes on structures"]
+    for note in notes:
+        print(printable(note), file=sys.stderr)
+    return structures
+
+
 def read_folder(
     directory: Path, max_residues: int | None = None
 ) -> tuple[list[Structure], list[str]]:
     """Returns the structures of a folder, and the names of those that are too long."""
-    structures = [read_structure(path) for path in structure_files(directory)]
+    structures = read_structures(structure_files(directory))
     if max_residues is None:
         return structures, []
     short = [structure for structure in structures if len(structure) <= max_residues]

@@ -8,7 +8,7 @@ from protlm.terminal import printable
 
 
 def read_chain(path: Path, chain: str | None) -> Structure:
-    """Reads a chain; if the file has several and none was chosen, prints which is used.
+    """Reads a chain; prints its notes, and which is used if the file has several and none is given.
 
     Raises:
         InputDataError: an unknown suffix, a damaged file, no protein, or no such chain.
@@ -18,4 +18,6 @@ def read_chain(path: Path, chain: str | None) -> Structure:
         others = ", ".join(structure.other_chains)
         message = f"{path}: chain {structure.chain} is used; --chain takes another: {others}"
         print(printable(message), file=sys.stderr)
+    for note in structure.notes:
+        print(printable(f"{path}, {note}"), file=sys.stderr)
     return structure

@@ -15,7 +15,7 @@ from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import (
     contact_map,
     is_structure,
-    read_structure,
+    read_structures,
     structure_files,
 )
 from protlm.commands.chains import read_chain
@@ -171,7 +171,7 @@ def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tupl
     pairs = contacts_LL[np.triu_indices_from(contacts_LL, SEPARATIONS["long"][0])]
     pairs = pairs[pairs >= 0]
     return (
-        f"{found / asked:.1%}" if asked else "",
+        f"{found / asked:.1%}" if asked else "no pair",
         f"{pairs.mean():.1%}" if pairs.size else "",
     )
 
@@ -241,7 +241,7 @@ def _shipped() -> Path:
 
 
 def _fit(model: PretrainedModel, files: list[Path]) -> SavedFit:
-    structures = [read_structure(file) for file in files]
+    structures = read_structures(files)
     longest = model.max_residues
     if longest is not None:
         structures = [one for one in structures if len(one) <= longest]
