@@ -61,7 +61,9 @@ def contacts(
     ] = None,
     chain: Annotated[
         str | None,
-        typer.Option(help="The chain of the structures; default: the first protein chain."),
+        typer.Option(
+            help="The chain of the structures, in mmCIF auth_asym_id; default: the first of a protein."
+        ),
     ] = None,
     device: Device = "auto",
     figure: Annotated[
@@ -90,7 +92,9 @@ def inspect(
     ] = None,
     chain: Annotated[
         str | None,
-        typer.Option(help="The chain of the structure; default: the first protein chain."),
+        typer.Option(
+            help="The chain of the structure, in mmCIF auth_asym_id; default: the first of a protein."
+        ),
     ] = None,
     predictions: Annotated[
         bool, typer.Option(help="Predict every residue: one pass for each.")

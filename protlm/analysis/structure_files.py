@@ -1,7 +1,9 @@
 """Models and sequences of PDB and mmCIF files; names, numbers and coordinates of atoms suffice."""
 
 import io
+import re
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +18,13 @@ if TYPE_CHECKING:
     from Bio.PDB.Residue import Residue
 
 _MAX_BYTES = 1 << 27
-# Chains are named as by the authors, and residues numbered by their position in the sequence.
-_NAMES = (
-    ("asym_id", "auth", "label"),
-    ("atom_id", "label", "auth"),
-    ("comp_id", "label", "auth"),
-    ("seq_id", "label", "auth"),
-)
+# A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
+_PEPTIDE_BOND_ANGSTROM = 2.0
+# Without these atoms, neighbors are told by CA, which are 3.8 Å apart.
+_CA_ANGSTROM = 4.3
+# Columns of mmCIF that may be missing, and what is taken for them.
+_OPTIONAL = {"pdbx_PDB_ins_code": " ", "label_alt_id": " ", "occupancy": "1", "group_PDB": ""}
+_OPTIONAL |= {"pdbx_PDB_model_num": "1", "label_asym_id": "", "label_entity_id": ""}
 # The atoms of the side chain after CB, and the names, of protonation states and disulfide bonds in
 # AMBER, CHARMM, GROMOS and OPLS. HSE and GLH are also ligands of the PDB, with other atoms.
 _FORCE_FIELDS = {
@@ -93,9 +95,12 @@ def read_model(path: Path, *, is_mmcif: bool) -> "tuple[Model, dict[str, list[st
         raise InputDataError(
             f"{path} cannot be read as {kind} file ({error}); give a complete one"
         ) from error
-    twice = sum("defined twice" in str(warning.message) for warning in caught)
-    notes = ["give each chain an identifier: {twice:,} atoms are defined twice, the first is used"]
-    return model, sequences, [note.format(twice=twice) for note in notes if twice]
+    lost = ("defined twice", "Blank altlocs in duplicate")
+    count = sum(any(word in str(one.message) for word in lost) for one in caught)
+    note = (
+        f"{count:,} atoms or residues are there twice, the first is used; name chains differently"
+    )
+    return model, sequences, [note] if count else []
 
 
 def _read_pdb(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
@@ -121,15 +126,15 @@ def _read_mmcif(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
         present = [values[f"_atom_site.{tag}"] for tag in tags if f"_atom_site.{tag}" in values]
         if not present and default is None:
             raise ValueError(f"there is no _atom_site.{' or '.join(tags)}")
-        rows = zip(*present, strict=True) if present else [()] * len(columns[0])
+        rows = zip(*present, strict=False) if present else [()] * len(columns[0])
         return [next((x for x in row if x not in ("?", ".")), default or "") for row in rows]
 
     columns = [column(f"Cartn_{axis}") for axis in "xyz"]
-    columns += [column(f"{first}_{tag}", f"{second}_{tag}") for tag, first, second in _NAMES]
-    columns += [column("pdbx_PDB_ins_code", default=" ")]
-    columns += [column("label_alt_id", default=" "), column("occupancy", default="1")]
-    columns += [column("group_PDB", default=""), column("pdbx_PDB_model_num", default="1")]
-    columns += [column("label_asym_id", default=""), column("label_entity_id", default="")]
+    columns += [column("auth_asym_id", "label_asym_id")]
+    columns += [column(f"label_{tag}", f"auth_{tag}") for tag in ("atom_id", "comp_id", "seq_id")]
+    columns += [column(tag, default=default) for tag, default in _OPTIONAL.items()]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("an atom lacks columns")
     builder, last, sequences, stated = StructureBuilder(), None, {}, _stated(values)
     builder.init_structure("")
     builder.init_model(0)
@@ -142,35 +147,64 @@ def _read_mmcif(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
             continue
         if last is None or chain != last[0]:
             builder.init_chain(chain)
+        of_chain = stated.get(("asym_id", row[12])) or stated.get(("entity_id", row[13]))
+        if of_chain and name in of_chain:
+            is_ligand = False
+            sequences.setdefault(chain, of_chain)
         key = (chain, name, "H" if is_ligand else " ", int(number), insertion)
         if key != last:
             builder.init_residue(*key[1:])
             last = key
-            of_chain = stated.get(row[12]) or stated.get(f"entity {row[13]}")
-            if of_chain and not is_ligand:
-                sequences.setdefault(chain, of_chain)
         xyz, share = np.array(row[:3], dtype="f"), float(occupancy)
         builder.init_atom(atom, xyz, 0.0, share, alternative, atom, element=atom[:1])
     return builder.get_structure()[0], sequences  # pyright: ignore[reportOptionalSubscript]
 
 
-def _stated(values: dict[str, Any]) -> dict[str, list[str]]:
+def _stated(values: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
     """Returns the names of the residues of each chain and entity, the first of alternatives."""
-    found: dict[str, dict[int, str]] = {}
-    for prefix, *tags in (
-        (
-            "",
-            "_pdbx_poly_seq_scheme.asym_id",
-            "_pdbx_poly_seq_scheme.seq_id",
-            "_pdbx_poly_seq_scheme.mon_id",
-        ),
-        (
-            "entity ",
-            "_entity_poly_seq.entity_id",
-            "_entity_poly_seq.num",
-            "_entity_poly_seq.mon_id",
-        ),
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for category, owner, number in (
+        ("_pdbx_poly_seq_scheme", "asym_id", "seq_id"),
+        ("_entity_poly_seq", "entity_id", "num"),
     ):
-        for owner, number, name in zip(*(values.get(tag, []) for tag in tags), strict=False):
-            found.setdefault(f"{prefix}{owner}", {}).setdefault(int(number), name)
+        columns = (values.get(f"{category}.{tag}", []) for tag in (owner, number, "mon_id"))
+        for one, place, name in zip(*columns, strict=False):
+            found.setdefault((owner, one), {}).setdefault(int(place), name)
     return {owner: [names[key] for key in sorted(names)] for owner, names in found.items()}
+
+
+def is_bonded(before: "Residue | None", after: "Residue | None") -> bool:
+    """Returns whether two residues are neighbors in the chain."""
+    if before is None or after is None:
+        return False
+    if "C" in before and "N" in after:
+        return bool(before["C"] - after["N"] < _PEPTIDE_BOND_ANGSTROM)
+    return "CA" in before and "CA" in after and bool(before["CA"] - after["CA"] < _CA_ANGSTROM)
+
+
+def places_in(stated: str, residues: "Sequence[Residue]") -> list[int] | None:
+    """Returns the place of each residue in a sequence, from 0, by letters; None if there is none.
+
+    Bonded residues have consecutive places. If there are several ways, the numbering decides: of
+    the whole chain, then of all gaps, of as many gaps as possible, or not at all.
+    """
+    options, letters = [], residue_letters()
+    for residue in residues:
+        names = residue.xtra.get("names", [residue.resname])
+        options.append({letter_of(residue), *(letters.get(name, "X") for name in names)})
+    pairs = zip([None, *residues], residues, strict=False)
+    starts = [place for place, pair in enumerate(pairs) if not is_bonded(*pair)]
+    gaps, parts = [f".{{{max(residues[0].id[1] - 1, 0)}}}"], []
+    for start, end in zip(starts, [*starts[1:], len(residues)], strict=True):
+        parts.append("(" + "".join(f"[{''.join(one)}]" for one in options[start:end]) + ")")
+        if start:
+            skipped = residues[start].id[1] - residues[start - 1].id[1] - 1
+            gaps.append(f".{{{max(skipped, 0)}}}")
+    exact = "".join(map("".join, zip(["", *gaps[1:]], parts, strict=True)))
+    # Atomic groups take the first place of each part, so that the search is no longer than that.
+    near = "".join(f"(?>(?:{gap}|.*?){part})" for gap, part in zip(gaps, parts, strict=True))
+    far = "".join(f"(?>.*?{part})" for part in parts)
+    for pattern in (f"^{gaps[0]}{exact}", exact, f"^{near}", f"^{far}"):
+        if found := re.search(pattern, stated):
+            return [place for part in range(len(parts)) for place in range(*found.span(part + 1))]
+    return None

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from protlm.analysis.structure_files import letter_of, read_model, residue_letters
+from protlm.analysis.structure_files import (
+    is_bonded,
+    letter_of,
+    places_in,
+    read_model,
+    residue_letters,
+)
 from protlm.errors import InputDataError, one_of
 from protlm.terminal import printable
 
@@ -21,8 +27,6 @@ if TYPE_CHECKING:
 
 CONTACT_ANGSTROM = 8.0
 _NAME = re.compile(r"(?P<stem>.+)(?P<kind>\.pdb|\.ent|\.cif)(\.gz)?", re.IGNORECASE)
-# A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
-_PEPTIDE_BOND_ANGSTROM = 2.0
 # A larger jump in the numbering counts no missing residues: it may mark a fusion.
 _MAX_GAP = 1_000
 # What ends a chain in place of a residue.
@@ -155,7 +159,7 @@ def _residues(chain: "Chain") -> "list[Residue]":
     return [
         residue
         for before, residue, after in neighbors
-        if residue.id[0] == " " or _is_bonded(before, residue) or _is_bonded(residue, after)
+        if residue.id[0] == " " or is_bonded(before, residue) or is_bonded(residue, after)
     ]
 
 
@@ -179,13 +183,8 @@ def _is_amino_acid(residue: "Residue") -> bool:
     if residue.id[0] == " ":
         # The calcium ion is an atom CA in a residue CA.
         return residue.resname in residue_letters() or ("CA" in residue and residue.resname != "CA")
-    return all(name in residue for name in ("N", "CA", "C"))
-
-
-def _is_bonded(before: "Residue | None", after: "Residue | None") -> bool:
-    if before is None or after is None or "C" not in before or "N" not in after:
-        return False
-    return bool(before["C"] - after["N"] < _PEPTIDE_BOND_ANGSTROM)
+    is_known = residue.resname in residue_letters() and "CA" in residue
+    return is_known or all(name in residue for name in ("N", "CA", "C"))
 
 
 def _rows(
@@ -193,55 +192,30 @@ def _rows(
 ) -> "tuple[list[tuple[Residue | None, str]], list[str]]":
     """Returns the residues with their names, None for those without coordinates, and notes."""
     names = [name for name in stated if name not in _CAPS]
-    places = _places(residues, "".join(residue_letters().get(name, "X") for name in names))
+    places = places_in("".join(residue_letters().get(name, "X") for name in names), residues)
     if places is not None:
         found = dict(zip(places, residues, strict=True))
         rows = [(found.get(place), name) for place, name in enumerate(names)]
         if absent := len(rows) - len(residues):
-            what = "the sequence that the file states has their letters"
+            what = "the sequence that the file states has them"
             return rows, [f"{absent} of {len(rows)} residues have no coordinates; {what}"]
         return rows, []
-    notes = ["the sequence that the file states is not that of its atoms"] if stated else []
+    notes = (
+        ["the sequence that the file states does not fit its atoms, and is not used"]
+        if stated
+        else []
+    )
     rows = []
     for before, residue in zip([None, *residues], residues, strict=False):
-        if before is not None and not _is_bonded(before, residue):
-            jump, skipped = f"{before.id[1]} to {residue.id[1]}", residue.id[1] - before.id[1] - 1
-            if -1 <= skipped < _MAX_GAP:
-                rows += [(None, "")] * skipped
-                notes += [f"{skipped} residues skipped from {jump} are X"] if skipped > 0 else []
-            else:
-                notes.append(f"numbers go from {jump} at a break; no residues are put between")
+        if before is not None and not is_bonded(before, residue):
+            skipped = residue.id[1] - before.id[1] - 1
+            put = skipped if 0 < skipped < _MAX_GAP else 0
+            rows += [(None, "")] * put
+            if skipped not in (-1, 0):
+                jump = f"{before.id[1]} to {residue.id[1]}"
+                notes.append(f"numbers go from {jump} at a break; {put} residues X are put there")
         rows.append((residue, residue.resname))
     return rows, notes
-
-
-def _places(residues: "Sequence[Residue]", stated: str) -> list[int] | None:
-    """Returns the place of each residue in a sequence, from 0, by letters; None if there is none.
-
-    Bonded residues have consecutive places. If there are several ways, the numbering decides: of
-    the whole chain, then of the gaps, of as many gaps as possible, or not at all.
-    """
-    pairs = zip([None, *residues], residues, strict=False)
-    starts = [place for place, pair in enumerate(pairs) if not _is_bonded(*pair)]
-    letters = residue_letters()
-    options = [
-        {letter_of(residue), *(letters.get(x, "X") for x in residue.xtra.get("names", ()))}
-        for residue in residues
-    ]
-    parts = [
-        "(" + "".join(f"[{''.join(one)}]" for one in options[start:end]) + ")"
-        for start, end in zip(starts, [*starts[1:], len(residues)], strict=True)
-    ]
-    skipped = [residues[i].id[1] - residues[i - 1].id[1] - 1 for i in starts[1:]]
-    gaps = [f".{{{max(number, 0)}}}" for number in (residues[0].id[1] - 1, *skipped)]
-    exact = "".join(map("".join, zip(["", *gaps[1:]], parts, strict=True)))
-    # Atomic groups take the first place of each part, so that the search is no longer than that.
-    near = "".join(f"(?>(?:{gap}|.*?){part})" for gap, part in zip(gaps, parts, strict=True))
-    far = "".join(f"(?>.*?{part})" for part in parts)
-    for pattern in (f"^{gaps[0]}{exact}", exact, f"^{near}", f"^{far}"):
-        if found := re.search(pattern, stated):
-            return [place for part in range(len(parts)) for place in range(*found.span(part + 1))]
-    return None
 
 
 def _with_gaps(
