@@ -61,9 +61,7 @@ def contacts(
     ] = None,
     chain: Annotated[
         str | None,
-        typer.Option(
-            help="The chain of the structures, in mmCIF auth_asym_id; default: the first of a protein."
-        ),
+        typer.Option(help="The chain (mmCIF: auth_asym_id); default: the first protein chain."),
     ] = None,
     device: Device = "auto",
     figure: Annotated[
@@ -92,9 +90,7 @@ def inspect(
     ] = None,
     chain: Annotated[
         str | None,
-        typer.Option(
-            help="The chain of the structure, in mmCIF auth_asym_id; default: the first of a protein."
-        ),
+        typer.Option(help="The chain (mmCIF: auth_asym_id); default: the first protein chain."),
     ] = None,
     predictions: Annotated[
         bool, typer.Option(help="Predict every residue: one pass for each.")

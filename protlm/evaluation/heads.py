@@ -130,8 +130,8 @@ class Heads(Evaluation):
 
     def _best_head(self, model: PretrainedModel, proteins: Sequence[Protein]) -> dict[str, Any]:
         survey = survey_heads(model, self.fit.read(model), "choosing the best head")
-        precision_NH = np.nan_to_num(survey.means()["contact_precision"])
-        layer, head = divmod(int(precision_NH.argmax()), model.num_heads)
+        precisions = np.nan_to_num(survey.means()["contact_precision"])
+        layer, head = divmod(int(precisions.argmax()), model.num_heads)
         predicted = []
         for protein in proteins:
             batch = model.tokenize([protein.sequence])

@@ -48,3 +48,7 @@ def test_the_chain_that_is_used_is_printed(
     assert not capsys.readouterr().err
     with pytest.raises(InputDataError, match="no protein chain 'C'; it has: A, B"):
         read_chain(two, "C")
+    lines = [x for x in two.read_text().splitlines() if x[12:16] == " CA "]
+    two.write_text("\n".join(lines))
+    read_chain(two, "A")
+    assert "two.pdb, chain A: it has neither CB nor N, CA and C" in capsys.readouterr().err

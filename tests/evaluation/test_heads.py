@@ -12,6 +12,7 @@ import torch
 from protlm.analysis.ablation import mean_outputs, without_head
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.head_clusters import PooledMap, head_clusters, head_distances
+from protlm.analysis.head_survey import HeadSurvey, head_precisions
 from protlm.analysis.masked_proteins import masked_scores
 from protlm.analysis.rollout import rollout
 from protlm.attention import names
@@ -55,6 +56,15 @@ def build() -> Callable[..., PretrainedModel]:
         return PretrainedModel(rebuild(1), description, rebuild=rebuild)
 
     return made
+
+
+def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
+    pairs = [np.ones((length, length), dtype=np.int8) for length in (6, 7)]
+    maps = [torch.rand(2, length, length, generator=torch.Generator()) for length in (6, 7)]
+    found = [head_precisions(*one) for one in zip(maps, pairs, strict=True)]
+    assert np.isnan(found[0]).all() and found[1] == [1 / 7] * 2
+    survey = HeadSurvey({}, np.array(found)[:, None])
+    assert survey.means()["contact_precision"].tolist() == [[1 / 7] * 2]
 
 
 @pytest.mark.parametrize(
