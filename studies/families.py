@@ -168,7 +168,7 @@ def _baselines(protein: str, structures: Path) -> dict[str, float]:
 
 def _long_range(scores_LL: np.ndarray, contacts_LL: np.ndarray) -> float:
     hits, asked = precision(scores_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
-    return hits / asked
+    return hits / asked if asked else float("nan")
 
 
 def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
