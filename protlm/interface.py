@@ -1,6 +1,6 @@
 """The models of the Python interface: `protlm.load(...)` returns one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Self, overload
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protlm.commands.inputs import Duplicates, Proteins
+from protlm.data.records.in_memory import SequenceLike, letters_of, sequences_of
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.downstream.estimators import Estimator, default_estimator, score
 from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
@@ -43,7 +44,7 @@ class Model(PretrainedModel):
     @overload
     def embed(
         self,
-        sequences: Sequence[str],
+        sequences: Iterable[SequenceLike],
         layers: int = -1,
         pooling: str = "mean",
         *,
@@ -53,8 +54,8 @@ class Model(PretrainedModel):
     @overload
     def embed(
         self,
-        sequences: Sequence[str],
-        layers: Sequence[int],
+        sequences: Iterable[SequenceLike],
+        layers: Iterable[int],
         pooling: str = "mean",
         *,
         tokens_per_batch: int = ...,
@@ -63,7 +64,7 @@ class Model(PretrainedModel):
     @overload
     def embed(
         self,
-        sequences: Sequence[str],
+        sequences: Iterable[SequenceLike],
         layers: int = -1,
         pooling: str = "mean",
         *,
@@ -73,8 +74,8 @@ class Model(PretrainedModel):
     @overload
     def embed(
         self,
-        sequences: Sequence[str],
-        layers: Sequence[int],
+        sequences: Iterable[SequenceLike],
+        layers: Iterable[int],
         pooling: str = "mean",
         *,
         tokens_per_batch: int = ...,
@@ -82,8 +83,8 @@ class Model(PretrainedModel):
     ) -> dict[int, Tensors]: ...
     def embed(
         self,
-        sequences: Sequence[str],
-        layers: int | Sequence[int] = -1,
+        sequences: Iterable[SequenceLike],
+        layers: int | Iterable[int] = -1,
         pooling: str = "mean",
         *,
         tokens_per_batch: int = _TOKENS_PER_BATCH,
@@ -92,7 +93,7 @@ class Model(PretrainedModel):
         """Returns the vectors of sequences, in their order.
 
         Args:
-            sequences: residues.
+            sequences: as for `tokenize`.
             layers: 0 the embedding, n the output of block n, -1 the last; of several layers the
                 result is a dictionary.
             pooling: mean, max, std or cls; per_tok returns a list of the vectors of residues.
@@ -103,8 +104,9 @@ class Model(PretrainedModel):
             (sequences, D), or a list of (L, D), in float32.
 
         Raises:
-            UserError: a layer or a pooling that does not exist, a sequence does not fit into the
-                memory or the table of positions, or its vectors are not finite.
+            UserError: a layer or a pooling that does not exist, something that is not a sequence,
+                one that does not fit into the memory or the table of positions, or its vectors are
+                not finite.
 
         >>> import protlm
         >>> model = protlm.load("hybrid-6m")
@@ -114,17 +116,16 @@ class Model(PretrainedModel):
         >>> sorted(model.embed(["MKV"], layers=[0, 2]))
         [0, 2]
         """
-        if isinstance(sequences, str):
-            raise UserError("embed takes a list of sequences; write embed([sequence])")
+        given = sequences_of(sequences, "embed([sequence]), or embed_file(path)")
         kind, numbers = _pooling(pooling), [layers] if isinstance(layers, int) else list(layers)
         own = {layer: self.layer_number(layer, first=0) for layer in numbers}
         embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
         # Before the first of many batches; all in one batch would have the length of the longest.
-        for sequence in sequences:
+        for sequence in given:
             self.encode(sequence)
-        found = embed_all(embedder, [capitals(one) for one in sequences], tokens_per_batch)
+        found = embed_all(embedder, [capitals(one) for one in given], tokens_per_batch)
         vectors: list[Vectors] = []
-        for sequence, one in zip(sequences, found, strict=True):
+        for sequence, one in zip(given, found, strict=True):
             if one is None:
                 raise UserError(
                     f"a sequence of {len(sequence):,} residues does not fit into the memory of "
@@ -160,13 +161,15 @@ class Model(PretrainedModel):
             path: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
             layer: as for `embed`.
             pooling: as for `embed`.
-            duplicates: repeated identifiers: error, first or suffix.
+            duplicates: repeated identifiers: error, first, suffix, or header, which names every
+                protein by its whole header.
             windows: computes proteins that are too long for the model in overlapping windows.
             tokens_per_batch: rows times length of a batch, at most.
 
         Raises:
             UserError: an option that does not exist.
-            InputDataError: the file is damaged, or an identifier is repeated.
+            InputDataError: the file is damaged or has no usable protein, or an identifier is
+                repeated.
         """
         refuse_unknown("duplicates", duplicates, Duplicates)
         embedder = Embedder(self, (_pooling(pooling),), (self.layer_number(layer, first=0),))
@@ -176,8 +179,8 @@ class Model(PretrainedModel):
 
     def score(
         self,
-        wild_type: str,
-        mutants: Sequence[str],
+        wild_type: SequenceLike,
+        mutants: Iterable[SequenceLike],
         estimator: str | None = None,
         *,
         first_residue: int = 1,
@@ -202,19 +205,20 @@ class Model(PretrainedModel):
         >>> model.score("MKTAYIAKQR", ["K2R", "K2R:Y5W"], "wt-marginals").shape
         (2,)
         """
-        if isinstance(mutants, str):
-            raise UserError("score takes a list of mutants; write score(wild_type, [mutant])")
+        texts = sequences_of(mutants, "score(wild_type, [mutant])")
+        letters = capitals(letters_of(wild_type, "the wild type"))
+        if not letters:
+            raise InputDataError("the wild type is empty; give its residues")
         predictor = Predictor(self, tokens_per_batch)
         chosen = default_estimator(predictor)
         if estimator is not None:
             refuse_unknown("estimator", estimator, Estimator)
             chosen = Estimator(estimator)
-        wild_type = capitals(wild_type)
-        variants = [_variant(mutant, wild_type, first_residue) for mutant in mutants]
-        return score(chosen, predictor, wild_type, variants).values
+        variants = [_variant(text, letters, first_residue) for text in texts]
+        return score(chosen, predictor, letters, variants).values
 
     def predict_masked(
-        self, sequences: Sequence[str], *, tokens_per_batch: int = _TOKENS_PER_BATCH
+        self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = _TOKENS_PER_BATCH
     ) -> list[dict[int, dict[str, float]]]:
         """Predicts the residues that are written `<mask>`.
 
@@ -236,16 +240,13 @@ class Model(PretrainedModel):
         >>> [(position, len(letters)) for position, letters in found[0].items()]
         [(3, 20), (9, 20)]
         """
-        if isinstance(sequences, str):
-            raise UserError(
-                "predict_masked takes a list of sequences; write predict_masked([sequence])"
-            )
+        given = sequences_of(sequences, "predict_masked([sequence])")
         if self.causal:
             raise UserError("this model is causal, and predict_masked needs a masked model")
-        places = [_masks(sequence) for sequence in sequences]
+        places = [_masks(sequence) for sequence in given]
         # Any residue keeps the place of a mask.
-        filled = [sequence.replace(_MASK, STANDARD[0]) for sequence in sequences]
-        found: list[dict[int, dict[str, float]]] = [{} for _ in sequences]
+        filled = [sequence.replace(_MASK, STANDARD[0]) for sequence in given]
+        found: list[dict[int, dict[str, float]]] = [{} for _ in given]
         for some in batches([len(one) for one in filled], tokens_per_batch):
             batch = self.tokenize([filled[index] for index in some])
             for row, index in enumerate(some):

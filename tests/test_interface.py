@@ -2,15 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+import pandas
 import pytest
 import torch
+from Bio.Seq import MutableSeq, Seq
+from Bio.SeqRecord import SeqRecord
 
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
+from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.interface import Model
@@ -111,8 +116,15 @@ def test_mistakes_are_one_sentence(
         model.score("MKV", "K2R")
     with pytest.raises(UserError, match=r"write predict_masked\(\[sequence\]\)"):
         model.predict_masked("M<mask>V")
-    with pytest.raises(UserError, match=r"write model\(model.tokenize\(sequences\)\)"):
-        model(["MKV"])  # type: ignore[arg-type]
+    wrong: Any = ["MKV"]
+    for call in (
+        lambda: model(wrong),
+        lambda: model.hidden_states(wrong, [0]),
+        lambda: model.attention_maps(wrong),
+        lambda: model.estimate_errors(wrong),
+    ):
+        with pytest.raises(UserError, match=r"write model\(model.tokenize\(sequences\)\)"):
+            call()
     with pytest.raises(UserError, match="pooling=median does not exist; there are: bos, cls"):
         model.embed(["MKV"], pooling="median")
     with pytest.raises(InputDataError, match="MKV has no <mask>"):
@@ -120,6 +132,84 @@ def test_mistakes_are_one_sentence(
     causal = train_tiny(tmp_path / "causal", "objective=causal", "trainer.max_steps=2")
     with pytest.raises(UserError, match="needs a masked model"):
         protlm.load(causal).predict_masked(["M<mask>V"])
+
+
+# What people hold in place of a list of text, and can mean only one thing by.
+HELD: dict[str, Callable[[list[str]], Any]] = {
+    "generator": lambda letters: (one for one in letters),
+    "map": lambda letters: map(str, letters),
+    "tuple": tuple,
+    "array": np.array,
+    "series": pandas.Series,
+    "Seq": lambda letters: [Seq(one) for one in letters],
+    "MutableSeq": lambda letters: [MutableSeq(one) for one in letters],
+    "SeqRecord": lambda letters: (SeqRecord(Seq(one), id="MKV") for one in letters),
+    "Record": lambda letters: [Record("MKV", "MKV", one, 1) for one in letters],
+    "pairs": lambda letters: zip("ABC", letters, strict=True),
+    "pairs of Seq": lambda letters: [("MKV", Seq(one)) for one in letters],
+    "items": lambda letters: {str(n): one for n, one in enumerate(letters)}.items(),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_sequences_are_read_by_their_letters_everywhere(model: Model, kind: str) -> None:
+    given = HELD[kind]
+    np.testing.assert_array_equal(model.embed(given(SEQUENCES)), model.embed(SEQUENCES))
+    batch = model.tokenize(given(SEQUENCES))
+    assert batch.tokens_BL.equal(model.tokenize(SEQUENCES).tokens_BL)
+    masked = ["MK<mask>", "<mask>KV", "MKV<mask>"]
+    assert model.predict_masked(given(masked)) == model.predict_masked(masked)
+    variants = ["MKA", "MRV", "MKW"]
+    (wild_type,) = given(["MKV"]) if kind != "pairs" else [("A", "MKV")]
+    scores = model.score(wild_type, given(variants), "wt-marginals")
+    np.testing.assert_array_equal(scores, model.score("MKV", variants, "wt-marginals"))
+
+
+NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
+    "letters": ([list("MKV")], "sequence 1 is .* of type list; .*join letters"),
+    "rows of letters": (np.array([list("MKV")]), "a ndarray is given"),
+    "no array": (np.array("MKV"), "a ndarray is given"),
+    "dictionary": ({"MKV": "x"}, r"a dict is given .*values\(\)"),
+    "table": (pandas.DataFrame({"SEQ": ["MKV"]}), "a DataFrame is given .*one column"),
+    "bytes": ([b"MKV"], "of type bytes"),
+    "missing": (pandas.Series(["MKV", np.nan]), "sequence 2 is nan of type float; .*leave out"),
+    "None": (["MKV", None], "sequence 2 is None"),
+    "numbers": (np.array([20, 15]), "of type int64"),
+    "three": ([("P1", "x", "MKV")], "of type tuple"),
+    "list of pairs": ([["P1", "MKV"]], "of type list"),
+    "pair of nothing": ([("P1", None)], "of type tuple"),
+    "unknown letters": ([Seq(None, length=9)], "of type Seq"),
+    "no letters": ([SeqRecord(None)], "of type SeqRecord"),
+    "one Seq": (Seq("MKV"), "one Seq is given .*write .*sequence|mutant"),
+    "one record": (SeqRecord(Seq("MKV")), "one SeqRecord is given"),
+    "bytes alone": (b"MKV", "one bytes is given"),
+    "nothing": (None, "one NoneType is given"),
+    "path": (Path("x.fasta"), "is given where a list of sequences belongs"),
+    "empty": (["MKV", ""], "a sequence is empty"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_SEQUENCES)
+def test_what_is_not_a_sequence_is_a_sentence_everywhere(model: Model, kind: str) -> None:
+    given, sentence = NOT_SEQUENCES[kind]
+    methods = model.embed, model.tokenize, model.predict_masked, lambda s: model.score("MKV", s)
+    for method in methods:
+        with pytest.raises(UserError, match=sentence):
+            method(given)
+    for one in ([*"MKV"], b"MKV", None, float("nan")):
+        with pytest.raises(UserError, match="the wild type is"):
+            model.score(one, ["K2R"])  # type: ignore[arg-type]
+    with pytest.raises(InputDataError, match="the wild type is empty"):
+        model.score("", ["K2R"])
+
+
+def test_iterators_of_layers_and_heads_are_read_once(model: Model) -> None:
+    batch = model.tokenize(["MKV"])
+    assert set(model(batch, iter([0, -1])).hidden) == set(model.hidden_states(batch, iter([0, -1])))
+    expected = model.attention_maps(batch, [1, -1], [2])
+    found = model.attention_maps(batch, iter([1, -1]), iter([2]))
+    assert expected.keys() == found.keys()
+    assert all(found[layer].equal(map_BHLL) for layer, map_BHLL in expected.items())
 
 
 def test_no_batch_is_larger_than_asked_for(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """A trained model for use: from sequences to logits, hidden states and attention maps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,6 +19,7 @@ from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective, Positions
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
+from protlm.data.records.in_memory import SequenceLike, letters_of, sequences_of
 from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.errors import InputDataError, UserError, one_of
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
@@ -97,34 +98,33 @@ class PretrainedModel:
         self.network.to(device)
         return self
 
-    def tokenize(self, sequences: Sequence[str | tuple[str, str]]) -> TokenBatch:
+    def tokenize(self, sequences: Iterable[SequenceLike]) -> TokenBatch:
         """Tokenizes sequences of residues, in upper or lower case.
 
         Args:
-            sequences: the sequences, or pairs of a name, which is ignored, and a sequence.
+            sequences: text, Seq or SeqRecord of Biopython, or pairs of a name, which is ignored,
+                and one of these.
 
         Raises:
             InputDataError: a letter is not a residue, or a sequence is empty.
-            UserError: a string in place of a list, or more positions than the model has.
+            UserError: something else, or more positions than the model has.
         """
-        if isinstance(sequences, str):
-            raise UserError("tokenize takes a list of sequences; write tokenize([sequence])")
-        residues = [one if isinstance(one, str) else one[-1] for one in sequences]
-        encoded = [self.encode(sequence) for sequence in residues]
+        encoded = [self.encode(one) for one in sequences_of(sequences, "tokenize([sequence])")]
         tokens_BL, mask_BL = collate(encoded)
         lengths = tuple(len(tokens) for tokens in encoded)
         return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
 
-    def encode(self, sequence: str) -> np.ndarray:
+    def encode(self, sequence: SequenceLike) -> np.ndarray:
         """Returns the tokens of residues in upper or lower case, L, without special tokens.
 
         Raises:
             InputDataError: a letter is not a residue, or the sequence is empty.
             UserError: more positions than the model has.
         """
-        if not sequence:
+        letters = letters_of(sequence)
+        if not letters:
             raise InputDataError("a sequence is empty; leave it out")
-        tokens_L = VOCABULARY.encode(capitals(sequence))
+        tokens_L = VOCABULARY.encode(capitals(letters))
         if self.max_residues is not None and len(tokens_L) > self.max_residues:
             raise UserError(
                 f"a sequence of {len(tokens_L)} residues is longer than the {self.max_residues} "
@@ -134,15 +134,15 @@ class PretrainedModel:
 
     @torch.inference_mode()
     def __call__(
-        self, batch: TokenBatch, layers: Sequence[int] = (), *, causal: bool | None = None
+        self, batch: TokenBatch, layers: Iterable[int] = (), *, causal: bool | None = None
     ) -> ModelOutput:
         """Runs the model; `causal` defaults to how it was trained.
 
         Raises:
             UserError: sequences in place of their tokens, or a layer that does not exist.
         """
-        if not isinstance(batch, TokenBatch):
-            raise UserError("a model takes tokens; write model(model.tokenize(sequences))")
+        _check_tokens(batch)
+        layers = list(layers)
         numbers = [self.layer_number(layer, first=0) for layer in layers]
         out = self.network(
             batch.tokens_BL,
@@ -154,8 +154,10 @@ class PretrainedModel:
         return ModelOutput(out.logits_BLV, asked)
 
     @torch.inference_mode()
-    def hidden_states(self, batch: TokenBatch, layers: Sequence[int]) -> dict[int, Tensor]:
+    def hidden_states(self, batch: TokenBatch, layers: Iterable[int]) -> dict[int, Tensor]:
         """Returns the hidden states of layers, BLD, without the logits and later blocks."""
+        _check_tokens(batch)
+        layers = list(layers)
         numbers = [self.layer_number(layer, first=0) for layer in layers]
         hidden = self.network.hidden_states(
             batch.tokens_BL, batch.mask_BL, causal=self.causal, layers=numbers
@@ -166,8 +168,8 @@ class PretrainedModel:
     def attention_maps(
         self,
         batch: TokenBatch,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
+        layers: Iterable[int] | None = None,
+        heads: Iterable[int] | None = None,
     ) -> dict[int, Tensor]:
         """Returns exact maps, BHLL on the CPU, by layer as asked; by default of all.
 
@@ -176,7 +178,7 @@ class PretrainedModel:
         Raises:
             UserError: a layer or a head that does not exist.
         """
-        asked = range(1, self.num_layers + 1) if layers is None else layers
+        asked = range(1, self.num_layers + 1) if layers is None else list(layers)
         numbers = {layer: self.layer_number(layer, first=1) for layer in asked}
         blocks: dict[int, list[Tensor]] = {number: [] for number in numbers.values()}
         for number, _, map_BHML in self.attention_row_blocks(batch, asked, heads):
@@ -188,8 +190,8 @@ class PretrainedModel:
     def attention_row_blocks(
         self,
         batch: TokenBatch,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
+        layers: Iterable[int] | None = None,
+        heads: Iterable[int] | None = None,
         *,
         block: int = 256,
     ) -> Iterator[tuple[int, slice, Tensor]]:
@@ -197,9 +199,10 @@ class PretrainedModel:
 
         Layers are numbered from 1 here, also where they were asked for from the end.
         """
+        _check_tokens(batch)
         asked = range(1, self.num_layers + 1) if layers is None else layers
         wanted = {self.layer_number(n, first=1) for n in asked}
-        heads = range(1, self.num_heads + 1) if heads is None else heads
+        heads = range(1, self.num_heads + 1) if heads is None else list(heads)
         self.check_heads(heads)
         chosen = [head - 1 for head in heads]
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
@@ -228,6 +231,7 @@ class PretrainedModel:
             mean |q̂ + k̂|² over pairs of positions, and the relative standard deviation of a
             weight, computed from it.
         """
+        _check_tokens(batch)
         found = {}
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
@@ -244,7 +248,7 @@ class PretrainedModel:
         self,
         number: int,
         *,
-        prefix: str = "",
+        prefix: SequenceLike = "",
         max_residues: int | None = None,
         sampling: Sampling | None = None,
         seed: int = 0,
@@ -269,7 +273,7 @@ class PretrainedModel:
         for (name, value), least in zip(counts.items(), (1, 1, 0), strict=True):
             if value < least:
                 raise UserError(f"{name} {value} must be at least {least}")
-        tokens = VOCABULARY.encode(prefix)
+        tokens = VOCABULARY.encode(letters_of(prefix, "the prefix"))
         longest = self._longest_generated(max_residues)
         if len(tokens) >= longest:
             raise UserError(
@@ -333,3 +337,8 @@ class PretrainedModel:
         for head in heads:
             if not 1 <= head <= self.num_heads:
                 raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
+
+
+def _check_tokens(batch: TokenBatch) -> None:
+    if not isinstance(batch, TokenBatch):
+        raise UserError("a model takes tokens; write model(model.tokenize(sequences))")
