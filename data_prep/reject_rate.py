@@ -4,7 +4,7 @@ import math
 import sys
 
 from protlm.data.records import Tally
-from protlm.data.records.residues import NUL
+from protlm.data.records.residues import GAP, NUL
 from protlm.errors import InputDataError
 
 # NUL bytes are holes in a file that was never written completely.
@@ -49,6 +49,8 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
             is left.
     """
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.rejected.items()))
+    if GAP in tally.rejected:
+        reasons += "; --allow-gaps removes the gaps of alignments"
     if tally.num_filtered and tally.num_rejected + tally.num_filtered == tally.records:
         filtered = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.filtered.items()))
         raise InputDataError(

@@ -8,8 +8,9 @@ from typing import ClassVar, NoReturn, TypeAlias, final
 import numpy as np
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
+from protlm.data.records.annotation import annotation
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.format_detection import foreign_format
+from protlm.data.records.format_detection import A3M, ALIGNMENT, foreign_format
 from protlm.data.records.headers import (
     MAX_HEADER,
     ORIGIN_SIGNS,
@@ -29,6 +30,8 @@ _BATCH = 32
 _Numbered: TypeAlias = tuple[int, tuple[str, str]]
 _COMMENT_SIGNS = (b";", b"#", b"!")
 _COMMENT = re.compile(rb"^[;#!].*", re.MULTILINE)
+# MMseqs2 ends each alignment with a NUL byte.
+_NUL = re.compile(rb"^\0(?=[>#]|\s*\Z)", re.MULTILINE)
 
 
 @final
@@ -94,6 +97,15 @@ class FastaBlock(Block):
 
     def _checked(self, data: bytes) -> bytes:
         """Returns the data without allowed comments; rejects anything before the first record."""
+        if self.options.allow_gaps:
+            data = _NUL.sub(b"", data)
+        elif b"\0" in data and (found := _NUL.search(data)):
+            self._refuse(data, found.start(), A3M)
+        if self.options.allow_gaps or self.options.allow_comments:
+            for found in ALIGNMENT.finditer(data):
+                if found[1]:
+                    self._refuse(data, found.start())
+            data = ALIGNMENT.sub(b"", data)
         if self.options.allow_comments:
             data = _COMMENT.sub(b"", data)
         # Searching for one byte is much faster, so it is done first.
@@ -105,12 +117,15 @@ class FastaBlock(Block):
             self._refuse(data, begin)
         if not records and self.is_whole:
             raise InputDataError(f"{self.source}: the file contains comments, and no record")
+        if self.is_first and (what := annotation(records)):
+            raise InputDataError(f"{self.source}: {what}")
         # The parser ignores a header that follows white space.
         return b"\n" * data.count(b"\n", 0, begin) + records
 
-    def _refuse(self, data: bytes, position: int) -> NoReturn:
+    def _refuse(self, data: bytes, position: int, what: str = "") -> NoReturn:
         line = self.line + data.count(b"\n", 0, position)
-        raise InputDataError(f"{self.source}, line {line}: {foreign_format(data[position:])}")
+        what = what or foreign_format(data[position:])
+        raise InputDataError(f"{self.source}, line {line}: {what}")
 
 
 def _may_tell_origin(text: str) -> bool:
@@ -132,6 +147,8 @@ def _header_lines(data: bytes, first: int) -> list[int]:
 
 def fasta_layout(start: bytes, options: ReadOptions) -> RecordFormat | None:
     """Returns the structure of a FASTA file, or None if the file has another format."""
-    if not start.startswith((b">", *(_COMMENT_SIGNS if options.allow_comments else ()))):
+    is_alignment = options.allow_gaps and ALIGNMENT.match(start)
+    signs = (b">", *(_COMMENT_SIGNS if options.allow_comments else ()))
+    if not start.startswith(signs) and not is_alignment:
         return None
     return RecordFormat(FastaBlock, marker=b"\n>", max_record=4 << 20)

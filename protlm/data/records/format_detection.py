@@ -1,5 +1,19 @@
 """Detection of unsupported formats by their first bytes, so that messages can name them."""
 
+import re
+
+# The first line of an alignment of ColabFold, lengths and copies of its chains, or the MPI toolkit.
+ALIGNMENT = re.compile(rb"^#(?:A3M#|\d+((?:,\d+)*)[ \t][\d,]+)[ \t]*$", re.MULTILINE)
+WITHOUT_GAPS = "sed -e '/^#/d' -e '/^>/!s/[-.~]//g' FILE > SEQUENCES.fasta"
+A3M = (
+    "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; for protlm prepare "
+    f"type --allow-gaps; for others remove its gaps: {WITHOUT_GAPS}"
+)
+_CHAINS = (
+    "this is an alignment of a complex, whose rows have the residues of several chains end to end; "
+    "give the alignment of each chain"
+)
+
 _COMMENT = (
     "this is a comment, which FASTA does not allow; delete it "
     "(only protlm prepare has --allow-comments)"
@@ -35,6 +49,8 @@ def foreign_format(start: bytes) -> str:
     """Names the format that begins with these bytes, or quotes the unexpected first line."""
     if start.startswith(b"ustar", _TAR_MAGIC):
         return "this is a tar archive; type: tar xf"
+    if found := ALIGNMENT.match(start):
+        return _CHAINS if found[1] else A3M
     for beginning, what in _STARTS:
         if start.startswith(beginning):
             return what

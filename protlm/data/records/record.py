@@ -40,12 +40,13 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Deviations from the formats that are accepted.
+    r"""Deviations from the formats that are accepted.
 
     Args:
         allow_nucleotides: accepts files that look like DNA or RNA.
         allow_comments: skips lines of a FASTA file that begin with `;`, `#` or `!`.
-        allow_gaps: removes the gaps `-`, `.` and `~` of alignments (A2M, A3M).
+        allow_gaps: removes the gaps `-`, `.` and `~` of alignments (A2M, A3M), and the lines
+            `#A3M#` and `#59\t1` of the MPI toolkit and of ColabFold.
         ignore_trailing_garbage: ignores other data after the gzip data.
         origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
             time for reading.

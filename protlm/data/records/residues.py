@@ -7,7 +7,7 @@ from protlm.data.records.tally import Tally
 from protlm.data.vocabulary import RESIDUES, STANDARD
 
 MAX_RESIDUES = 100_000
-NUL = "NUL byte"
+NUL, GAP = "NUL byte", "gap"
 TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
 
 NUCLEOTIDES = b"ACGTUN"
@@ -20,7 +20,7 @@ _REASONS = (
     (NUL, b"\0"),
     ("'>' inside a line", b">"),
     ("'*' inside the sequence", b"*"),
-    ("gap", _GAPS),
+    (GAP, _GAPS),
     ("digit", b"0123456789"),
 )
 
