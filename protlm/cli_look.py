@@ -68,12 +68,16 @@ def contacts(
         Path | None,
         typer.Option(help="Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
     ] = None,
+    duplicates: Duplicates = "error",
 ) -> None:
     """Predict contact maps from attention maps."""
     from protlm.commands.contacts import ContactOptions
     from protlm.commands.contacts import contacts as run
+    from protlm.commands.inputs import Duplicates
 
-    run(proteins, model_or_default(model), output, ContactOptions(fit, chain, device, figure))
+    repeated = choice("--duplicates", duplicates, Duplicates)
+    options = ContactOptions(fit, chain, device, figure, repeated)
+    run(proteins, model_or_default(model), output, options)
 
 
 def inspect(

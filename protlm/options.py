@@ -39,7 +39,10 @@ Figure = Annotated[
 ]
 Duplicates = Annotated[
     str,
-    typer.Option(help="Repeated identifiers: error, first (skip others), suffix (ID_2)."),
+    typer.Option(
+        help="Repeated identifiers: error, first (skip others), suffix (ID_2); or header: name all "
+        "proteins by the whole header, not by its first word."
+    ),
 ]
 FamilyTable = Annotated[
     Path | None, typer.Option(help="TSV with the columns Entry and Pfam, for --ood-families.")

@@ -29,6 +29,7 @@ EXCEPTIONS = {
     "protlm/cli_prepare.py prepare": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli_use.py embed": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli_look.py attention": "2026-11-21: a command's arguments are the flags people type",
+    "protlm/cli_look.py contacts": "2026-11-30: a command's arguments are the flags people type",
     "protlm/cli_look.py inspect": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli_use.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli_use.py score": "2026-11-22: a command's arguments are the flags people type",

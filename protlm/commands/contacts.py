@@ -20,7 +20,7 @@ from protlm.analysis.structures import (
 )
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import SavedFit, digest, read_fit, write_fit
-from protlm.commands.inputs import Proteins
+from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.outputs import (
     ProteinFile,
     check_figure_output,
@@ -50,12 +50,14 @@ class ContactOptions:
         chain: the chain of the structures.
         device: as for `protlm.loading.pick_device`.
         figure: the PNG file to draw; of several proteins each gets its name before the suffix.
+        duplicates: the treatment of repeated identifiers in a sequence file.
     """
 
     fit: Path | None = None
     chain: str | None = None
     device: str = "auto"
     figure: Path | None = None
+    duplicates: Duplicates = Duplicates.error
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def contacts(
         check_output(saved_fit)
         structure_files(options.fit or _shipped())
     model = load_model(model_path, device=options.device)
-    inputs = [_read(path, options.chain, model) for path in sources]
+    inputs = [_read(path, options, model) for path in sources]
     figures = _figures(inputs, options.figure)
     if saved_fit is None:
         assert options.fit is not None
@@ -126,9 +128,10 @@ def _predict(
     size = entry_bytes(2 * len(lengths), 2 * sum(length**2 for length in lengths), "float32")
     proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
     skipped = [row for one in proteins for row in one.without_entry()]
+    renamed = {new: old for one in proteins for new, old in one.renamed.items()}
     rows, regression = [], fit.regression
     with (
-        protein_file(output, model, num_bytes=size, skipped=skipped) as file,
+        protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
         JobProgress("contact maps", len(lengths)) as progress,
     ):
         for one in inputs:
@@ -183,12 +186,12 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     console().print(table)
 
 
-def _read(path: Path, chain: str | None, model: PretrainedModel) -> _Input:
-    longest = model.max_residues
+def _read(path: Path, options: ContactOptions, model: PretrainedModel) -> _Input:
+    longest, chain = model.max_residues, options.chain
     if not is_structure(path):
         if chain is not None:
             raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
-        return _Input(path, Proteins(path, max_residues=longest))
+        return _Input(path, Proteins(path, longest, options.duplicates))
     existing_file(path, "a sequence file or a structure")
     structure = read_chain(path, chain)
     if longest is not None and len(structure) > longest:

@@ -163,8 +163,6 @@ def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
 
 
 def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
-    if not len(proteins):
-        yield f"{path} has no usable protein"
     for reason, number in proteins.tally.rejected.items():
         yield f"{number:,} records of {path} are rejected: {reason}"
     if proteins.skipped:

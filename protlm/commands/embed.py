@@ -33,7 +33,7 @@ from protlm.commands.embedding.share_processes import (
     local_shares,
 )
 from protlm.commands.outputs import check_suffix
-from protlm.errors import OutputError, UserError, interrupt_explained
+from protlm.errors import InputDataError, OutputError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.paths import check_output, explain_os_error
 from protlm.terminal import printable
@@ -186,6 +186,11 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
             return
         parts.check_alone()
         results = Results(job, parts)
+        if not len(results):
+            raise InputDataError(
+                f"none of the {len(job.proteins):,} proteins fits into the memory of the device; "
+                "type the command again on another one"
+            )
         form.write(results, output)
         job.proteins.report("embedded", further=results.too_large)
         parts.remove()

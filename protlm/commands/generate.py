@@ -89,8 +89,6 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     _check_resamples(model, options)
     proteins = Proteins(options.start, model.max_residues, Duplicates.suffix)
     proteins.report("starts")
-    if not len(proteins):
-        raise InputDataError(f"--start {options.start} has no sequence that this model takes")
     number = len(proteins) if options.number is None else options.number
     starts = list(islice(cycle(proteins), number))
     found = resample(

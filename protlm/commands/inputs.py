@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import IO
 
 from protlm.data.records import Record, Tally, read_records
+from protlm.data.records.format_detection import WITHOUT_GAPS
+from protlm.data.records.residues import GAP
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 from protlm.terminal import printable
 
 STANDARD_INPUT = Path("-")
+_MOST_LISTED = 20
+_REPEATED = "repeated at line"
+_FIRST_WORD = (
+    "an identifier is the first word of a header, and --duplicates header takes the whole header"
+)
 
 
 class Duplicates(StrEnum):
-    """The treatment of records with a repeated identifier."""
+    """The treatment of repeated identifiers; `header` names every record by its whole header."""
 
     error = "error"
     first = "first"
     suffix = "suffix"
+    header = "header"
 
 
 def _spooled_input() -> IO[bytes]:
@@ -46,7 +54,11 @@ class Proteins:
         duplicates: the treatment of repeated identifiers.
         observe: is called with each record that is kept, while the file is checked.
 
-    `renamed` maps the new names of records that got a suffix to their identifiers.
+    `renamed` maps the new names of records to their identifiers.
+
+    Raises:
+        InputDataError: the file is missing or damaged, an identifier is repeated, or no record can
+            be used.
     """
 
     path: Path
@@ -71,12 +83,24 @@ class Proteins:
                 self.observe(record)
         # The observer may refer to this object.
         self.observe = None
+        if not self.lengths:
+            identifier, reason = self.without_entry()[0]
+            gaps = f"; remove gaps: {WITHOUT_GAPS}" if GAP in self.tally.rejected else ""
+            raise InputDataError(
+                f"{self.name}: none of the {self.num_records:,} records can be used, the first of "
+                f"them {identifier}: {reason}{gaps}"
+            )
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Record]:
         return self._records([], Tally())
+
+    @property
+    def name(self) -> str:
+        """The file in messages."""
+        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
 
     @property
     def source(self) -> Path:
@@ -117,12 +141,19 @@ class Proteins:
         for label, parts in (("rejected", rejected), ("changed", changed)):
             if parts:
                 print(f"{label}: {', '.join(parts)}", file=sys.stderr)
-        for identifier, reason in [*self.without_entry(), *further]:
+        for identifier, reason in [*self.without_entry(), *further][:_MOST_LISTED]:
             print(printable(f"skipped {identifier}: {reason}"), file=sys.stderr)
+        if out > _MOST_LISTED:
+            print(f"and {out - _MOST_LISTED:,} more", file=sys.stderr)
+        if repeated := sum(reason.startswith(_REPEATED) for _, reason in self.skipped):
+            print(
+                f"{repeated:,} records have the identifier of an earlier one; {_FIRST_WORD}",
+                file=sys.stderr,
+            )
 
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
         seen: Counter[str] = Counter()
-        for record in read_records(self._source, tally):
+        for record in self._read(tally):
             seen[record.identifier] += 1
             count = seen[record.identifier]
             if self.max_residues is not None and len(record.sequence) > self.max_residues:
@@ -138,12 +169,25 @@ class Proteins:
                 self.renamed[name] = record.identifier
                 yield record._replace(identifier=name)
             elif self.duplicates is Duplicates.first:
-                skipped.append((record.identifier, f"repeated at line {record.line}"))
+                skipped.append((record.identifier, f"{_REPEATED} {record.line}"))
             else:
+                advice = "" if self.duplicates is Duplicates.header else f"; {_FIRST_WORD}"
                 raise InputDataError(
-                    f"{self.path}, line {record.line}: the identifier {record.identifier} is "
-                    "repeated; type --duplicates first or --duplicates suffix"
+                    f"{self.name}, line {record.line}: the identifier {record.identifier} is "
+                    f"repeated; type --duplicates first or --duplicates suffix{advice}"
                 )
+
+    def _read(self, tally: Tally) -> Iterator[Record]:
+        """Yields the records by the names that were asked for, and names standard input."""
+        try:
+            for record in read_records(self._source, tally):
+                if self.duplicates is Duplicates.header and record.header.strip():
+                    self.renamed[record.header] = record.identifier
+                    yield record._replace(identifier=record.header)
+                else:
+                    yield record
+        except InputDataError as error:
+            raise InputDataError(str(error).replace(str(self._source), self.name)) from None
 
 
 def one_protein(path: Path) -> tuple[str, str]:
@@ -152,10 +196,13 @@ def one_protein(path: Path) -> tuple[str, str]:
     Raises:
         InputDataError: the file does not have exactly one protein.
     """
-    proteins = Proteins(path)
-    if len(proteins) != 1:
+    proteins = Proteins(path, duplicates=Duplicates.suffix)
+    if proteins.num_records != 1:
         raise InputDataError(
-            f"{path} has {len(proteins)} proteins; give a file of one protein, the wild type"
+            f"{proteins.name} has {proteins.num_records:,} proteins; give a file of one protein, "
+            "the wild type"
         )
+    for changed in proteins.tally.changed:
+        print(f"{proteins.name}: {changed}", file=sys.stderr)
     record = next(iter(proteins))
     return record.identifier, record.sequence

@@ -7,7 +7,7 @@ from pathlib import Path
 from protlm.analysis.structures import is_structure
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import SavedFit, read_fit
-from protlm.commands.inputs import STANDARD_INPUT, Proteins
+from protlm.commands.inputs import Duplicates, Proteins
 from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.paths import check_output, complete_file, existing_file
@@ -83,14 +83,14 @@ def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
         return InspectedProtein(name, "", of, structure.sequence, structure)
     if chain is not None:
         raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {source} is none")
-    proteins = Proteins(source)
-    if len(proteins) != 1:
+    proteins = Proteins(source, duplicates=Duplicates.suffix)
+    if proteins.num_records != 1:
         raise InputDataError(
-            f"{source} has {len(proteins):,} proteins, and a page shows one; write one of them to "
-            "a file"
+            f"{proteins.name} has {proteins.num_records:,} proteins, and a page shows one; write "
+            "one of them to a file"
         )
     record = next(iter(proteins))
-    name = "standard input" if source == STANDARD_INPUT else source.name
+    name = Path(proteins.name).name
     return InspectedProtein(record.identifier, record.header, name, record.sequence)
 
 
