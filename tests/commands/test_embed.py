@@ -169,11 +169,26 @@ def test_repeated_identifiers(tiny_run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "error.h5").exists()
     fasta = write(tmp_path / "x.fasta", "P1", "P2", "P1", "P1_2")
     three, four = {"P1", "P2", "P1_2"}, {"P1", "P2", "P1_2", "P1_2_2"}
-    for how, expected in (("first", three), ("suffix", four)):
+    fasta.write_text(fasta.read_text().replace("text", "{}").format(*"abcd"))
+    headers = {"P1 a", "P2 b", "P1 c", "P1_2 d"}
+    for how, expected in (("first", three), ("suffix", four), ("header", headers)):
         output = tmp_path / f"{how}.h5"
         embed(fasta, tiny_run, output, EmbedOptions(duplicates=Duplicates(how)))
         with h5py.File(output) as file:
             assert set(file) == expected
+            assert {file[name].attrs["original_id"] for name in expected} == three
+
+
+def test_a_long_list_of_skipped_records_is_cut(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fasta = write(tmp_path / "x.fasta", *["P1"] * 1_024)
+    embed(fasta, tiny_run, tmp_path / "o.h5", EmbedOptions(duplicates=Duplicates.first))
+    printed = capsys.readouterr().err
+    assert "1024 records: 1 embedded, 1023 skipped" in printed
+    assert printed.count("skipped P1") == 20 and "and 1,003 more" in printed
+    assert "1,023 records have the identifier of an earlier one" in printed
+    assert "--duplicates header takes the whole header" in printed
 
 
 def test_long_records_are_reported_and_the_counts_add_up(

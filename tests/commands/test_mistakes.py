@@ -275,6 +275,22 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     ),
 }
 
+UNUSABLE = {
+    "embed": ["-o", "o.h5"],
+    "attention": ["-o", "o.h5"],
+    "contacts": ["-o", "o.h5"],
+    "inspect": ["-o", "o.html"],
+    "score": ["--scan", "-o", "o.csv"],
+}
+WRONG |= {
+    f"{command} of no protein": (
+        [command, "unusable.fasta", "-m", "run", *rest],
+        3,
+        ["unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3"],
+    )
+    for command, rest in UNUSABLE.items()
+}
+
 
 # An interpreter takes seconds to start: one mistake for each way in which a command is begun.
 IN_A_PROCESS_OF_ITS_OWN = (

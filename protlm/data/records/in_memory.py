@@ -17,34 +17,25 @@ SequenceLike: TypeAlias = Letters | tuple[object, Letters]
 
 
 @runtime_checkable
-class _HasDimensions(Protocol):
-    """An array or a table."""
-
+class _Array(Protocol):
     ndim: int
 
 
 def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
     """Returns the letters of a sequence.
 
-    Args:
-        given: text, Seq, SeqRecord or Record, or a pair of a name and one of these.
-        name: what the sequence is called in the message.
-
     Raises:
-        UserError: anything else; the message has its value and type.
+        UserError: it is something else; the message has `name`.
 
     >>> letters_of(("P1", "MKV")), letters_of(SeqRecord(Seq("MKV")))
     ('MKV', 'MKV')
     """
-    is_pair = isinstance(given, tuple) and len(given) == 2
-    one: object = given[1] if is_pair else given
-    if isinstance(one, SeqRecord):
-        one = one.seq
-    if isinstance(one, Record):
-        return one.sequence
-    if isinstance(one, str | Seq | MutableSeq):
-        # Biopython allows a sequence of a length whose letters are unknown.
-        with suppress(UndefinedSequenceError):
+    one = given[1] if isinstance(given, tuple) and len(given) == 2 else given
+    one = one.seq if isinstance(one, SeqRecord) else one
+    one = one.sequence if isinstance(one, Record) else one
+    # Biopython has sequences of unknown letters.
+    with suppress(UndefinedSequenceError):
+        if isinstance(one, str | Seq | MutableSeq):
             return str(one)
     raise UserError(
         f"{name} is {short_repr(given)} of type {type(given).__name__}; a sequence is a str, a Seq "
@@ -56,23 +47,16 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
 def sequences_of(given: Iterable[SequenceLike], call: str) -> list[str]:
     """Returns the letters of each sequence of an iterable, which is read once.
 
-    Args:
-        given: the sequences.
-        call: how the method is called with one sequence, for messages.
-
     Raises:
-        UserError: one sequence, a mapping or a table, whose keys are not its sequences, or
-            something that is not a sequence in it.
+        UserError: it is one sequence, a mapping or a table, or has something that is not a
+            sequence; the message says to type `call`.
         InputDataError: a sequence is empty.
     """
-    if isinstance(given, Letters | bytes) or not isinstance(given, Iterable):
+    is_table = isinstance(given, Mapping) or (isinstance(given, _Array) and given.ndim != 1)
+    if is_table or isinstance(given, Letters | bytes) or not isinstance(given, Iterable):
         raise UserError(
-            f"one {type(given).__name__} is given where a list of sequences belongs; write {call}"
-        )
-    if isinstance(given, Mapping) or (isinstance(given, _HasDimensions) and given.ndim != 1):
-        raise UserError(
-            f"a {type(given).__name__} is given where a list of sequences belongs, and its keys, "
-            "columns or rows are not sequences; give its values(), or one column"
+            f"one {type(given).__name__} is given where a list of sequences belongs; write {call}; "
+            "of a dictionary give the values(), of a table one column"
         )
     found = [letters_of(one, f"sequence {n}") for n, one in enumerate(given, start=1)]
     if "" in found:

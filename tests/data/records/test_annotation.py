@@ -1,5 +1,6 @@
 """Annotation that looks like residues is refused by name; sequences that look like it are read."""
 
+import re
 import subprocess
 
 import pytest
@@ -29,78 +30,51 @@ THREE_LINES = {
     "unknown labels": records((ONE, "QQQQQQQQQQDDDDDDDDDD" * 3), (TWO[:40], "Q" * 20 + "D" * 20)),
     "with a fault": records(*[(ONE[:n], TOPOLOGY[:n]) for n in range(40, 60)]) + ">x\nMKV\n",
 }
-OTHERS = {
-    "PIR": (">P1;CRAB\nCrystallin alpha chain\nMDIAIHHPWI\nRRPF*\n", "PIR"),
-    "fragment": (">F1;CRAB\nAlpha\nMDIAI*\n>F1;B\nBeta\nMKV\n", "PIR"),
-    "PIR with remarks": (">P1;CRAB\nAlpha\nMDIAI*\nC;Species: human\n", "PIR"),
-    "ss.txt": (">101M:A:sequence\nMVLSEGEWQ\n>101M:A:secstr\n   HHHHHH\n", ":secstr"),
-    "disorder": (">101M:A:sequence\nMVLSEGEWQ\n>101M:A:disorder\nXXXXXXXXX\n", ":disorder"),
-    "a3m": (">ss_pred PSIPRED\nCCHHHHH\n>ss_conf\n9999999\n>q\nMKVLLAA\n", "ss_pred"),
-    "a3m of a structure": (">ss_dssp\nCCHHHHH\n>aa_dssp\nMKVLLAA\n>q\nMKVLLAA\n", "ss_pred"),
+NAMED = {
+    ":secstr": ">101M:A:sequence\nMVLSEGEWQ\n>101M:A:secstr\n   HHHHHH\n",
+    ":disorder": ">101M:A:sequence\nMVLSEGEWQ\n>101M:A:disorder\nXXXXXXXXX\n",
+    "ss_pred": ">ss_pred PSIPRED\nCCHHHHH\n>ss_conf\n9999999\n>q\nMKVLLAA\n",
+    "ss_dssp": ">ss_dssp\nCCHHHHH\n>aa_dssp\nMKVLLAA\n>q\nMKVLLAA\n",
+    "PIR": ">P1;CRAB\nCrystallin alpha chain\nMDIAIHHPWI\nRRPF*\n",
+    "'>P1;ID'": ">F1;CRAB\nAlpha\nMDIAI\n>F1;B\nBeta\nMKV*\nC;Species: human\n",
 }
-# The look-alikes: the number of their records.
-SEQUENCES = {
-    "wrapped": (records((ONE, TWO), (TWO, ONE)), 2),
-    "one wrapped": (records((ONE, TWO)), 1),
-    "halves": (records((ONE, TWO), (TWO[:45], ONE[:45])), 2),
-    "short": (records(("MK", "VL"), ("MKV", "ILM")), 2),
-    **{
-        name: (records((ONE, (repeat * 60)[:60])), 1)
-        for name, repeat in {
-            "glutamines": "Q",
-            "serines": "S",
-            "histidines": "HHPHG",
-            "mucin": "TTTTPTTTTSTT",
-            "coiled coil": "EEELEEKLLE",
-            "collagen": "GPPGAP",
-            "membrane": "LLILLLIAVL",
-            "masked": "sssppt",
-        }.items()
-    },
-    "two of few letters": (records((ONE, "S" * 60), (TWO, "T" * 60)), 2),
-    "P1": (">P1\nMKV\nLLA*\n", 1),
-    "P1 with words": (">P1 ;x\nMKV\nLLA*\n", 1),
-    "a name with ;": (">P1;x\nMKV\nLLA\n", 1),
-    "the sequences of ss.txt": (">101M:A:sequence\nMVLSEGEWQ\n", 1),
-    "a name that begins so": (">ss_prediction\nMKV\n", 1),
-}
+NOT_PROTEINS = re.compile(r"(ss|aa)_|\S*:(secstr|disorder)")
+LOW = ["Q", "S", "HHPHG", "TTTTPTTTTSTT", "EEELEEKLLE", "GPPGAP", "LLILLLIAVL", "sssppt"]
+SEQUENCES = [
+    *(records((ONE, (letters * 60)[:60])) for letters in LOW),
+    records((ONE, TWO)),
+    records((ONE, TWO), (TWO, ONE)),
+    records((ONE, TWO), (TWO[:45], ONE[:45])),
+    records((ONE, "S" * 60), (TWO, "T" * 60)),
+    records(("MK", "VL"), ("MKV", "ILM")),
+    ">P1\nMKV\nLLA*\n",
+    ">P1 ;x\nMKV\nLLA*\n",
+    ">P1;x\nMKV\nLLA\n",
+    ">101M:A:sequence\nMVLSEGEWQ\n",
+    ">ss_prediction\nMKV\n",
+]
 
 
-@pytest.mark.parametrize("kind", THREE_LINES)
-def test_labels_below_sequences_are_refused(read, kind):
-    with pytest.raises(InputDataError, match=r"looks like a file of three lines.* in one line"):
-        read(THREE_LINES[kind].encode(), allow_gaps=True)
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_annotation_is_refused_by_name(read, kind):
-    content, name = OTHERS[kind]
-    with pytest.raises(InputDataError, match=name):
-        read(content.encode())
-
-
-@pytest.mark.parametrize("kind", SEQUENCES)
-def test_sequences_that_look_like_annotation_are_read(read, kind):
-    content, number = SEQUENCES[kind]
-    found, tally = read(content.encode())
-    assert len(found) == number and not tally.rejected
-
-
-@pytest.mark.parametrize("kind", [*THREE_LINES, "ss.txt", "a3m"])
-def test_the_advice_leaves_the_sequences(read, tmp_path, kind):
-    content = THREE_LINES.get(kind) or OTHERS[kind][0]
+@pytest.mark.parametrize("kind", [*THREE_LINES, *NAMED])
+def test_annotation_is_refused_by_name_and_the_advice_leaves_the_sequences(read, tmp_path, kind):
+    content = THREE_LINES.get(kind) or NAMED[kind]
     with pytest.raises(InputDataError) as caught:
         read(content.encode())
-    program = str(caught.value).partition("awk '")[2].partition("'")[0]
-    (tmp_path / "FILE").write_text(content)
-    kept = subprocess.run(["awk", program, tmp_path / "FILE"], capture_output=True, check=True)
-    found, tally = read(kept.stdout)
-    lines = content.splitlines()
-    assert [r.sequence for r in found] == [
-        lines[n + 1] for n, line in enumerate(lines) if line[0] == ">" and "ss_" not in line
-        and ":secstr" not in line
-    ]  # fmt: skip
-    assert not tally.rejected
+    message = str(caught.value)
+    assert (kind if kind in NAMED else "in one line") in message
+    if "awk" in message:
+        (tmp_path / "FILE").write_text(content)
+        command = ["awk", message.partition("awk '")[2].partition("'")[0], tmp_path / "FILE"]
+        found, tally = read(subprocess.run(command, capture_output=True, check=True).stdout)
+        proteins = [r for r in content[1:].split("\n>") if not NOT_PROTEINS.match(r)]
+        assert [r.sequence for r in found] == [r.split("\n")[1] for r in proteins]
+        assert found and not tally.rejected
+
+
+@pytest.mark.parametrize("content", SEQUENCES)
+def test_sequences_that_look_like_annotation_are_read(read, content):
+    found, tally = read(content.encode())
+    assert len(found) == content.count(">") and not tally.rejected
 
 
 ROWS = ">101\nMKTAY\n>U\t0.9\nMK-Yi\n"
