@@ -13,7 +13,8 @@ from protlm.config import Objective
 from protlm.errors import UserError
 from protlm.loading import model_of
 from protlm.model.network import build_network
-from protlm.model.selfattention import keep_stored_norms
+from protlm.model.selfattention import BoundedNorm, NormsByKind, keep_stored_norms
+from protlm.model.transformer import ProteinLM
 
 _MECHANISM = ".attention.mechanism."
 _BLOCK = re.compile(r"^blocks\.\d+\.")
@@ -56,8 +57,8 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     seed = described.seed if seed is None else seed
     network = build_network(described.model, {"name": name, **options}, seed=seed)
     keep_stored_norms(network, found.weights)
-    new = network.state_dict()
-    kept = {n: v for n, v in found.weights.items() if _MECHANISM not in n and n in new}
+    new, old = network.state_dict(), _norms_by_kind(network, found)
+    kept = {n: v for n, v in old.items() if _MECHANISM not in n and n in new}
     _check_shapes(name, kept, new)
     network.load_state_dict(kept, strict=False)
     # Layers may share parameters, and the file format has no shared tensors.
@@ -76,8 +77,26 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     return Conversion(
         Checkpoint(found.path, description, weights),
         initialized=_patterns(n for n, v in new.items() if n not in kept and v.is_floating_point()),
-        left_out=_patterns(n for n in found.weights if n not in new),
+        left_out=_patterns(n for n in old if n not in new),
     )
+
+
+def _norms_by_kind(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
+    """Returns the weights, with query-key norms split by kind of head where the network has those.
+
+    A bounded norm s is a free one with the gain s K^(-1/4).
+    """
+    weights, model = dict(found.weights), found.description.model
+    for name, norm in network.named_modules():
+        if isinstance(norm, NormsByKind):
+            exact, num_exact = f"{name}.exact.gain", len(norm.exact.gain)
+            if (gain_H := weights.pop(f"{name}.gain", None)) is not None:
+                weights[exact] = gain_H[:num_exact]
+            if (scale_H := weights.pop(f"{name}.scale", None)) is not None:
+                norm_H = BoundedNorm.norms(scale_H[:num_exact])
+                weights[exact] = norm_H * (model.model_dim // model.num_heads) ** -0.25
+                weights[f"{name}.linear.scale"] = scale_H[num_exact:]
+    return weights
 
 
 def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:

@@ -108,6 +108,33 @@ def test_weights_without_a_use_are_named(untrained: Callable[..., Checkpoint]) -
     )
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+def test_exact_heads_of_a_hybrid_keep_the_norms_of_softmax(
+    bounded: bool, untrained: Callable[..., Checkpoint]
+) -> None:
+    """A bounded norm, too, becomes the free one that gives the same queries and keys."""
+    original = untrained(
+        "model.qk_norm=true", f"attention.bounded_qk_norm={bounded}", "model.num_layers=1"
+    )
+    parts = [v for n, v in original.weights.items() if n.endswith(("_norm.gain", "_norm.scale"))]
+    assert len(parts) == 2
+    for part in parts:
+        part.copy_(torch.linspace(0.5, 2.0, len(part)))
+    done = convert(original, options("hybrid"), seed=None)
+    scales = [f"blocks.*.attention.{x}_norm.linear.scale" for x in ("query", "key")]
+    norms = tuple(name for name in done.initialized if "_norm" in name)
+    assert norms == (() if bounded else tuple(scales))
+    models = [model_of(original), model_of(done.checkpoint)]
+    batch = models[0].tokenize(SEQUENCES)
+    before, after = (
+        next(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[1]
+        for model in models
+    )
+    heads = slice(None) if bounded else slice(1)
+    torch.testing.assert_close(before.q_BHLK[:, heads], after.q_BHLK[:, heads])
+    torch.testing.assert_close(before.k_BHLK[:, heads], after.k_BHLK[:, heads])
+
+
 def test_a_second_conversion_keeps_the_first_origin(untrained: Callable[..., Checkpoint]) -> None:
     first = untrained()
     imported = {"family": "bert", "sha256": "0" * 64}

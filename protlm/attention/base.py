@@ -40,6 +40,8 @@ class Attention(nn.Module, ABC):
     shares_query_key: ClassVar[bool] = False
     # The effect of `model.qk_norm=true` on queries and keys; an instance may override it.
     qk_norm: QueryKeyNorms = QueryKeyNorms.free
+    # How many of the first heads have softmax weights, and so free norms, whatever `qk_norm` is.
+    num_exact_heads: int = 0
     # Whether the model applies rotary positions to queries and keys.
     takes_rotary: ClassVar[bool] = True
     # Names of parameters that multiply activations like the weight of a linear layer. Of the

@@ -52,8 +52,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
     (Beltagy et al., arXiv 2004.05150, section 3.1).
 
     Rotary positions are applied to all heads, because the windows need them, even where the
-    mechanism alone would not get them. `model.qk_norm=true` normalizes all heads as the mechanism
-    requires.
+    mechanism alone would not get them. `model.qk_norm=true` normalizes the heads with windows as
+    those of softmax, and the others as the mechanism requires.
 
     Args:
         num_heads: heads H of both kinds together.
@@ -106,7 +106,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
                 f"attention.local_heads={local_heads} must leave a head of either kind: between 1 "
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
-        self.local_heads = local_heads
+        self.local_heads = self.num_exact_heads = local_heads
         self.window = window
         self.linear = _create_linear(
             mechanism,

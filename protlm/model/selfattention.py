@@ -37,10 +37,15 @@ class BoundedNorm(nn.Module):
     def forward(self, x_BHLK: Tensor) -> Tensor:
         """Returns queries or keys with the heads' norms."""
         x = upcast(x_BHLK)
-        norm_H11 = (_LARGEST_NORM * torch.sigmoid(self.scale.to(x.dtype)))[:, None, None]
+        norm_H11 = self.norms(self.scale.to(x.dtype))[:, None, None]
         length_BHL1 = x.square().sum(-1, keepdim=True).add(1e-12).sqrt()
         scaled = x / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25
         return scaled.to(x_BHLK.dtype)
+
+    @staticmethod
+    def norms(scale_H: Tensor) -> Tensor:
+        """Returns s of each head."""
+        return _LARGEST_NORM * torch.sigmoid(scale_H)
 
 
 class FreeNorm(nn.Module):
@@ -76,6 +81,19 @@ class WidthNorm(nn.LayerNorm):
         """Returns normalized queries or keys."""
         joined_BLD = super().forward(x_BHLK.transpose(1, 2).flatten(2))
         return joined_BLD.unflatten(-1, (x_BHLK.shape[1], -1)).transpose(1, 2)
+
+
+class NormsByKind(nn.Module):
+    """Free norms of the first heads, which have softmax weights, and other norms of the others."""
+
+    def __init__(self, *, num_exact_heads: int, linear: nn.Module) -> None:
+        super().__init__()
+        self.exact, self.linear = FreeNorm(num_heads=num_exact_heads), linear
+
+    def forward(self, x_BHLK: Tensor) -> Tensor:
+        """Returns queries or keys with the heads' norms."""
+        near, far = x_BHLK.tensor_split([len(self.exact.gain)], dim=1)
+        return torch.cat([self.exact(near), self.linear(far)], dim=1)
 
 
 _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
@@ -265,19 +283,26 @@ def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:
         return nn.Identity()
     if config.qk_norm_width is QueryKeyWidth.layer:
         return WidthNorm(width=config.model_dim, epsilon=config.norm_epsilon or 1e-5)
-    return _NORMS[mechanism.qk_norm](num_heads=config.num_heads)
+    norm, num_exact = _NORMS[mechanism.qk_norm], mechanism.num_exact_heads
+    if not num_exact or mechanism.qk_norm is QueryKeyNorms.free:
+        return norm(num_heads=config.num_heads)
+    others = norm(num_heads=config.num_heads - num_exact)
+    return NormsByKind(num_exact_heads=num_exact, linear=others)
 
 
 def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Gives a network bounded query-key norms where its stored weights have them.
 
     Earlier versions used bounded norms for every mechanism. Their parameter is named `scale`.
+    Norms by kind of head are newer.
 
     Raises:
         UserError: the mechanism has no query-key norms now; its computation has changed.
     """
     for name, module in network.named_modules():
-        if isinstance(module, SelfAttention) and f"{name}.query_norm.scale" in weights:
+        if not isinstance(module, SelfAttention) or isinstance(module.query_norm, NormsByKind):
+            continue
+        if f"{name}.query_norm.scale" in weights:
             if module.mechanism.qk_norm is QueryKeyNorms.none:
                 raise UserError(
                     "it was trained by an earlier version, in which this attention was computed "

@@ -20,6 +20,7 @@ from protlm.checkpoints.sharded import read_facts
 from protlm.config import LoggerConfig, TrainerConfig
 from protlm.config import Strategy as StrategyName
 from protlm.errors import ExitCode, UserError
+from protlm.loading import refuse_bounded_exact_heads
 from protlm.training.callbacks.data_progress import TrackDataProgress
 from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates
@@ -125,6 +126,7 @@ def find_checkpoint(
                 f"trainer.max_steps={step} or more"
             )
         contents = read_facts(checkpoint)
+        refuse_bounded_exact_heads(checkpoint, module.description, contents["state_dict"])
         module.check_continues(contents)
         # A checkpoint that lacks the position is rejected when it is loaded.
         if place := contents.get(type(data).__qualname__):

@@ -10,7 +10,7 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.checksums import write_sum, write_sums
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -56,6 +56,36 @@ def test_old_norms_of_a_mechanism_that_has_none_now_are_rejected(tmp_path: Path)
     write_sums(tmp_path / "old")
     with pytest.raises(InputDataError, match="trained by an earlier version"):
         protlm.load(tmp_path / "old")
+
+
+@pytest.mark.parametrize("linear", ["performer_relu", "rfa", "hedgehog"])
+def test_a_hybrid_whose_exact_heads_had_other_norms_is_refused_by_name(
+    linear: str, train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Loaded, as first weights and continued; but not where all norms were free, as now."""
+    settings = ("attention=hybrid", f"attention.mechanism={linear}", "model.qk_norm=true")
+    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2")
+    checkpoint = checkpoints.latest(run)
+    assert checkpoint is not None
+    contents = torch.load(checkpoint, weights_only=True)
+    weights = contents["state_dict"]
+    for exact in [name for name in weights if name.endswith("_norm.exact.gain")]:
+        del weights[exact]
+        if (scale_H := weights.pop(exact.replace("exact.gain", "linear.scale"), None)) is not None:
+            weights[exact.replace("exact.gain", "scale")] = scale_H.repeat(2)
+    torch.save(contents, checkpoint)
+    write_sum(checkpoint, contents=checkpoint)
+    uses: list[Callable[[], object]] = [
+        lambda: protlm.load(run),
+        lambda: train_tiny(tmp_path / "new", *settings, f"model.init_from={run}"),
+        lambda: train_tiny(run, *settings, "trainer.max_steps=3"),
+    ]
+    for use in uses:
+        if linear == "hedgehog":
+            use()
+            continue
+        with pytest.raises(InputDataError, match=r"attention=hybrid with .* of an earlier version"):
+            use()
 
 
 def test_an_old_data_set_holds_its_sequences() -> None:

@@ -6,7 +6,7 @@ import torch
 from protlm.attention import create
 from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.errors import UserError
-from protlm.model.selfattention import Context, SelfAttention, Tokens, WidthNorm
+from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, Tokens, WidthNorm
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -65,3 +65,34 @@ def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
     torch.testing.assert_close(inputs.q_BHLK, expected_BHLK)
     with pytest.raises(UserError, match=r"qk_norm_width=layer needs model\.qk_norm=true"):
         ModelConfig(**sizes, qk_norm_width=QueryKeyWidth.layer)
+
+
+@pytest.mark.parametrize("linear", ["performer_relu", "performer_softmax", "linear", "rfa"])
+def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_norms(
+    linear: str,
+) -> None:
+    options = {"local_heads": 1, "window": 512, "mechanism": linear}
+    mechanism = create("hybrid", options, num_heads=4, head_dim=16, model_dim=64, max_length=300)
+    config = ModelConfig(num_layers=1, num_heads=4, model_dim=64, feedforward_dim=8, qk_norm=True)
+    layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
+    plain = create(linear, {}, num_heads=4, head_dim=16, model_dim=64, max_length=300)
+    alone = SelfAttention(config, plain, Tokens(33, 1)).double()
+    torch.manual_seed(0)
+    hidden_BLD = torch.randn(1, 257, 64, dtype=torch.float64)
+    ones_BL = torch.ones(1, 257, dtype=torch.int64)
+    context = Context(ones_BL, ones_BL.bool(), None, causal=False)
+    with torch.no_grad():
+        layer.key.weight.copy_(layer.query.weight)
+        for name in ("query", "key", "value"):
+            getattr(alone, name).weight.copy_(getattr(layer, name).weight)
+        for norm in (layer.query_norm, layer.key_norm):
+            norm.exact.gain.fill_(3.0)
+        found, expected = layer.inputs(hidden_BLD, context), alone.inputs(hidden_BLD, context)
+    # Queries are keys: with a bound of 3, a position would give itself 7 % at most.
+    map_BHLL = mechanism.attention_map(
+        found.q_BHLK, found.k_BHLK, hidden_BLD=hidden_BLD, mask_BL=ones_BL.bool(), causal=False
+    )
+    assert map_BHLL[0, 0].diagonal().min() > 0.9
+    torch.testing.assert_close(found.q_BHLK[:, 1:], expected.q_BHLK[:, 1:])
+    is_bounded = isinstance(alone.query_norm, BoundedNorm)
+    assert is_bounded == isinstance(layer.query_norm.linear, BoundedNorm) == (linear != "rfa")
