@@ -32,21 +32,18 @@ class Unigram:
     """A distribution over the vocabulary, the same at every position.
 
     Attributes:
-        frequency_V: float64; sums to 1 over the 25 residue letters, and `<eos>` if it is a target;
-            0 elsewhere.
+        frequency_V: float64; sums to 1 over the 25 residue letters; 0 elsewhere.
     """
 
     frequency_V: np.ndarray
 
     @classmethod
-    def from_counts(cls, counts_V: np.ndarray, *, with_eos: bool = False) -> "Unigram":
+    def from_counts(cls, counts_V: np.ndarray) -> "Unigram":
         """Computes residue frequencies from `counts_V`, with add-one smoothing.
 
-        Special tokens are left out; `with_eos` keeps `<eos>`.
+        Special tokens are left out.
         """
-        is_target_V = VOCABULARY.is_residue.copy()
-        is_target_V[VOCABULARY.eos] = with_eos
-        smoothed_V = np.where(is_target_V, counts_V + 1.0, 0.0)
+        smoothed_V = np.where(VOCABULARY.is_residue, counts_V + 1.0, 0.0)
         return cls(smoothed_V / smoothed_V.sum())
 
     def posterior(self, rule: MaskingRule | None) -> np.ndarray:

@@ -38,6 +38,7 @@ from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.model.objective import residues_only
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress
 
@@ -200,7 +201,7 @@ class Accuracy(Evaluation):
         order_S = self._order(data).draw(0, np.arange(len(data.split))).samples
         position_S = np.argsort(order_S)
         for batch in self._watched(data, limit):
-            targets_BL = _residues_only(batch.targets_BL)
+            targets_BL = residues_only(batch.targets_BL)
             chosen_BL = targets_BL != IGNORE
             targets = targets_BL[chosen_BL]
             near = torch.from_numpy(trigram.probabilities(batch.tokens_BL.numpy()))[chosen_BL]
@@ -280,10 +281,3 @@ def _sample(split: SplitReader, max_residues: int | None) -> Iterator[np.ndarray
     order = EpochOrder(len(split), seed=0, epoch=0)
     for sample in order[np.arange(min(len(split), _MOST_COUNTED))].tolist():
         yield split[sample][:max_residues]
-
-
-def _residues_only(targets_BL: torch.Tensor) -> torch.Tensor:
-    """Ignores the end of a sequence, so that the model and the baselines have the same targets."""
-    is_residue = torch.from_numpy(VOCABULARY.is_residue)
-    keep_BL = (targets_BL != IGNORE) & is_residue[targets_BL.clamp(min=0)]
-    return targets_BL.masked_fill(~keep_BL, IGNORE)

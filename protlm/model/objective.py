@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.data.masking import IGNORE
+from protlm.data.vocabulary import VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,13 @@ class TargetSums:
     def stacked(self) -> Tensor:
         """Returns the three sums as one float64 vector."""
         return torch.stack([self.nats.double(), self.correct.double(), self.count.double()])
+
+
+def residues_only(targets_BL: Tensor) -> Tensor:
+    """Ignores the ends of sequences, so that causal and masked models have the same targets."""
+    is_residue_V = torch.from_numpy(VOCABULARY.is_residue).to(targets_BL.device)
+    keep_BL = (targets_BL != IGNORE) & is_residue_V[targets_BL.clamp(min=0)]
+    return targets_BL.masked_fill(~keep_BL, IGNORE)
 
 
 def target_sums(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:

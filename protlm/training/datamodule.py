@@ -27,7 +27,6 @@ from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.unigram import Unigram, count_residues
-from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 from protlm.training.callbacks.preemption import SIGNALS
 
@@ -170,11 +169,7 @@ class SequenceData(pl.LightningDataModule):
         samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples
         most = self.config.max_length - SPECIALS
         counts_V = count_residues(self.train[sample][:most] for sample in samples.tolist())
-        is_causal = self.masking is None
-        # A cropped sequence has no end.
-        counts_V[VOCABULARY.eos] = np.count_nonzero(self.train.lengths_of(samples) <= most)
-        unigram = Unigram.from_counts(counts_V, with_eos=is_causal)
-        return unigram.posterior(self.valid_rule)
+        return Unigram.from_counts(counts_V).posterior(self.valid_rule)
 
     @property
     def valid_rule(self) -> MaskingRule | None:

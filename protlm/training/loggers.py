@@ -34,6 +34,7 @@ COLUMNS: tuple[str, ...] = (
     "valid_accuracy",
     "valid_perplexity",
     "valid_unigram_loss",
+    "valid_end_loss",
     "learning_rate",
     "gradient_norm",
     "samples_per_second",

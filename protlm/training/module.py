@@ -17,7 +17,7 @@ from protlm.checkpoints.format import DESCRIPTION
 from protlm.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.model.objective import TargetSums, target_sums
+from protlm.model.objective import TargetSums, residues_only, target_sums
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
 from protlm.training.optimization import build_optimizer
@@ -26,7 +26,7 @@ from protlm.training.sharding import shard
 
 
 class ValidationSums(NamedTuple):
-    """Sums over the targets of a validation.
+    """Sums over the residues that are targets of a validation, and over the ends of sequences.
 
     `unigram_nats` is the loss of residue frequencies on the same targets, from the same inputs.
     """
@@ -35,6 +35,8 @@ class ValidationSums(NamedTuple):
     correct: float
     num_targets: float
     unigram_nats: float
+    end_nats: float
+    num_ends: float
 
 
 class LanguageModeling(pl.LightningModule):
@@ -176,16 +178,19 @@ class LanguageModeling(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Starts the sums over the validation split."""
-        self._validation = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self._validation = torch.zeros(6, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Adds a batch to the sums."""
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
-        sums = target_sums(logits_BLV, batch.targets_BL)
-        chosen = batch.targets_BL != IGNORE
-        inputs, targets = batch.tokens_BL[chosen], batch.targets_BL[chosen]
+        targets_BL = residues_only(batch.targets_BL)
+        chosen = targets_BL != IGNORE
+        sums = target_sums(logits_BLV, targets_BL)
+        ends = target_sums(logits_BLV, batch.targets_BL.masked_fill(chosen, IGNORE))
+        inputs, targets = batch.tokens_BL[chosen], targets_BL[chosen]
         unigram_nats = -self._unigram_VV[inputs, targets].sum()
-        self._validation += torch.cat([sums.stacked(), unigram_nats[None]])
+        parts = sums.stacked(), unigram_nats[None], ends.stacked()[[0, 2]]
+        self._validation += torch.cat(parts)
 
     def validation_sums(self) -> ValidationSums:
         """Returns the sums of the last validation over all batches and ranks."""

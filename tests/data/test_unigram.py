@@ -74,17 +74,6 @@ def test_scores_add_up(tokens: list[np.ndarray]) -> None:
     np.testing.assert_allclose(parts, unigram.score(np.concatenate(tokens)))
 
 
-def test_the_end_of_a_sequence_is_an_optional_target(tokens: list[np.ndarray]) -> None:
-    counts_V = count_residues(tokens)
-    counts_V[VOCABULARY.eos] = len(tokens)
-    frequency_V = Unigram.from_counts(counts_V, with_eos=True).frequency_V
-    total = sum(map(len, PROTEINS)) + len(PROTEINS) + 26
-    assert frequency_V[VOCABULARY.eos] == pytest.approx((len(PROTEINS) + 1) / total)
-    assert frequency_V.sum() == pytest.approx(1.0)
-    without = Unigram.from_counts(counts_V)
-    assert without.frequency_V[VOCABULARY.eos] == 0
-
-
 RULES = [
     MaskingRule(),
     MaskingRule(mask_prob=1, random_prob=0),

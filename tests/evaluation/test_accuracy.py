@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import protlm
 from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals, most_frequent
+from protlm.checkpoints.metrics import read_metrics
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -18,6 +20,7 @@ from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
+from tests.rounding import error_bound
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,23 @@ def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
         count += len(residues)
     assert found["model"]["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
     assert found["model"]["accuracy"] == pytest.approx(correct / count, abs=2 / count)
+
+
+def test_the_validation_of_a_causal_run_gives_the_same_figures(
+    train_tiny: Callable[..., Path], tiny_data: Path, tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path / "run", "objective=causal", "data.max_length=512")
+    row = read_metrics(run / "metrics.csv")[-1]
+    splits = (open_split(tiny_data, name) for name in ("valid", "train"))
+    cropped = Accuracy(objective="causal", max_length=512)
+    found = cropped.run(protlm.load(run), EvaluationData(*splits, 2048))
+    # Nats of up to 1,024 targets are summed in float32.
+    bound = error_bound(torch.float32, 1.0, 1024)
+    for who, column in (("model", "valid_perplexity"), ("empirical", "valid_unigram_loss")):
+        nats = math.log(row[column]) if who == "model" else row[column]
+        assert math.log(found[who]["perplexity"]) == pytest.approx(nats, rel=bound)
+    assert found["model"]["accuracy"] == pytest.approx(row["valid_accuracy"])
+    assert row["valid_end_loss"] > 0
 
 
 def test_about_the_fraction_is_masked(model: PretrainedModel, tiny_data: Path) -> None:

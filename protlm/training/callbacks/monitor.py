@@ -135,6 +135,8 @@ class Monitor(Callback):
                 "valid_perplexity": perplexity(sums.nats, sums.num_targets),
                 "valid_unigram_loss": sums.unigram_nats / sums.num_targets,
             }
+            if sums.num_ends:
+                metrics["valid_end_loss"] = sums.end_nats / sums.num_ends
             self._write(trainer, metrics)
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
         self._since += time.perf_counter() - self._validation_start
