@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.maps import attention_rows
+from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
 
@@ -30,8 +31,10 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
 
     Raises:
         InputDataError: a letter is not a residue.
-        UserError: the sequence is longer than the model accepts.
+        UserError: the sequence is longer than the model accepts, or rows of its maps are not
+            distributions.
     """
+    is_distribution = model.network.mechanism(1).rows_are_distributions
     batch = model.tokenize([sequence])
     with torch.inference_mode():
         inputs = dict(
@@ -44,6 +47,14 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
         sums_L = operator.row_sums()
         row_L = row_L / (0.5 * (sums_L + 1.0))
         row_L = 0.5 * (row_L + operator.transposed_product(row_L))
+        # An estimate of weights may be negative; rounding in float32 is not meant.
+        is_distribution &= bool(row_L.min() > -1e-6)
+    if not is_distribution:
+        raise UserError(
+            "rollout multiplies distributions over positions, and rows of the maps of attention="
+            f"{model.description.attention} are not: weights are negative (docs/mechanisms.md); "
+            "use a model with another attention, or read its maps: protlm attention"
+        )
     return row_L.cpu()
 
 
