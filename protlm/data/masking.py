@@ -121,7 +121,7 @@ def corrupt(
     """Corrupts a sample for masked language modeling.
 
     Args:
-        tokens: token numbers.
+        tokens: token numbers, of any integer type.
         is_maskable: whether each position may become a target.
         rule: the masking rule.
         rng: random number generator of this sample.
@@ -129,6 +129,8 @@ def corrupt(
     Returns:
         Inputs and targets (the true token at targets, `IGNORE` elsewhere), both int64.
     """
+    # `IGNORE` would wrap around in the type of stored residues, uint8.
+    tokens = tokens.astype(np.int64)
     fraction = rule.mask_fraction
     if rule.mask_fraction_range is not None:
         fraction = rng.uniform(*rule.mask_fraction_range)
@@ -136,6 +138,6 @@ def corrupt(
     fate = rng.random(len(tokens))
     others = VOCABULARY.residues[rng.integers(len(VOCABULARY.residues), size=len(tokens))]
     is_replaced = fate < rule.mask_prob + rule.random_prob
-    inputs = np.where(is_target & is_replaced, others, tokens).astype(np.int64)
+    inputs = np.where(is_target & is_replaced, others, tokens)
     inputs[is_target & (fate < rule.mask_prob)] = VOCABULARY.mask
-    return inputs, np.where(is_target, tokens, IGNORE).astype(np.int64)
+    return inputs, np.where(is_target, tokens, IGNORE)

@@ -139,6 +139,19 @@ def test_the_input_is_not_changed():
     assert (tokens == before).all()
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32])
+@pytest.mark.parametrize("rule", [MaskingRule(), MaskingRule(mask_fraction_range=(0.1, 0.9))])
+def test_any_integer_type_is_corrupted_alike(rule, dtype):
+    tokens = VOCABULARY.encode("MKTAYIAKQRQISFVKSHFSRQ")
+    seen, found = (
+        corrupt(x, np.ones(len(x), bool), rule, row_rng(0, 0, 0))
+        for x in (tokens.astype(np.int64), tokens.astype(dtype))
+    )
+    for one, other in zip(seen, found, strict=True):
+        assert one.dtype == other.dtype == np.int64 and (one == other).all()
+    assert (found[1] == IGNORE).any()
+
+
 def test_masks_of_a_seed_do_not_change():
     """A run that is continued by a newer version sees the masks it would have seen."""
     digest = hashlib.sha256()
