@@ -3,6 +3,7 @@
 Residues of a protein are drawn together, as are proteins of a cluster if clusters are known. AUROC
 and AUPRC are averaged over the classes that have both positive and negative proteins. Matthews'
 correlation of several classes is that of Gorodkin 2004 (doi:10.1016/j.compbiolchem.2004.09.006).
+All are those of scikit-learn, except that metrics of constant labels are NaN, and not 0 or 1.
 """
 
 from collections.abc import Callable
@@ -104,7 +105,8 @@ def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: 
     right = table.diagonal(axis1=1, axis2=2)
     true, predicted = table.sum(axis=2), table.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        f1 = np.where(true > 0, 2 * right / (true + predicted), np.nan)
+        # As in scikit-learn, also of classes that are predicted and have no label.
+        f1 = np.where(true + predicted > 0, 2 * right / (true + predicted), np.nan)
         squares = total**2 - (true**2).sum(axis=1), total**2 - (predicted**2).sum(axis=1)
         covariance = right.sum(axis=1) * total - (true * predicted).sum(axis=1)
         mcc = covariance / np.sqrt(squares[0] * squares[1])

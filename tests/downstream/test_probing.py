@@ -114,6 +114,22 @@ def test_metrics_are_those_of_scikit_learn(numbers) -> None:
     assert found["R2"] == pytest.approx(metrics.r2_score(values, outputs[:, 0]))
 
 
+@pytest.mark.parametrize("num_labels", [2, 3, 5])
+def test_metrics_are_those_of_scikit_learn_where_predicted_classes_have_no_label(
+    num_labels: int, numbers
+) -> None:
+    from sklearn import metrics
+
+    for _ in range(20):
+        y, outputs = numbers.integers(num_labels, size=12), numbers.normal(size=(12, 6))
+        y[:2] = 0, 1
+        p = outputs.argmax(1)
+        for task in (Task.one_class, Task.residue_classes):
+            found = label_scores(outputs, y, np.arange(12), task, resamples=0).values
+            assert found["macro F1"] == pytest.approx(metrics.f1_score(y, p, average="macro"))
+            assert found["MCC"] == pytest.approx(metrics.matthews_corrcoef(y, p))
+
+
 @pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.number])
 def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task) -> None:
     """Weighted metrics equal those of rows that are repeated."""
