@@ -47,6 +47,7 @@ _MOST_COUNTED = 1 << 20
 # Sequences that are joined and cut into rows together: rows, and so masks, do not depend on the
 # batch size.
 _JOINED = 16_384
+_TRAIN_STREAM = 1 << 63
 
 
 class Accuracy(Evaluation):
@@ -227,8 +228,11 @@ class Accuracy(Evaluation):
                 progress.update(done)
 
     def _batches(self, data: EvaluationData, limit: int | None) -> DataLoader[Batch]:
+        # Not the targets that training with this seed had in its first epoch.
+        is_train = data.split.fingerprint == data.train.fingerprint
+        seed = self.seed + _TRAIN_STREAM * is_train
         dataset = SequenceDataset(
-            data.split, objective=self.objective, masking=self.masking, seed=self.seed
+            data.split, objective=self.objective, masking=self.masking, seed=seed
         )
         stream = BatchStream(data.split.lengths_of, self._order(data), self._rule(data, limit))
         return DataLoader(dataset, sampler=stream, batch_size=None, collate_fn=lambda batch: batch)

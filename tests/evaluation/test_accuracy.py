@@ -12,7 +12,9 @@ import torch
 import protlm
 from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals, most_frequent
 from protlm.checkpoints.metrics import read_metrics
+from protlm.data.batching.buckets import SequenceRow
 from protlm.data.batching.mixture import SampleOrder
+from protlm.data.masking import IGNORE, corrupt
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
@@ -200,6 +202,25 @@ def test_another_seed_masks_other_residues(model: PretrainedModel, tiny_data: Pa
         Accuracy(objective="masked", seed=seed).run(model, data(tiny_data)) for seed in (0, 1)
     )
     assert first["model"] != second["model"]
+
+
+@pytest.mark.parametrize("split, is_train", [("train", True), ("test", False)])
+def test_the_training_split_is_not_masked_as_in_the_first_epoch(
+    split: str, is_train: bool, tiny_data: Path
+) -> None:
+    """Other splits have the masks of earlier versions, which figures in model cards are of."""
+    readers = open_split(tiny_data, split), open_split(tiny_data, "train")
+    evaluated = Accuracy(objective="masked", seed=4)
+    batch = next(iter(evaluated._batches(EvaluationData(*readers, 2048), None)))
+    common = total = 0
+    for sample, targets_L in zip(batch.samples_B.tolist(), batch.targets_BL, strict=True):
+        tokens, rng = SequenceRow(sample, 0, 10**6, "prefix").read(readers[0], seed=4)
+        _, first = corrupt(tokens, VOCABULARY.is_residue[tokens], evaluated.masking, rng)
+        found = targets_L[: len(first)].numpy()
+        assert is_train or (found == first).all()
+        common += int(((found == first) & (first != IGNORE)).sum())
+        total += int((first != IGNORE).sum())
+    assert not is_train or common < 0.15 * total + 5 * math.sqrt(0.15 * 0.85 * total)
 
 
 def test_the_uniform_baseline_is_twenty(model: PretrainedModel, tiny_data: Path) -> None:
