@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from protlm.attention.linearized.fused import launch as launching
 from protlm.attention.linearized.fused.causal import causal_attention
 from protlm.attention.linearized.fused.relu import relu_attention
 from protlm.attention.linearized.fused.softmax import softmax_attention
@@ -108,7 +109,8 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
     bias_R = rows_RK[:, 0].contiguous()
-    with _target(card), mock.patch.object(JITFunction, "__getitem__", launch):
+    hopper = mock.patch.object(launching, "is_hopper", lambda _: card == "sm_90")
+    with _target(card), hopper, mock.patch.object(JITFunction, "__getitem__", launch):
         if causal:
             softmax = causal_attention(x, x, x, mask, rows_RK, bias_R, 0.0)
             relu = causal_attention(x, x, x, mask, rows_RK, None, 1e-3)

@@ -56,8 +56,9 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     _check(found, name, options)
     seed = described.seed if seed is None else seed
     network = build_network(described.model, {"name": name, **options}, seed=seed)
-    keep_stored_norms(network, found.weights)
-    new, old = network.state_dict(), _norms_by_kind(network, found)
+    old = _norms_by_kind(network, found)
+    keep_stored_norms(network, old)
+    new = network.state_dict()
     kept = {n: v for n, v in old.items() if _MECHANISM not in n and n in new}
     _check_shapes(name, kept, new)
     network.load_state_dict(kept, strict=False)

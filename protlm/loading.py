@@ -102,13 +102,8 @@ def refuse_bounded_exact_heads(
 ) -> None:
     """Rejects a hybrid whose exact heads had the query-key norms of its linear mechanism.
 
-    Args:
-        path: the model.
-        description: its description.
-        names: the names of its weights.
-
     Raises:
-        InputDataError: an earlier version trained it.
+        InputDataError: an earlier version trained it, as the names of its weights say.
     """
     model = description.model
     has_norms = model.qk_norm and model.qk_norm_width is QueryKeyWidth.head

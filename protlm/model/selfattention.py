@@ -294,15 +294,12 @@ def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None
     """Gives a network bounded query-key norms where its stored weights have them.
 
     Earlier versions used bounded norms for every mechanism. Their parameter is named `scale`.
-    Norms by kind of head are newer.
 
     Raises:
         UserError: the mechanism has no query-key norms now; its computation has changed.
     """
     for name, module in network.named_modules():
-        if not isinstance(module, SelfAttention) or isinstance(module.query_norm, NormsByKind):
-            continue
-        if f"{name}.query_norm.scale" in weights:
+        if isinstance(module, SelfAttention) and f"{name}.query_norm.scale" in weights:
             if module.mechanism.qk_norm is QueryKeyNorms.none:
                 raise UserError(
                     "it was trained by an earlier version, in which this attention was computed "

@@ -64,11 +64,11 @@ def test_kernels_that_agree_are_used(
     plain = protlm.attention.create(name, {"kernel": "torch"}, **SIZES)
     expected = run(plain, dtype, causal=causal)
     assert torch.equal(run(mechanism, dtype, causal=causal), expected)
-    assert calls == [causal] * 2, "one for the check, one for the output"
+    assert calls == [causal] * 4, "three lengths of the check, one for the output"
     run(mechanism, dtype, causal=causal)
-    assert len(calls) == 3, "the check is made once"
+    assert len(calls) == 5, "the check is made once"
     run(mechanism, dtype, causal=not causal)
-    assert len(calls) == 5, "each mode has a check"
+    assert len(calls) == 9, "each mode has a check"
 
 
 def wrong_output(feature_map: Any, *, causal: bool) -> Any:
@@ -81,6 +81,12 @@ def wrong_gradient(feature_map: Any, *, causal: bool) -> Any:
     """Attention without a part of the gradient."""
     attend = torch_attention(feature_map, causal=causal)
     return lambda q, k, v, mask: attend(q.detach() + 0 * q, k, v, mask)
+
+
+def wrong_at_65(feature_map: Any, *, causal: bool) -> Any:
+    """Attention that is wrong where the second block has one position."""
+    attend = torch_attention(feature_map, causal=causal)
+    return lambda q, *others: attend(q, *others) * (1 + 0.05 * (q.shape[2] == 65))
 
 
 def not_a_number(feature_map: Any, *, causal: bool) -> Any:
@@ -99,6 +105,7 @@ def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
     [
         (wrong_output, "relative errors of 5"),
         (wrong_gradient, "relative errors of"),
+        (wrong_at_65, "relative errors of 5"),
         (not_a_number, "nan"),
         (does_not_compile, "RuntimeError: PassManager::run failed;"),
     ],
@@ -116,6 +123,47 @@ def test_kernels_that_fail_are_replaced_with_one_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(run(mechanism, causal=causal), expected)
+
+
+@pytest.mark.parametrize("num_features, is_used", [(None, False), (23, False), (24, True)])
+def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
+    num_features: int | None, is_used: bool, stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 alone, and not in bidirectional attention."""
+    stand_in(torch_attention)
+    monkeypatch.setattr(selection, "is_hopper", lambda device: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    options = {"num_features": num_features}
+    asked = protlm.attention.create("performer_relu", {"kernel": "triton", **options}, **SIZES)
+    run(asked, torch.bfloat16)
+    run(asked, torch.float32, causal=True)
+    if is_used:
+        run(asked, torch.bfloat16, causal=True)
+        return
+    reason = f"needs 24 features or more on this card, and has {num_features or 8}"
+    with pytest.raises(UserError, match=f"kernel=triton: .*{reason}; set attention.kernel=auto"):
+        run(asked, torch.bfloat16, causal=True)
+    monkeypatch.setattr(selection, "_reasons", {})
+    with pytest.warns(UserWarning, match=reason):
+        run(
+            protlm.attention.create("performer_relu", options, **SIZES), torch.bfloat16, causal=True
+        )
+
+
+@pytest.mark.parametrize(
+    "capability, narrowest", [((8, 0), 16), ((8, 9), 16), ((9, 0), 64), ((10, 0), 16)]
+)
+def test_blocks_of_causal_gradients_are_those_of_the_card(
+    capability: tuple[int, int], narrowest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from protlm.attention.linearized.fused.launch import CAUSAL_GRADIENTS, causal_gradients
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    card = causal_gradients(torch.device("cuda:1"))
+    assert card[torch.bfloat16, True] == (64, narrowest, 4)
+    assert card[torch.float32, True] == CAUSAL_GRADIENTS[torch.float32, True]
+    assert causal_gradients(torch.device("cpu")) == CAUSAL_GRADIENTS
 
 
 def test_wrong_kernels_that_were_asked_for_are_refused(

@@ -10,9 +10,9 @@ from protlm.attention.linearized.fused import causal_kernels as kernels
 from protlm.attention.linearized.fused import direct_kernels
 from protlm.attention.linearized.fused.launch import (
     CAUSAL,
-    CAUSAL_GRADIENTS,
     Grid,
     bytes_of,
+    causal_gradients,
     on_device,
     vectors,
 )
@@ -104,7 +104,7 @@ def _gradients(
     dout_BHLC: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid = Grid.of(q_BHLK, v_BHLC, w_RK, CAUSAL)
-    back = Grid.of(q_BHLK, v_BHLC, w_RK, CAUSAL_GRADIENTS)
+    back = Grid.of(q_BHLK, v_BHLC, w_RK, causal_gradients(q_BHLK.device))
     _, heads, length, _ = q_BHLK.shape
     dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
     mask, along_BHL = bytes_of(mask_BL), torch.empty_like(totals_BHL)

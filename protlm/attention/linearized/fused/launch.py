@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.linearized.fused.blocks import Sizes, Vectors
+from protlm.attention.linearized.selection import is_hopper
 
 # Sums over positions are split until there are this many programs, about two for each
 # multiprocessor of the largest cards, unless parts would become shorter than this.
@@ -45,6 +46,13 @@ CAUSAL: BlockTable = {
     (torch.float32, True): Blocks(32, 16, 4),
 }
 CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): Blocks(64, 16, 4)}
+# Triton's assembler errs in narrow blocks for compute capability 9.0; wide ones spill on others.
+_HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): Blocks(64, 64, 4)}
+
+
+def causal_gradients(device: torch.device) -> BlockTable:
+    """Returns the blocks of causal gradients on a card."""
+    return _HOPPER_CAUSAL_GRADIENTS if is_hopper(device) else CAUSAL_GRADIENTS
 
 
 def vectors(x_BHLK: Tensor) -> Vectors:
