@@ -207,7 +207,7 @@ def test_attention_inputs_are_those_of_the_forward_pass() -> None:
         for number, inputs in model.attention_inputs(tokens_BL, mask_BL, causal=False):
             asked = inputs.q_BHLK
             model(tokens_BL, mask_BL, causal=False)
-            assert torch.equal(asked, seen[number])
+            torch.testing.assert_close(asked, seen[number])
 
 
 def test_too_long_an_input_is_a_user_error() -> None:
