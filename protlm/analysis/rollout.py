@@ -52,7 +52,7 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
     if not is_distribution:
         raise UserError(
             "rollout multiplies distributions over positions, and rows of the maps of attention="
-            f"{model.description.attention} are not: weights are negative (docs/mechanisms.md); "
+            f"{model.description.attention} are not: weights may be negative (docs/mechanisms.md); "
             "use a model with another attention, or read its maps: protlm attention"
         )
     return row_L.cpu()
