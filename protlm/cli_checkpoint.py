@@ -85,13 +85,3 @@ def checkpoint_convert(
     from protlm.commands.checkpoint import convert_model
 
     convert_model(model, output, attention=attention, settings=settings or [], seed=seed)
-
-
-@checkpoint_app.command("consolidate")
-def checkpoint_consolidate(
-    path: Path, output: Annotated[Path, typer.Option("--output", "-o")]
-) -> None:
-    """Convert a sharded checkpoint of trainer=fsdp to one ordinary .ckpt file."""
-    from protlm.commands.checkpoint import consolidate
-
-    consolidate(path, output)

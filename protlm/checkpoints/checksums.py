@@ -45,17 +45,13 @@ def damaged_files(folder: Path, *, required: Iterable[str] = ()) -> list[str]:
 
 
 def check_sum(path: Path) -> None:
-    """Rejects a file or folder that is missing, or whose SHA-256 is missing or does not match.
+    """Rejects a file that is missing, or whose SHA-256 is missing or does not match.
 
     Raises:
         InputDataError: names the file.
     """
-    if path.is_dir():
-        for name in damaged_files(path):
-            raise InputDataError(f"{path} is damaged: {name} is missing or has changed")
-        return
     if not path.is_file():
-        raise InputDataError(f"{path} is missing")
+        raise InputDataError(f"{path} is missing or not a file")
     try:
         expected = sum_path(path).read_text().split()[0]
     except (OSError, IndexError, UnicodeDecodeError):

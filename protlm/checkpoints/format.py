@@ -1,14 +1,13 @@
 """Reading and writing of the checkpoints of a run and of exported models.
 
 Nothing is unpickled, and nothing is used unless it matches its SHA-256. A checkpoint of a run is
-the file `checkpoints/step-NNNNNNNN.ckpt`, or a folder of that name with one shard per rank. The
-file `latest` beside it names the checkpoint to resume from.
+the file `checkpoints/step-NNNNNNNN.ckpt`. The file `latest` beside it names the checkpoint to
+resume from.
 """
 
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,19 +125,10 @@ def save_training(contents: dict[str, Any], path: Path) -> None:
     Raises:
         OutputError: no space or no permission; existing files are unchanged.
     """
-    write_training(contents, path, overwrite=True)
-    set_latest(path)
-
-
-def write_training(contents: dict[str, Any], path: Path, *, overwrite: bool = False) -> None:
-    """Writes the SHA-256 of a training checkpoint, then the checkpoint.
-
-    Raises:
-        OutputError: no space, no permission, or a file of this name exists.
-    """
-    with complete_file(path, overwrite=overwrite) as temporary:
+    with complete_file(path, overwrite=True) as temporary:
         save(contents, temporary)
         write_sum(path, contents=temporary)
+    set_latest(path)
 
 
 def save(contents: dict[Any, Any], path: Path) -> None:
@@ -155,17 +145,14 @@ def save(contents: dict[Any, Any], path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Removes a checkpoint, then its SHA-256."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-        sum_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    sum_path(path).unlink(missing_ok=True)
 
 
 def sweep(run_dir: Path) -> None:
     """Removes unfinished checkpoints of killed processes."""
     for path in (run_dir / CHECKPOINTS).glob(".*.part"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
@@ -184,14 +171,18 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
         raise InputDataError(
             f"{path} is not a model; give a run folder, a .ckpt file or an exported folder"
         )
-    if path.is_dir():
-        raise InputDataError(
-            f"{path} is sharded over ranks; type: protlm checkpoint consolidate {path} "
-            "-o NAME.ckpt, and give the new file"
-        )
     check_sum(path)
+    return read_facts(path, device=device, mmap=False)
+
+
+def read_facts(path: Path, *, device: str = "cpu", mmap: bool = True) -> dict[str, Any]:
+    """Reads a verified training checkpoint; its tensors are not read but memory-mapped.
+
+    Raises:
+        InputDataError: it is not a checkpoint of protlm.
+    """
     try:
-        contents = torch.load(path, map_location=device, weights_only=True)
+        contents = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
     except Exception as error:
         raise InputDataError(f"{path} is not a protlm checkpoint: {_first_line(error)}") from error
     if not isinstance(contents, dict):
@@ -212,7 +203,7 @@ def read(path: Path) -> Checkpoint:
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
     if is_exported:
         return _read_exported(path)
-    if path.is_dir() and path.suffix != ".ckpt":
+    if path.is_dir():
         return _read_run(path)
     return _read_training(path)
 

@@ -1,4 +1,4 @@
-"""`protlm checkpoint info|verify|import|export|convert|consolidate`: models and their formats."""
+"""`protlm checkpoint info|verify|import|export|convert`: models and their formats."""
 
 import json
 import re
@@ -12,8 +12,6 @@ from protlm import attention as mechanisms
 from protlm import interop
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
-from protlm.checkpoints.checksums import check_sum
-from protlm.checkpoints.sharded import consolidated
 from protlm.commands.contact_fit import read_fit
 from protlm.composition import compose, to_plain
 from protlm.config import BestMetric, TrainConfig
@@ -71,7 +69,7 @@ def verify(path: Path) -> None:
             faults.append(str(error))
     for file in files:
         try:
-            _verify_one(file)
+            load_model(file)
             print(f"{file}: good{', the latest' if file == newest else ''}")
         except InputDataError as error:
             print(f"{file}: damaged")
@@ -80,33 +78,6 @@ def verify(path: Path) -> None:
         faults.append(f"{newest}, the latest, is missing")
     if faults:
         raise InputDataError("\n".join(faults))
-
-
-def _verify_one(path: Path) -> None:
-    if path.is_dir() and path.suffix == ".ckpt":
-        check_sum(path)
-    else:
-        load_model(path)
-
-
-def consolidate(path: Path, output: Path) -> None:
-    """Converts a sharded checkpoint, or the latest of a run, to an ordinary one.
-
-    Raises:
-        UserError: the output does not end in .ckpt.
-        InputDataError: the checkpoint is missing or damaged.
-        OutputError: the output exists or cannot be written.
-    """
-    if output.suffix != ".ckpt":
-        raise UserError(f"--output {output} must end in .ckpt; type: -o {output}.ckpt")
-    if not path.exists():
-        raise InputDataError(f"{path} does not exist; give a run or one of its checkpoints")
-    newest = checkpoints.latest(path) if (path / checkpoints.CHECKPOINTS).is_dir() else path
-    if newest is None:
-        raise InputDataError(f"{path} does not contain a checkpoint yet")
-    check_output(output)
-    checkpoints.write_training(consolidated(newest), output)
-    print(output)
 
 
 def export(path: Path, output: Path, dtype: str = "float32") -> None:

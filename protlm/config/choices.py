@@ -112,11 +112,10 @@ class Optimizer(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How ranks share the work: data parallel, or with sharded weights (FSDP2)."""
+    """How ranks share the work: a single process without ranks, or data parallel."""
 
     auto = "auto"
     ddp = "ddp"
-    fsdp = "fsdp"
 
 
 class BestMetric(StrEnum):

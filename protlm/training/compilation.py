@@ -21,7 +21,7 @@ def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
 
     Blocks have the same code, so that one graph serves all of them. Shapes are not symbolic:
     batches have few shapes, and linear attention needs a known length to cut it into tiles. Hooks
-    of a block, such as FSDP's, stay outside the graph.
+    of a block stay outside the graph.
 
     Args:
         network: its blocks are compiled when they first see a shape.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.checkpoints.description import differences
-from protlm.config import DistillationStage, Optimizer, Strategy, TrainConfig
+from protlm.config import DistillationStage, Optimizer, TrainConfig
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.masking import IGNORE
 from protlm.errors import UserError
@@ -122,8 +122,6 @@ class AttentionTransfer(Distillation):
                 f"{stage} trains the attention of a converted model; type model.init_from=NEW with "
                 "the output of: protlm checkpoint convert"
             )
-        if config.trainer.strategy is Strategy.fsdp:
-            raise UserError(f"{stage} cannot shard weights; type trainer.strategy=auto")
         for name in ("compile", "activation_checkpointing"):
             if getattr(config.trainer, name):
                 raise UserError(f"trainer.{name}=true has no effect in {stage}; leave it out")
@@ -205,8 +203,6 @@ class LogitDistillation(Distillation):
                 f"{asked} adapts a trained model; type model.init_from=NEW with the output of "
                 "stage 1, or of: protlm checkpoint convert"
             )
-        if config.trainer.strategy is Strategy.fsdp:
-            raise UserError(f"{asked} cannot shard weights; type trainer.strategy=auto")
         if config.trainer.ema_decay is not None:
             raise UserError(f"{asked} has no average of weights; type trainer.ema_decay=null")
         lora.add_adapters(self.network, rank=rank, targets=_ADAPTED, seed=config.seed)

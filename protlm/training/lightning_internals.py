@@ -24,7 +24,6 @@ _KNOWN_WARNINGS = (
     # The next two describe what torch's compiler does to the tensors and functions that it traces.
     "The .grad attribute of a Tensor that is not a leaf Tensor .*",
     ".*autograd.function.Function.* should not be instantiated.*",
-    "FSDP2-wrapped module .* returned a view tensor.*",  # logits are never changed in place
     ".*on tasks.*srun.*",  # printed when SLURM is installed but not used
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # resumed exactly
 )

@@ -10,7 +10,6 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import DESCRIPTION
@@ -22,7 +21,6 @@ from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
 from protlm.training.optimization import build_optimizer
 from protlm.training.schedule import rate_factor
-from protlm.training.sharding import shard
 
 
 class ValidationSums(NamedTuple):
@@ -85,11 +83,6 @@ class LanguageModeling(pl.LightningModule):
     def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
         """Rejects a checkpoint of another training; here all are accepted."""
 
-    def configure_model(self) -> None:
-        """Shards the network if the strategy has a device mesh."""
-        if self.device_mesh is not None:
-            shard(self.network, self.device_mesh["data_parallel"])
-
     def training_step(self, batch: Batch, batch_index: int) -> dict[str, Tensor]:
         """Returns the total loss of the targets, and this rank's sums (nats, correct, count)."""
         # Dropout is a pure function of (seed, position in the data, slice of the batch). A resumed
@@ -124,8 +117,7 @@ class LanguageModeling(pl.LightningModule):
         self._counts.zero_()
         for gradient in gradients:
             gradient.div_(num_targets.clamp(min=1))
-        norm = torch.nn.utils.get_total_norm(gradients)
-        self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
         norm, num_bad_losses = torch.stack([self.gradient_norm, num_bad_losses]).tolist()
         self.num_bad_losses = int(num_bad_losses)
         self.is_skipped = self.num_bad_losses > 0 or not norm < self.largest_norm

@@ -14,9 +14,8 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.profilers import Profiler
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 
-from protlm.checkpoints.format import newest_whole, step_of
+from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.metrics import is_validated
-from protlm.checkpoints.sharded import read_facts
 from protlm.config import LoggerConfig, TrainerConfig
 from protlm.config import Strategy as StrategyName
 from protlm.errors import ExitCode, UserError
@@ -52,7 +51,6 @@ from protlm.training.lightning_internals import (
 from protlm.training.loggers import make_loggers
 from protlm.training.module import LanguageModeling
 from protlm.training.precision import PRECISIONS, resolved_precision
-from protlm.training.sharding import ShardedStrategy, check_sharding
 
 # Sums are float64, which Apple's GPUs do not support.
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
@@ -96,11 +94,6 @@ def check_trainer(config: TrainerConfig) -> None:
             f"trainer.devices={config.devices} on the CPU starts as many processes, and this "
             f"machine has {processors} processors; type trainer.devices={processors} or fewer"
         )
-    if config.probe_every is not None and config.strategy is StrategyName.fsdp:
-        raise UserError(
-            f"trainer.probe_every={config.probe_every} needs all weights in one process; type "
-            "trainer.probe_every=null with trainer.strategy=fsdp"
-        )
     check_launch(config)
 
 
@@ -110,15 +103,13 @@ def find_checkpoint(
     """Returns the checkpoint that a run continues from, complete or not; None if it has none.
 
     Raises:
-        UserError: it is from another training, on other data, or of the other kind, or later than
-            the last step.
+        UserError: it is from another training, on other data, or later than the last step.
         InputDataError: all checkpoints are damaged.
     """
     checkpoint, faults = newest_whole(run_dir)
     if is_first_rank():
         for fault in faults:
             warnings.warn(f"{fault}; resuming from {checkpoint}", stacklevel=2)
-    check_sharding(config.strategy, module.network, checkpoint)
     if checkpoint is not None:
         if (step := step_of(checkpoint)) > config.max_steps:
             raise UserError(
@@ -268,10 +259,7 @@ def _accelerator(name: str) -> str:
 
 def _strategy(config: TrainerConfig) -> Strategy | str:
     """Returns the strategy: a single process, or ranks with a time-out."""
-    world_size = config.devices * config.num_nodes
-    timeout = timedelta(minutes=config.timeout_minutes)
-    if config.strategy is StrategyName.fsdp:
-        return ShardedStrategy(world_size, timeout=timeout)
-    if config.strategy is StrategyName.auto and world_size == 1:
+    if config.strategy is StrategyName.auto and config.devices * config.num_nodes == 1:
         return "auto"
+    timeout = timedelta(minutes=config.timeout_minutes)
     return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)

@@ -13,7 +13,6 @@ import torch
 import protlm
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.checksums import write_sum, write_sums
-from protlm.checkpoints.sharded import read_parts
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.errors import InputDataError
@@ -146,21 +145,12 @@ def test_weights_that_are_not_numbers(value: float, newest: Path, tmp_path: Path
         embed(fasta, newest, tmp_path / "out.h5", EmbedOptions())
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [
-        [],
-        {},
-        {"parts": -1, "contents": [1]},
-        {"parts": "2", "contents": {}},
-        {"parts": 0, "contents": {"a": {"protlm.sharded": 0, "shape": []}}},
-        {"parts": HUGE, "contents": {}},
-    ],
-)
-def test_a_checkpoint_in_parts_of_another_shape(contents: object, tmp_path: Path) -> None:
-    torch.save(contents, tmp_path / "contents.pt")
-    with pytest.raises(InputDataError, match="is not a sharded checkpoint"):
-        read_parts(tmp_path)
+def test_a_checkpoint_that_is_a_folder(newest: Path) -> None:
+    newest.unlink()
+    newest.mkdir()
+    assert "is not a model" in assert_refused(newest)
+    with pytest.raises(InputDataError, match="is missing or not a file"):
+        checkpoints.load_training(newest)
 
 
 def test_a_name_that_is_impossible_for_a_file() -> None:

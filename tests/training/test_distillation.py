@@ -310,7 +310,6 @@ def test_a_model_that_was_not_converted_from_the_teacher_is_refused(
         (["objective.teacher=null"], "needs a trained model to imitate; type objective.teacher="),
         (["trainer.compile=true"], "trainer.compile=true has no effect in objective.stage=atten"),
         (["trainer.activation_checkpointing=true"], "has no effect in objective.stage=attention"),
-        (["trainer.strategy=fsdp"], "cannot shard weights; type trainer.strategy=auto"),
     ],
 )
 def test_what_stage_1_cannot_train_is_refused(
@@ -329,7 +328,6 @@ def test_a_teacher_without_a_stage_is_refused() -> None:
     "settings, message",
     [
         (["model.init_from=null"], r"lora_rank=2 adapts a trained model; type model.init_from=NEW"),
-        (["trainer.strategy=fsdp"], "cannot shard weights; type trainer.strategy=auto"),
         (["trainer.ema_decay=0.9"], "has no average of weights; type trainer.ema_decay=null"),
         (["objective.stage=attention"], "lora_rank=2 is a setting of the second stage"),
         (["objective.lora_rank=0"], "objective.lora_rank=0 must be at least 1"),

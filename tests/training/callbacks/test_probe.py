@@ -165,10 +165,3 @@ def test_assays_that_the_model_cannot_score_are_refused(assay: tuple[Path, Path]
     table.write_text("mutant,DMS_score\nM1A,1\nM1C,2\nM1D,\n")
     with pytest.raises(InputDataError, match="2 variants with a DMS_score"):
         AssayProbe(table, "MKTAYIAK", causal=False, max_residues=None)
-
-
-def test_probes_of_sharded_weights_are_refused(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"trainer\.probe_every=1 needs all weights in one process"):
-        train_tiny(tmp_path / "run", "trainer.probe_every=1", "trainer.strategy=fsdp")
