@@ -5,7 +5,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -39,9 +38,8 @@ class Muon(Optimizer):
     """Updates matrices by their orthogonalized Nesterov momentum (Jordan et al. 2024).
 
     An update has the root mean square 0.2, like one of AdamW: W ← W - η(0.2 √max(m, n) O + λW)
-    (arXiv 2502.16982, equation 4). torch.optim.Muon computes the same, but runs dozens of
-    collectives for a sharded matrix, whose bfloat16 sums differ by some percent of the update.
-    Here the ranks gather the momentum once, and each of them orthogonalizes it.
+    (arXiv 2502.16982, equation 4). torch.optim.Muon computes the same, but one matrix after the
+    other, and in bfloat16 also on a CPU.
 
     Args:
         params: matrices, or groups of them.
@@ -63,7 +61,8 @@ class Muon(Optimizer):
             ):
                 momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
                 size = 0.2 * max(weights[0].shape) ** 0.5
-                for weight, update in zip(weights, _orthogonalized_each(momenta), strict=True):
+                updates = orthogonalized(torch.stack(momenta))
+                for weight, update in zip(weights, updates, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])
                     weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
 
@@ -78,27 +77,11 @@ class Muon(Optimizer):
 
 
 def _alike(weights: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    """Groups matrices that can be stacked; a sharded one is alone."""
+    """Groups matrices that can be stacked."""
     groups: dict[Any, list[Tensor]] = {}
-    for place, weight in enumerate(weights):
-        alone = place if isinstance(weight, DTensor) else None
-        key = weight.shape, weight.dtype, weight.device, alone
-        groups.setdefault(key, []).append(weight)
+    for weight in weights:
+        groups.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
     return groups.values()
-
-
-def _orthogonalized_each(matrices: Sequence[Tensor]) -> Iterable[Tensor]:
-    if isinstance(matrices[0], DTensor):
-        return map(_whole, matrices)
-    return orthogonalized(torch.stack(list(matrices)))
-
-
-def _whole(matrix: Tensor) -> Tensor:
-    """Gathers a sharded matrix, orthogonalizes it, and shards the result in the same way."""
-    assert isinstance(matrix, DTensor)
-    result = orthogonalized(matrix.full_tensor()[None])[0]
-    everywhere = DTensor.from_local(result, matrix.device_mesh, [Replicate()], run_check=False)
-    return everywhere.redistribute(placements=matrix.placements)
 
 
 @final

@@ -6,7 +6,6 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from protlm.checkpoints.format import AVERAGE
@@ -58,7 +57,7 @@ class AverageWeights(Callback):
         self._average = {name: weight.detach().clone() for name, weight in weights.items()}
         with torch.no_grad():
             for name, restored in self._restored.items():
-                _local(self._average[name]).copy_(_local(restored))
+                self._average[name].copy_(restored)
         self._restored = {}
         trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
 
@@ -79,24 +78,16 @@ class AverageWeights(Callback):
         weights = _weights(module)
         self._num_updates += 1
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
-        average = [_local(self._average[name]) for name in weights]
-        update = get_ema_multi_avg_fn(decay)
-        update(average, [_local(weight) for weight in weights.values()], self._num_updates)
+        average = [self._average[name] for name in weights]
+        get_ema_multi_avg_fn(decay)(average, list(weights.values()), self._num_updates)
 
     @torch.no_grad()
     def _exchange(self, module: LanguageModeling) -> None:
-        # In place: sharded weights are views of memory that FSDP owns.
         for name, weight in _weights(module).items():
-            mine, average = _local(weight), _local(self._average[name])
-            kept = mine.clone()
-            mine.copy_(average)
-            average.copy_(kept)
+            kept = weight.clone()
+            weight.copy_(self._average[name])
+            self._average[name].copy_(kept)
 
 
 def _weights(module: LanguageModeling) -> dict[str, Tensor]:
     return dict(module.network.named_parameters())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

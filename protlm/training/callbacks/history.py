@@ -16,7 +16,6 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from protlm.checkpoints.format import weights_hash
 
@@ -25,16 +24,14 @@ COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch"
 
 
 def weights_sha256(network: nn.Module) -> str:
-    """Returns the hash of the trained weights; empty if they are sharded.
+    """Returns the hash of the trained weights.
 
     Without averaged weights and adapters, `checkpoint info` prints the same one.
 
     >>> weights_sha256(nn.Identity())[:8]
     'e3b0c442'
     """
-    state = network.state_dict()
-    is_sharded = any(isinstance(value, DTensor) for value in state.values())
-    return "" if is_sharded else weights_hash(state)
+    return weights_hash(network.state_dict())
 
 
 def _network(module: pl.LightningModule) -> nn.Module:
