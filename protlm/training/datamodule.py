@@ -1,11 +1,13 @@
 """The LightningDataModule: batches from shards, and the position to resume from."""
 
+import atexit
 import os
 import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from multiprocessing import forkserver, parent_process, resource_tracker
+from functools import cache
+from multiprocessing import active_children, forkserver, parent_process, resource_tracker
 from typing import Any
 
 import numpy as np
@@ -48,12 +50,29 @@ def _start_forkserver() -> None:
     Ctrl-C and SLURM's signals reach all processes of a run. The run ends after the next step and
     needs its workers until then. They inherit the signal mask.
     """
+    _end_workers_at_exit()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     resource_tracker.ensure_running()
     # Starting the tracker unblocks some of them.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@cache
+def _end_workers_at_exit() -> None:
+    """Kills the workers that are left when the run exits, after torch has asked its workers to end.
+
+    Python ends its children with SIGTERM, which these block, and waits for them without a limit.
+    torch does not ask a worker whose loader failed at its first batch. Functions that are
+    registered earlier are called later: this one between those of torch and of multiprocessing.
+    """
+
+    @atexit.register
+    def kill() -> None:
+        for worker in active_children():
+            if worker.daemon:
+                worker.kill()
 
 
 def _end_with_run(worker: int) -> None:
