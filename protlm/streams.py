@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-STDOUT, STDERR = 1, 2
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 class ReaderGoneError(BrokenPipeError):
@@ -59,9 +59,9 @@ def protect_streams(*, result_on_stdout: bool) -> None:
         result_on_stdout: the command prints its result: a lost reader raises `ReaderGoneError`.
             Otherwise failed writes are ignored, as on standard error.
     """
-    for descriptor in (STDOUT, STDERR):
+    for descriptor in (STDIN, STDOUT, STDERR):
         _reserve(descriptor)
-    if sys.stdout is not None and sys.stdout is sys.__stdout__:
+    if sys.stdout is None or sys.stdout is sys.__stdout__:
         kind = _ResultStream if result_on_stdout else _LossyStream
         sys.stdout = _text(io.BufferedWriter(kind(STDOUT, "w", closefd=False)), sys.stdout)
     if sys.stderr is None or sys.stderr is sys.__stderr__:
@@ -79,7 +79,7 @@ def _reserve(descriptor: int) -> None:
     try:
         os.fstat(descriptor)
     except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_RDONLY if descriptor == STDIN else os.O_WRONLY)
         if null != descriptor:
             os.dup2(null, descriptor)
             os.close(null)

@@ -75,3 +75,17 @@ def test_truncated_text_is_read_to_its_end(tmp_path):
     (tmp_path / "plain.fasta").write_bytes(gzip.decompress(TINY.read_bytes()))
     done = shell("head -c 20000 plain.fasta | protlm prepare - --out data", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_training_and_evaluation_need_no_standard_streams(tiny_data, tmp_path, closed):
+    """Cron and service managers close them."""
+    settings = f"data.dir={tiny_data} model=tiny data.max_length=128 trainer.max_steps=1"
+    done = shell(f"protlm train {settings} trainer.accelerator=cpu run_dir=run {closed}", tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+    evaluated = f"protlm evaluate checkpoint=run data.dir={tiny_data} split=valid output=out.json"
+    done = shell(f"{evaluated} {closed}", tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (tmp_path / "out.json").exists()
