@@ -107,14 +107,7 @@ def measure(module: LanguageModeling, config: TrainConfig, steps: int) -> Stretc
     # Lightning calls it when all callbacks have finished a step.
     module.on_train_batch_end = after_step
     data = build_data(*open_data(config.data), config)
-    train(
-        module,
-        data,
-        config=config.trainer,
-        logger=config.logger,
-        run_dir=Path(config.run_dir),
-        checkpoint=None,
-    )
+    train(module, data, settings=config, checkpoint=None)
     return stretches
 
 

@@ -103,8 +103,12 @@ class FolderLock:
         """Makes sure, before something is written, that the lock was not broken.
 
         Raises:
-            OutputError: another process has taken it over.
+            OutputError: another process has taken it over, or the lock file is gone.
         """
+        if not self.is_held and _read(self._path) is None:
+            raise OutputError(
+                f"{self._path} is gone: it was removed, or its folder was moved; this process stops"
+            )
         if not self.is_held:
             raise OutputError(
                 f"{self._path} now belongs to {_who(_read(self._path))}, which took it over: this "

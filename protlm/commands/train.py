@@ -129,7 +129,7 @@ def train(config: TrainConfig) -> None:
         module.check_start(config)
     train_split, valid_split = open_data(config.data)
     probe = _probe(network, config)
-    with locked(run_dir):
+    with locked(run_dir) as lock:
         data = build_data(train_split, valid_split, config)
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
@@ -139,11 +139,10 @@ def train(config: TrainConfig) -> None:
         finished = run(
             module,
             data,
-            config=config.trainer,
-            logger=config.logger,
-            run_dir=run_dir,
+            settings=config,
             checkpoint=checkpoint,
             probe=probe,
+            lock=lock,
         )
         if is_first_rank():
             _finish(run_dir, finished)

@@ -16,10 +16,11 @@ from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.metrics import is_validated
-from protlm.config import LoggerConfig, TrainerConfig
 from protlm.config import Strategy as StrategyName
+from protlm.config import TrainConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
 from protlm.loading import refuse_bounded_exact_heads
+from protlm.lock import FolderLock
 from protlm.training.callbacks.data_progress import TrackDataProgress
 from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates
@@ -129,17 +130,17 @@ def train(
     module: LanguageModeling,
     data: SequenceData,
     *,
-    config: TrainerConfig,
-    logger: LoggerConfig,
-    run_dir: Path,
+    settings: TrainConfig,
     checkpoint: Path | None,
     probe: Probe | None = None,
+    lock: FolderLock | None = None,
 ) -> Finished:
-    """Trains until `config.max_steps` or until a signal, and saves a final checkpoint.
+    """Trains until `trainer.max_steps` or until a signal, and saves a final checkpoint.
 
     It continues from the checkpoint of `find_checkpoint`. A probe is measured every
-    `config.probe_every` steps.
+    `trainer.probe_every` steps. Before each checkpoint the first rank checks its lock.
     """
+    run_dir, config = Path(settings.run_dir), settings.trainer
     step = 0 if checkpoint is None else step_of(checkpoint)
     lacks_validation = _lacks_validation(run_dir, step, config)
     if step >= config.max_steps and not lacks_validation:
@@ -153,7 +154,7 @@ def train(
     if probe is not None and config.probe_every is not None:
         callbacks.append(ProbeModel(probe, every=config.probe_every))
         columns += probe.columns
-    callbacks += [stop, SaveCheckpoints(run_dir, config, from_step=step)]
+    callbacks += [stop, SaveCheckpoints(run_dir, config, from_step=step, lock=lock)]
     if config.compile:
         compile_blocks(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
@@ -162,7 +163,7 @@ def train(
     trainer = _trainer(
         config,
         run_dir,
-        loggers=make_loggers(logger, run_dir, from_step=step, more_columns=columns),
+        loggers=make_loggers(settings.logger, run_dir, from_step=step, more_columns=columns),
         callbacks=callbacks,
         profiler=data_wait,
         batches_per_step=config.accumulate_grad_batches * data.share.parts,

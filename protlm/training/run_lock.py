@@ -20,14 +20,14 @@ class RunLock(FolderLock):
 
 
 @contextmanager
-def locked(run_dir: Path, kind: type[FolderLock] = RunLock) -> Iterator[None]:
-    """Creates the run directory and holds its lock; does nothing on ranks other than the first.
+def locked(run_dir: Path, kind: type[FolderLock] = RunLock) -> Iterator[FolderLock | None]:
+    """Creates the run directory and holds its lock; yields None on ranks other than the first.
 
     Raises:
         OutputError: another process trains there, or the directory cannot be written to.
     """
     if not is_first_rank():
-        yield
+        yield None
         return
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def locked(run_dir: Path, kind: type[FolderLock] = RunLock) -> Iterator[None]:
     except OSError as error:
         raise explain_os_error(error, run_dir) from error
     try:
-        yield
+        yield lock
     finally:
         # On a file system that became read-only the file stays, and the next start takes it over.
         with suppress(OSError):

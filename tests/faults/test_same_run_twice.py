@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 
-from protlm.checkpoints.format import latest
+from protlm.checkpoints.format import all_checkpoints, latest, step_of
 from protlm.errors import ExitCode, OutputError
 from protlm.lock import LOCK, LockOwner
+from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.run_lock import locked
 
 PROGRAM = Path(__file__).parent / "programs" / "hold_lock.py"
@@ -106,6 +109,50 @@ def test_a_requeued_slurm_job_takes_over_its_own_run(
     else:
         with pytest.raises(OutputError, match="elsewhere"), locked(tmp_path):
             pass
+
+
+def _remove(run: Path) -> None:
+    (run / LOCK).unlink()
+
+
+def _take_over(run: Path) -> None:
+    write_lock(run, LockOwner("elsewhere", 7, SINCE))
+
+
+def _move(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (_remove, "lock.json is gone"),
+        (_take_over, "lock.json now belongs to process 7 on elsewhere"),
+        (_move, "lock.json is gone.*its folder was moved"),
+    ],
+)
+def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
+    happens: Callable[[Path], None],
+    reason: str,
+    train_tiny: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process may write there now; a folder that was moved is not made again."""
+    run, save = tmp_path / "run", SaveCheckpoints.on_train_batch_end
+
+    def interfere(self: SaveCheckpoints, trainer: pl.Trainer, *rest: Any) -> None:
+        if trainer.global_step == 4:
+            happens(run)
+        save(self, trainer, *rest)
+
+    monkeypatch.setattr(SaveCheckpoints, "on_train_batch_end", interfere)
+    with pytest.raises(OutputError, match=f"{reason}.*the last checkpoint is step 2") as stopped:
+        train_tiny(run, "trainer.checkpoint_every=2", "trainer.max_steps=4")
+    assert stopped.value.exit_code == ExitCode.OUTPUT
+    assert run.exists() == (happens is not _move)
+    left = run if run.exists() else run.with_name("moved")
+    assert [step_of(path) for path in all_checkpoints(left)] == [2]
 
 
 def test_other_ranks_of_the_run_do_not_lock(

@@ -22,6 +22,7 @@ from protlm.checkpoints.format import (
 from protlm.config import OnSaveError, TrainerConfig
 from protlm.data.dataset import Batch
 from protlm.errors import OutputError
+from protlm.lock import FolderLock
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.lightning_internals import drop_validation_counters
 
@@ -33,10 +34,19 @@ class SaveCheckpoints(Checkpoint):
         run_dir: the directory of the run.
         config: when to save, and how many to keep.
         from_step: the step that the run resumes from, whose checkpoint exists.
+        lock: the lock of the run on the first rank, which has to be held whenever a checkpoint is
+            saved.
     """
 
-    def __init__(self, run_dir: Path, config: TrainerConfig, *, from_step: int) -> None:
-        self._run_dir, self._config = run_dir, config
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainerConfig,
+        *,
+        from_step: int,
+        lock: FolderLock | None = None,
+    ) -> None:
+        self._run_dir, self._config, self._lock = run_dir, config, lock
         self._saved = from_step
         self._save_time = time.monotonic()
         # Damaged checkpoints after the step that the run resumes from are neither counted nor
@@ -96,6 +106,7 @@ class SaveCheckpoints(Checkpoint):
         step = trainer.global_step
         if step == self._saved:
             return
+        self._check_lock(trainer)
         path = self._run_dir / CHECKPOINTS / checkpoint_name(step)
         for logger in trainer.loggers:
             logger.save()
@@ -111,14 +122,31 @@ class SaveCheckpoints(Checkpoint):
         else:
             self._report(failure, trainer)
 
+    def _check_lock(self, trainer: pl.Trainer) -> None:
+        """Ends the run on all ranks if its lock was taken over or its folder went away.
+
+        Raises:
+            OutputError: the first rank does not hold the lock.
+        """
+        failure = None
+        try:
+            if self._lock is not None:
+                self._lock.check()
+        except OutputError as error:
+            failure = f"{error}; {self._last()}"
+        if failure := trainer.strategy.broadcast(failure):
+            raise OutputError(failure)
+
+    def _last(self) -> str:
+        return f"the last checkpoint is step {self._saved}" if self._saved else "there is none yet"
+
     def _report(self, failure: str, trainer: pl.Trainer) -> None:
         """Warns, or ends the run on all ranks.
 
         Raises:
             OutputError: the run is to stop, or has ended without its last checkpoint.
         """
-        last = f"the last checkpoint is step {self._saved}" if self._saved else "there is none yet"
-        failure = f"{failure}; {last}"
+        failure = f"{failure}; {self._last()}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
         if is_last or self._config.on_save_error is OnSaveError.stop:
             raise OutputError(f"{failure}; the same command continues the run")
