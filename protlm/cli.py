@@ -24,6 +24,7 @@ from protlm.options import (
     Device,
     Model,
 )
+from protlm.processes import ignore_modules_of_working_folder
 
 app = typer.Typer(
     name="protlm",
@@ -117,6 +118,7 @@ app.command()(predict)
 
 def main() -> NoReturn:
     """Runs the command that the arguments of this process name."""
+    ignore_modules_of_working_folder()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     hydra = bool(arguments) and arguments[0] in ("train", "evaluate")

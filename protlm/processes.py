@@ -1,7 +1,26 @@
-"""Identification of processes beyond their IDs, which the system reuses."""
+"""Identification of processes beyond their IDs, which the system reuses, and their imports."""
 
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def ignore_modules_of_working_folder() -> None:
+    """Keeps the working folder out of the import path, here and in every process started later.
+
+    `python -m` puts it first, so that a file such as `random.py` there would replace a module of
+    Python. Ranks and other children inherit the variable. A checkout of protlm that is the working
+    folder stays: it may be run without being installed.
+    """
+    with suppress(OSError):
+        if Path.cwd() == _CHECKOUT:
+            return
+        if not sys.flags.safe_path and sys.path[0] in ("", str(Path.cwd())):
+            del sys.path[0]
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def start_of(pid: int) -> str | None:

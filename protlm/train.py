@@ -5,6 +5,8 @@ import signal
 import threading
 import time
 
+from protlm.processes import ignore_modules_of_working_folder
+
 _SECONDS = 1.0
 
 
@@ -34,5 +36,6 @@ def main() -> None:
 if __name__ == "__main__":
     # The import in `main` takes seconds; until then Ctrl-C ends the process without a traceback.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    ignore_modules_of_working_folder()
     end_with_parent()
     main()

@@ -3,7 +3,10 @@
 import os
 import signal
 
+from protlm.processes import ignore_modules_of_working_folder
+
 if __name__ == "__main__":
+    ignore_modules_of_working_folder()
     # The imports below take seconds; Ctrl-C ends them silently.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
