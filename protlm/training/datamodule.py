@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing import active_children, forkserver, parent_process, resource_tracker
+from multiprocessing.queues import Queue
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,8 @@ def _end_with_run(worker: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+    # Python prints a batch that cannot be sent, as when /dev/shm is full, and the run waits for it.
+    setattr(Queue, "_on_queue_feeder_error", staticmethod(lambda *_: os._exit(1)))  # noqa: B010
 
 
 class SequenceData(pl.LightningDataModule):

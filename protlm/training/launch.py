@@ -2,8 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from pytorch_lightning.plugins.environments import (
@@ -13,8 +15,10 @@ from pytorch_lightning.plugins.environments import (
 )
 
 from protlm.config import TrainerConfig
-from protlm.errors import LostRankError, UserError
+from protlm.errors import InputDataError, LostRankError, OutputError, UserError
 
+# Where workers put batches, and the free space that is too little for some.
+_SHARED, _LITTLE = Path("/dev/shm"), 64 << 20  # noqa: S108
 # The prefix that torch's loader adds to the message of a worker's exception.
 _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", re.DOTALL)
 
@@ -102,11 +106,18 @@ def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
 
 
 @contextmanager
-def loader_errors_explained() -> Iterator[None]:
+def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> Iterator[None]:
     """Reduces the traceback of a loader worker's `UserError` to its sentence.
+
+    Args:
+        num_workers: the number of loader workers.
+        size_fault: returns why a shard cannot be read; asked when a worker was lost.
 
     Raises:
         UserError: the error that the worker raised.
+        InputDataError: a worker was lost, and a shard was truncated or is gone.
+        OutputError: a worker was lost, and /dev/shm is full.
+        LostRankError: a worker was lost for another reason.
     """
     try:
         yield
@@ -114,6 +125,18 @@ def loader_errors_explained() -> Iterator[None]:
         if found := _OF_A_WORKER.match(str(error)):
             raise type(error)(found[1].strip()) from error
         raise
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        is_of_worker = "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
+        if not (num_workers and is_of_worker):
+            raise
+        if fault := size_fault():
+            raise InputDataError(f"{fault}; restore it, or make the data set again") from error
+        free = shutil.disk_usage(_SHARED).free if _SHARED.exists() else _LITTLE
+        raise (OutputError if free < _LITTLE else LostRankError)(
+            f"a loader worker has ended unexpectedly: it was killed, or {_SHARED} is full, which "
+            f"has {free >> 20:,} MiB left; type data.num_workers=0 to load without workers, or "
+            "enlarge it (docker run --shm-size=1g)"
+        ) from error
 
 
 def _rank() -> int:

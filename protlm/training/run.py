@@ -169,7 +169,13 @@ def train(
         batches_per_step=config.accumulate_grad_batches * data.share.parts,
     )
     end_with_exit_code_of_ranks()
-    with quiet_and_interruptible(), lost_ranks_explained(config), loader_errors_explained():
+    with (
+        quiet_and_interruptible(),
+        lost_ranks_explained(config),
+        loader_errors_explained(
+            data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
+        ),
+    ):
         trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     step = trainer.global_step
     is_cut_off = stop.received and _lacks_validation(run_dir, step, config)

@@ -175,6 +175,10 @@ class Mixture:
         number = bisect_right(self._ends, sample)
         return self._splits[number][sample - self._first(number)]
 
+    def size_fault(self) -> str:
+        """Returns why a shard cannot match its manifest by its size, or an empty string."""
+        return next(filter(None, (split.size_fault() for split in self._splits)), "")
+
     def identifier(self, sample: int) -> str:
         """Returns the accession, or other identifier, of a sequence."""
         number = bisect_right(self._ends, sample)

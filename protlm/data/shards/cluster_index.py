@@ -58,6 +58,8 @@ class ClusterIndex:
             InputDataError: the file is missing or damaged.
         """
         arrays = self._arrays()
+        if arrays.pages.size() < len(arrays.pages):
+            raise self._damaged("it was truncated while it was read")
         found = np.empty(len(clusters), np.int64)
         for start in range(0, len(clusters), _LOOKUPS):
             here = slice(start, start + _LOOKUPS)

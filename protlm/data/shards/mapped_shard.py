@@ -42,6 +42,7 @@ class MappedShard(NamedTuple):
     ids: np.ndarray
     id_offsets: np.ndarray
     clusters: np.ndarray | None = None
+    pages: mmap.mmap | None = None
 
     def sequence(self, row: int) -> np.ndarray:
         """Returns the residue tokens of a sequence, uint8, as a read-only view.
@@ -72,6 +73,7 @@ class MappedShard(NamedTuple):
         Raises:
             InputDataError: their offsets are invalid.
         """
+        self._check_size()
         starts, stops = self.offsets[:-1][rows], self.offsets[1:][rows]
         if np.any(stops < starts) or np.any(stops > len(self.tokens)):
             raise InputDataError(self._invalid_offsets())
@@ -91,10 +93,19 @@ class MappedShard(NamedTuple):
             raise InputDataError(self._invalid_tokens())
 
     def _part(self, content: np.ndarray, offsets: np.ndarray, row: int) -> np.ndarray:
+        self._check_size()
         start, stop = int(offsets[row]), int(offsets[row + 1])
         if not start <= stop <= len(content):
             raise InputDataError(self._invalid_offsets())
         return content[start:stop]
+
+    def _check_size(self) -> None:
+        """Makes sure that the file was not truncated: reading its pages would end the process."""
+        if self.pages is not None and (size := self.pages.size()) < len(self.pages):
+            raise InputDataError(
+                f"the shard {self.path} was truncated while it was read: it has {size:,} bytes and "
+                f"should have {len(self.pages):,}; restore it, or make the data set again"
+            )
 
     def _invalid_tokens(self) -> str:
         return f"the shard {self.path} is damaged (a token is not a residue)"
@@ -155,10 +166,12 @@ def map_shard(
     if fault := size_fault(path, entry):
         raise InputDataError(fault)
     try:
-        _, arrays = map_arrays(path, {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}, places, shuffled=shuffled)
+        pages, arrays = map_arrays(
+            path, {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}, places, shuffled=shuffled
+        )
     except (OSError, ValueError) as error:
         raise InputDataError(f"the shard {path} cannot be read: {error}") from error
-    shard = MappedShard(path, **arrays)
+    shard = MappedShard(path, **arrays, pages=pages)
     if fault := _misfit(shard, entry):
         raise InputDataError(f"the shard {path} is not a shard of protlm ({fault})")
     return shard

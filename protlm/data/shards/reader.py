@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data.shards.manifest import ShardEntry
-from protlm.data.shards.mapped_shard import MappedShard, Places, find_arrays, map_shard
+from protlm.data.shards.mapped_shard import MappedShard, Places, find_arrays, map_shard, size_fault
 
 
 def _most_maps() -> int:
@@ -108,6 +108,10 @@ class SplitReader:
             counts[: len(totals)] += totals
             totals = counts
         return totals
+
+    def size_fault(self) -> str:
+        """Returns why a shard cannot match the manifest by its size, or an empty string."""
+        return next(filter(None, map(size_fault, self._paths, self._shards)), "")
 
     def _first(self, number: int) -> int:
         return self._ends[number - 1] if number else 0
