@@ -24,6 +24,7 @@ from protlm.options import (
     Device,
     Model,
 )
+from protlm.paths import in_home
 from protlm.processes import ignore_modules_of_working_folder
 
 app = typer.Typer(
@@ -124,6 +125,8 @@ def main() -> NoReturn:
     hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
     if debug and not hydra:
         arguments.remove("--debug")
+    if not hydra:
+        arguments = [*map(_in_home, arguments)]
     keep_freed_memory()
     # On SIGTERM, clean up and print a message.
     with interruption.sigterm_as_interrupt():
@@ -156,6 +159,16 @@ def _command_names() -> set[str]:
     groups = [group.name for group in app.registered_groups]
     commands = [getattr(command.callback, "__name__", "") for command in app.registered_commands]
     return {name for name in [*groups, *commands] if name}
+
+
+def _in_home(argument: str) -> str:
+    """Replaces `~` where the shell does not: in `--output=~/x`, `-o~/x`, and within quotes.
+
+    >>> _in_home("--output=runs/~x")
+    '--output=runs/~x'
+    """
+    found = re.fullmatch(r"(--[\w-]+=|-\w)?(~.*)", argument, re.DOTALL)
+    return (found[1] or "") + in_home(found[2]) if found else argument
 
 
 def _spread(arguments: list[str]) -> list[str]:

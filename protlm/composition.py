@@ -3,17 +3,24 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+)
 
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
 from protlm.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.paths import conf_dir
+from protlm.paths import conf_dir, in_home
 
 _FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
@@ -24,11 +31,15 @@ PATHS = {
     "data.valid_dir",
     "model.init_from",
     "objective.teacher",
+    "trainer.probe_assay",
+    "trainer.probe_wild_type",
     "checkpoint",
     "output",
 }
 # The config of a run has some kilobytes.
 _LARGEST = 1 << 20
+# Parsers of deeper brackets or YAML call themselves too often, or take hours.
+_DEEPEST = 32
 # "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
 _TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
@@ -79,7 +90,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
             config = hydra_compose(name, [quoted(override) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides)) from error
-    return config
+    return _with_home(config)
 
 
 def _check_is_setting(argument: str, schema: type) -> None:
@@ -88,7 +99,13 @@ def _check_is_setting(argument: str, schema: type) -> None:
         is_model = schema is EvaluateConfig
         advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
         raise UserError(f"{argument} is not a setting; {advice}")
-    if key_of(argument) not in PATHS and _TWO_SETTINGS.match(argument):
+    is_path = key_of(argument) in PATHS
+    if (argument.count("${") if is_path else _depth(argument)) > _DEEPEST:
+        raise UserError(
+            f"the value of {key_of(argument)[:100]} is nested more than {_DEEPEST} deep; type "
+            "another one"
+        )
+    if not is_path and _TWO_SETTINGS.match(argument):
         raise UserError(
             f"{argument!r} is two settings in one argument; type them without quotes around both"
         )
@@ -117,7 +134,7 @@ def through_hydra(
 
     @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
-        action(to_schema(config, schema))
+        action(to_schema(_with_home(config), schema))
 
     # In a sweep a comma separates runs.
     is_sweep = bool({"-m", "--multirun"} & set(flags))
@@ -137,12 +154,46 @@ def quoted(override: str) -> str:
     ("run_dir='run (1)'", 'data.dir=null', 'seed=1')
     """
     name, equals, value = override.partition("=")
+    if name == "data.mixture":
+        # Within a list, Hydra's grammar has no `~`.
+        return re.sub(r"(\bdir:\s*)(~[^,}]*)", r"\1'\2'", override)
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     if key_of(name) not in PATHS or not equals or is_quoted or value in ("", "null", "???"):
         return override
     # In Hydra's grammar, backslashes escape only when they precede a quote.
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", r"\'")
     return f"{name}='{escaped}'"
+
+
+def _depth(text: str) -> int:
+    """Returns how deep brackets are nested."""
+    steps = ((one in "[{(") - (one in "]})") for one in text)
+    return max(accumulate(steps), default=0)
+
+
+@contextmanager
+def _interpolations_explained() -> Iterator[None]:
+    """Turns errors about values such as `${SLURM_JOB_ID}` into one sentence."""
+    try:
+        yield
+    except (InterpolationResolutionError, UnsupportedInterpolationType, GrammarParseError) as error:
+        text = re.sub(r"\s+", " ", str(error).split("full_key:")[0]).strip()
+        raise UserError(
+            f"{error.full_key or 'a setting'}: {text}; ${{...}} stands for another setting: for a "
+            "variable of the shell, type double quotes in place of single ones, or ${oc.env:NAME}"
+        ) from error
+
+
+def _with_home(config: Any) -> Any:
+    """Replaces the `~` at the start of the settings that are paths; changes the config."""
+    with _interpolations_explained():
+        values = [(name, OmegaConf.select(config, name)) for name in sorted(PATHS)]
+        mixture = OmegaConf.select(config, "data.mixture") or []
+        values += [(f"data.mixture[{n}].dir", part.get("dir")) for n, part in enumerate(mixture)]
+    for name, value in values:
+        if isinstance(value, str) and value.startswith("~"):
+            OmegaConf.update(config, name, in_home(value))
+    return config
 
 
 def to_schema(config: Any, schema: type[Config]) -> Config:
@@ -152,13 +203,16 @@ def to_schema(config: Any, schema: type[Config]) -> Config:
         UserError: a required value is missing.
     """
     _refuse_missing(config)
-    built = OmegaConf.to_object(config)
+    with _interpolations_explained():
+        built = OmegaConf.to_object(config)
     assert isinstance(built, schema)
     return built
 
 
 def _refuse_missing(config: Any) -> None:
-    if missing := sorted(OmegaConf.missing_keys(config)):
+    with _interpolations_explained():
+        missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
         raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
 
 
@@ -177,7 +231,8 @@ def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
 
 
 def _plain(config: Any, *, resolve: bool = False) -> dict[str, Any]:
-    plain = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
+    with _interpolations_explained():
+        plain = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -281,8 +336,14 @@ def _load(path: Path) -> Any:
     if not text.strip():
         raise ValueError("it is empty")
     # Protlm does not write aliases, and nested ones can expand without bound.
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise ValueError("it contains YAML aliases")
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it contains YAML aliases")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
     settings: Any = OmegaConf.create(text)
     for old, new in RENAMED.items():
         section, _, name = old.partition(".")

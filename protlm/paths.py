@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from protlm.errors import InputDataError, OutputError
+from protlm.errors import InputDataError, OutputError, UserError
 from protlm.processes import is_running, start_of
 
 _CHUNK = 1 << 20
@@ -40,6 +40,21 @@ def models_dir() -> Path:
     """Returns the folder of shipped models: `protlm/models` when installed, `models/` elsewhere."""
     installed = _PACKAGE / "models"
     return installed if installed.is_dir() else _PACKAGE.parent / "models"
+
+
+def in_home(path: str) -> str:
+    """Replaces a home folder, `~` or `~USER` at the start of a path.
+
+    The shell does so only at the start of a word, not in `--output=~/x` or within quotes.
+
+    Raises:
+        UserError: there is no such user.
+    """
+    found = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
+    if found.startswith("~") and not os.path.lexists(path):
+        user = path.split("/", 1)[0][1:]
+        raise UserError(f"{path}: there is no user {user}; type ./{path} for a file of this name")
+    return found
 
 
 def sha256_of(path: Path) -> str:
