@@ -11,12 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import (
-    GrammarParseError,
-    InterpolationResolutionError,
-    OmegaConfBaseException,
-    UnsupportedInterpolationType,
-)
+from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
 from protlm.errors import InputDataError, UserError, did_you_mean, one_of
@@ -100,7 +95,8 @@ def _check_is_setting(argument: str, schema: type) -> None:
         advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
         raise UserError(f"{argument} is not a setting; {advice}")
     is_path = key_of(argument) in PATHS
-    if (argument.count("${") if is_path else _depth(argument)) > _DEEPEST:
+    depths = accumulate((one in "[{(") - (one in "]})") for one in argument)
+    if (argument.count("${") if is_path else max(depths, default=0)) > _DEEPEST:
         raise UserError(
             f"the value of {key_of(argument)[:100]} is nested more than {_DEEPEST} deep; type "
             "another one"
@@ -165,18 +161,12 @@ def quoted(override: str) -> str:
     return f"{name}='{escaped}'"
 
 
-def _depth(text: str) -> int:
-    """Returns how deep brackets are nested."""
-    steps = ((one in "[{(") - (one in "]})") for one in text)
-    return max(accumulate(steps), default=0)
-
-
 @contextmanager
 def _interpolations_explained() -> Iterator[None]:
     """Turns errors about values such as `${SLURM_JOB_ID}` into one sentence."""
     try:
         yield
-    except (InterpolationResolutionError, UnsupportedInterpolationType, GrammarParseError) as error:
+    except OmegaConfBaseException as error:
         text = re.sub(r"\s+", " ", str(error).split("full_key:")[0]).strip()
         raise UserError(
             f"{error.full_key or 'a setting'}: {text}; ${{...}} stands for another setting: for a "

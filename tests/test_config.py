@@ -9,9 +9,9 @@ import yaml
 
 from protlm.attention import names
 from protlm.build import describe
-from protlm.composition import compose, read_run_config, to_plain
+from protlm.composition import PATHS, compose, read_run_config, to_plain
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
-from protlm.errors import UserError
+from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
 from protlm.paths import conf_dir
 
@@ -106,6 +106,8 @@ WRONG = [
     (["modle=tiny"], ["modle", "model"]),
     (["model=tinny"], ["tinny", "tiny", "paper_36"]),
     (["attention=perfomer"], ["perfomer", "performer_relu"]),
+    (["attention=performer"], ["mean attention=performer_generalized or attention=performer_relu"]),
+    (["attention=former"], ["did you mean attention=linformer or attention=longformer or"]),
     (["trainer.max_steps=soon"], ["trainer.max_steps", "soon"]),
     (["model.positions=circular"], ["circular", "rotary"]),
     (["trainer.max_steps"], ["trainer.max_steps"]),
@@ -211,3 +213,45 @@ def test_the_config_of_an_older_run_is_read_with_its_old_names(tmp_path: Path) -
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
     read = read_run_config(tmp_path / "config.yaml")
     assert read == to_plain(compose(TrainConfig, ["schedule=wsd"]))
+
+
+def test_a_home_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every setting that is a path, but only at its start."""
+    monkeypatch.setenv("HOME", "/home/me")
+    mixture = "data.mixture=[{dir: ~/a, weight: 1}, {dir: 'b/~', weight: 1}]"
+    paths = PATHS - {"checkpoint", "output", "data.dir"}
+    typed = ["objective=distillation", "data.dir=null", mixture, "trainer.probe_every=1"]
+    plain = to_plain(compose(TrainConfig, [*typed, *(f"{name}=~/x" for name in paths)]))
+    for name in paths:
+        section, _, key = name.partition(".")
+        assert (plain[section][key] if key else plain[section]) == "/home/me/x"
+    assert [part["dir"] for part in plain["data"]["mixture"]] == ["/home/me/a", "b/~"]
+    assert compose(EvaluateConfig, ["checkpoint=~/r", "output=o/~/x"]).checkpoint == "/home/me/r"
+    assert compose(EvaluateConfig, ["output=o/~/x"]).output == "o/~/x"
+    with pytest.raises(UserError, match=r"no user nobody-here; type \./~nobody-here/x"):
+        compose(TrainConfig, ["run_dir=~nobody-here/x"])
+
+
+@pytest.mark.parametrize("setting", ["run_dir=a/${SLURM_ID}", "seed=${SLURM_ID}", "seed=${oc.x:1}"])
+def test_a_variable_that_the_shell_left_is_told(setting: str) -> None:
+    with pytest.raises(UserError, match=r"double quotes .* or \$\{oc.env:NAME\}") as told:
+        compose(TrainConfig, [setting])
+    assert str(told.value).startswith(setting.partition("=")[0])
+
+
+def test_variables_and_settings_are_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB", "7")
+    assert compose(TrainConfig, ["run_dir=r/${oc.env:JOB}-${seed}"]).run_dir == "r/7-0"
+
+
+@pytest.mark.parametrize("setting", ["data.curriculum=" + "[" * 30_000, "run_dir=" + "${" * 30_000])
+def test_values_that_are_nested_without_end_are_refused(setting: str) -> None:
+    with pytest.raises(UserError, match="nested more than 32 deep"):
+        compose(TrainConfig, [setting])
+
+
+@pytest.mark.parametrize("text", ["model: " + "[" * 30_000, "- " * 30_000, "{a: " * 30_000])
+def test_a_config_that_is_nested_without_end_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(InputDataError, match=r"config.yaml cannot be read.* 32 deep; restore it"):
+        read_run_config(tmp_path / "config.yaml")

@@ -107,27 +107,25 @@ def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
 
 @contextmanager
 def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> Iterator[None]:
-    """Reduces the traceback of a loader worker's `UserError` to its sentence.
+    """Reduces the traceback of a loader worker's error to its sentence.
 
     Args:
         num_workers: the number of loader workers.
         size_fault: returns why a shard cannot be read; asked when a worker was lost.
 
     Raises:
-        UserError: the error that the worker raised.
+        Exception: the error that the worker raised.
         InputDataError: a worker was lost, and a shard was truncated or is gone.
         OutputError: a worker was lost, and /dev/shm is full.
         LostRankError: a worker was lost for another reason.
     """
     try:
         yield
-    except UserError as error:
+    except (UserError, RuntimeError, MemoryError, ConnectionError, EOFError) as error:
         if found := _OF_A_WORKER.match(str(error)):
             raise type(error)(found[1].strip()) from error
-        raise
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        is_of_worker = "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
-        if not (num_workers and is_of_worker):
+        is_cut_off = num_workers > 0 and isinstance(error, ConnectionError | EOFError)
+        if not is_cut_off and not str(error).startswith("DataLoader worker (pid"):
             raise
         if fault := size_fault():
             raise InputDataError(f"{fault}; restore it, or make the data set again") from error

@@ -242,3 +242,22 @@ def test_a_command_that_a_cluster_ends_says_so(
     assert ended.value.code == 130
     assert capsys.readouterr().err == "protlm: interrupted\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        *(("~/x", "/home/me/x"), ("--output=~/x", "--output=/home/me/x"), ("-o~", "-o/home/me")),
+        *((same, same) for same in ("a/~/x", "--output=a~", "--output=./~/x", "MK~", "")),
+    ],
+)
+def test_a_home_folder_is_found_where_the_shell_does_not_look(
+    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    seen: list[str] = []
+    monkeypatch.setattr(cli, "_run", seen.extend)
+    monkeypatch.setattr(sys, "argv", ["protlm", "embed", typed])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == ["embed", read]

@@ -1,5 +1,6 @@
 """Checks of the processes that torchrun and srun have started."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
-from protlm.errors import UserError
+from protlm.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.training.launch import (
     check_launch,
     cluster_environment,
     is_first_rank,
     leave_other_ranks,
+    loader_errors_explained,
 )
 from protlm.training.run import check_trainer
 
@@ -124,3 +126,34 @@ def test_more_devices_than_gpus_are_refused(
     check_trainer(TrainerConfig(max_steps=1, accelerator=accelerator))
     with pytest.raises(UserError, match=r"trainer\.devices=2: this machine has 1 GPUs"):
         check_trainer(TrainerConfig(max_steps=1, accelerator=accelerator, devices=2))
+
+
+@pytest.mark.parametrize(
+    ("raised", "fault", "told"),
+    [
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "", LostRankError),
+        (ConnectionResetError(104, "Connection reset by peer"), "", LostRankError),
+        (EOFError(), "the shard x has 3 bytes", InputDataError),
+        (
+            MemoryError("Caught MemoryError in DataLoader worker 0.\nError: x"),
+            "",
+            MemoryError,
+        ),
+        (RuntimeError("another"), "the shard x has 3 bytes", RuntimeError),
+    ],
+)
+def test_a_lost_loader_worker_is_explained(
+    raised: Exception, fault: str, told: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed one, one that read a truncated shard, and one without space for its batch."""
+    for free in (1 << 40, 0):
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        full = OutputError if told is LostRankError and not free else told
+        with pytest.raises(full) as caught, loader_errors_explained(1, lambda: fault):
+            raise raised
+        assert type(caught.value) is full
+    if told is LostRankError:
+        assert "type data.num_workers=0" in str(caught.value)
+    with pytest.raises(type(raised)), loader_errors_explained(0, lambda: ""):
+        raise EOFError if isinstance(raised, EOFError) else type(raised)("of something else")

@@ -41,7 +41,7 @@ def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: E
         The number of batches that were halved.
 
     Raises:
-        UserError: the error of the first process that fails, which ends the others.
+        Exception: the error of the first process that fails, which ends the others.
     """
     context, (threads, shares) = get_context("spawn"), local_shares(options)
     running: dict[Connection, BaseProcess] = {}
@@ -98,7 +98,7 @@ def _answer(connection: Connection) -> int:
             "a process ended early: type the same command again to continue, perhaps with fewer "
             "--processes"
         ) from None
-    if isinstance(answer, UserError):
+    if isinstance(answer, Exception):
         raise answer
     return answer
 
@@ -118,7 +118,7 @@ def _share(
         job = Job(fasta, Named.of(model, model_path), options)
         with opened(output, job.plan, job.fingerprint(), share, quiet=True) as parts:
             connection.send(compute(job, parts, share, quiet=share.number > 1))
-    except UserError as error:
+    except Exception as error:  # the process that started this one reports it
         connection.send(error)
     except KeyboardInterrupt:
         pass

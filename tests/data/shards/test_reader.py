@@ -185,3 +185,17 @@ def test_offsets_are_checked_where_they_are_used(data_set, trust, offset, astray
     for use in uses:
         with pytest.raises(InputDataError, match=re.escape(str(data_set / SHARD))):
             use()
+
+
+@pytest.mark.parametrize("read", ["lengths", "sequence", "identifier"])
+def test_a_shard_that_is_truncated_under_a_reader_is_named(data_set, read):
+    """Its process, which a read beyond the end would kill, ends with a sentence."""
+    split = open_split(data_set, "train")
+    assert len(split[0])
+    path = split._paths[0]
+    os.truncate(path, 100)
+    reads = {"sequence": split.__getitem__, "identifier": split.identifier}
+    reads["lengths"] = lambda row: split.lengths_of(np.array([row]))
+    with pytest.raises(InputDataError, match=f"{path} was truncated while .* 100 bytes"):
+        reads[read](0)
+    assert "has 100 bytes" in split.size_fault()
