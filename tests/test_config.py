@@ -228,15 +228,15 @@ def test_a_home_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
     assert [part["dir"] for part in plain["data"]["mixture"]] == ["/home/me/a", "b/~"]
     assert compose(EvaluateConfig, ["checkpoint=~/r", "output=o/~/x"]).checkpoint == "/home/me/r"
     assert compose(EvaluateConfig, ["output=o/~/x"]).output == "o/~/x"
-    with pytest.raises(UserError, match=r"no user nobody-here; type \./~nobody-here/x"):
-        compose(TrainConfig, ["run_dir=~nobody-here/x"])
+    with pytest.raises(UserError, match=r"no user absent-user; type \./~absent-user/x"):
+        compose(TrainConfig, ["run_dir=~absent-user/x"])
 
 
 @pytest.mark.parametrize("setting", ["run_dir=a/${SLURM_ID}", "seed=${SLURM_ID}", "seed=${oc.x:1}"])
-def test_a_variable_that_the_shell_left_is_told(setting: str) -> None:
-    with pytest.raises(UserError, match=r"double quotes .* or \$\{oc.env:NAME\}") as told:
+def test_a_variable_that_the_shell_left_is_explained(setting: str) -> None:
+    with pytest.raises(UserError, match=r"double quotes .* or \$\{oc.env:NAME\}") as raised:
         compose(TrainConfig, [setting])
-    assert str(told.value).startswith(setting.partition("=")[0])
+    assert str(raised.value).startswith(setting.partition("=")[0])
 
 
 def test_variables_and_settings_are_inserted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from protlm.training.run_lock import locked
 PROGRAM = Path(__file__).parent / "programs" / "hold_lock.py"
 Train = Callable[..., Path]
 SINCE = "2026-01-01T00:00:00+00:00"
+ELSEWHERE = LockOwner("elsewhere", 7, SINCE)
 
 
 @contextmanager
@@ -111,24 +112,12 @@ def test_a_requeued_slurm_job_takes_over_its_own_run(
             pass
 
 
-def _remove(run: Path) -> None:
-    (run / LOCK).unlink()
-
-
-def _take_over(run: Path) -> None:
-    write_lock(run, LockOwner("elsewhere", 7, SINCE))
-
-
-def _move(run: Path) -> None:
-    run.rename(run.with_name("moved"))
-
-
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
-        (_remove, "lock.json is gone"),
-        (_take_over, "lock.json now belongs to process 7 on elsewhere"),
-        (_move, "lock.json is gone.*its folder was moved"),
+        (lambda run: (run / LOCK).unlink(), "lock.json is gone: it was removed"),
+        (lambda run: write_lock(run, ELSEWHERE), "lock.json now belongs to process 7 on elsewhere"),
+        (lambda run: run.rename(run.with_name("moved")), "lock.json is gone.*folder was moved"),
     ],
 )
 def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
@@ -150,8 +139,7 @@ def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
     with pytest.raises(OutputError, match=f"{reason}.*the last checkpoint is step 2") as stopped:
         train_tiny(run, "trainer.checkpoint_every=2", "trainer.max_steps=4")
     assert stopped.value.exit_code == ExitCode.OUTPUT
-    assert run.exists() == (happens is not _move)
-    left = run if run.exists() else run.with_name("moved")
+    (left,) = tmp_path.iterdir()
     assert [step_of(path) for path in all_checkpoints(left)] == [2]
 
 

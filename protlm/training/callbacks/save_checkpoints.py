@@ -34,8 +34,7 @@ class SaveCheckpoints(Checkpoint):
         run_dir: the directory of the run.
         config: when to save, and how many to keep.
         from_step: the step that the run resumes from, whose checkpoint exists.
-        lock: the lock of the run on the first rank, which has to be held whenever a checkpoint is
-            saved.
+        lock: the lock of the run, on the first rank; checked before each checkpoint.
     """
 
     def __init__(
@@ -123,11 +122,7 @@ class SaveCheckpoints(Checkpoint):
             self._report(failure, trainer)
 
     def _check_lock(self, trainer: pl.Trainer) -> None:
-        """Ends the run on all ranks if its lock was taken over or its folder went away.
-
-        Raises:
-            OutputError: the first rank does not hold the lock.
-        """
+        """Raises `OutputError` on all ranks if the lock was taken over or its folder went away."""
         failure = None
         try:
             if self._lock is not None:
