@@ -18,8 +18,9 @@ def run(folder: Path, names: str, *command: str | Path) -> subprocess.CompletedP
     for name in names.split():
         (folder / f"{name}.py").write_text(BAD)
     without = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SLURM_"))}
-    named: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "check": False}
-    return subprocess.run(command, cwd=folder, env=without | {"OMP_NUM_THREADS": "1"}, **named)
+    named: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+    environment = without | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, check=False, **named)
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "protlm.train", "protlm.commands.evaluate"])
