@@ -49,7 +49,7 @@ class EmbeddedFile:
             for record in window:
                 one = vectors[record.sequence]
                 if one is None:
-                    reason = f"{len(record.sequence):,} residues do not fit into the memory"
+                    reason = self._embedder.room.reason(len(record.sequence))
                     self.skipped.append((record.identifier, reason))
                 else:
                     self._embedder.check_finite(one, printable(record.identifier))

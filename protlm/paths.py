@@ -250,3 +250,15 @@ def complete_file(path: Path, *, overwrite: bool = False) -> AbstractContextMana
 def complete_folder(path: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
     """Yields a temporary folder beside `path`; it gets its name only when it is complete."""
     return _complete_output(path, is_dir=True, overwrite=overwrite)
+
+
+@contextmanager
+def all_or_none() -> Iterator[list[Path]]:
+    """Yields a list for the files that are written before the last one; they go if that fails."""
+    written: list[Path] = []
+    try:
+        yield written
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise

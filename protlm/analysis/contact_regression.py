@@ -5,11 +5,12 @@ average product (APC, Dunn et al. 2008), and the regression is fitted to a few p
 structure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
 
+from protlm.analysis.head_statistics import residue_blocks
 from protlm.errors import InputDataError
 from protlm.model.pretrained import PretrainedModel
 
@@ -22,15 +23,10 @@ INVERSE_PENALTY = 0.15
 
 # Maps are float32; the correction adds up their errors.
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
-
-
-def symmetrize(maps: np.ndarray) -> np.ndarray:
-    """Adds each map to its transpose, [..., L, L].
-
-    >>> symmetrize(np.array([[1.0, 2.0], [0.0, 3.0]])).tolist()
-    [[2.0, 2.0], [2.0, 6.0]]
-    """
-    return maps + np.swapaxes(maps, -1, -2)
+# Rows of a map that are in memory in float64.
+_ROWS = 128
+# Of the logits and what is computed from them, beside the maps of a layer.
+BYTES_PER_PAIR = 32
 
 
 def apc(maps: np.ndarray) -> np.ndarray:
@@ -44,19 +40,40 @@ def apc(maps: np.ndarray) -> np.ndarray:
     return maps - rows * columns / np.where(totals == 0, np.inf, totals)
 
 
-def features(maps_NHLL: np.ndarray) -> np.ndarray:
-    """Returns the inputs of the regression: symmetrized, corrected maps, float32 [N·H, L, L].
+def features(maps: np.ndarray) -> np.ndarray:
+    """Returns the inputs of the regression: symmetrized, corrected maps, float32 [heads, L, L].
 
     Values within the rounding of the maps become 0, so that a uniform map has no features.
 
     Args:
-        maps_NHLL: maps of all layers and heads, without the special tokens.
+        maps: maps [..., L, L], without the special tokens.
     """
-    symmetric_NHLL = symmetrize(maps_NHLL.astype(np.float64))
-    corrected_NHLL = apc(symmetric_NHLL)
-    rounding_NH11 = _ROUNDING * np.abs(symmetric_NHLL).max(axis=(-1, -2), keepdims=True)
-    corrected_NHLL[np.abs(corrected_NHLL) < rounding_NH11] = 0.0
-    return corrected_NHLL.astype(np.float32).reshape(-1, *maps_NHLL.shape[-2:])
+    maps = maps.reshape(-1, *maps.shape[-2:])
+    found = np.empty(maps.shape, np.float32)
+    for map_LL, feature_LL in zip(maps, found, strict=True):
+        for rows, feature_ML in _feature_rows(map_LL):
+            feature_LL[rows] = feature_ML
+    return found
+
+
+def _feature_rows(map_LL: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yields the `features` of a map in blocks of rows, float32 ML, never L×L in float64."""
+    length = len(map_LL)
+    blocks = [slice(start, start + _ROWS) for start in range(0, length, _ROWS)]
+
+    def symmetric(rows: slice) -> np.ndarray:
+        return map_LL[rows].astype(np.float64) + map_LL[:, rows].T
+
+    sums_L, largest = np.empty(length), 0.0
+    for rows in blocks:
+        part = symmetric(rows)
+        sums_L[rows], largest = part.sum(axis=1), max(largest, np.abs(part).max())
+    # A symmetric map has the sums of its rows in its columns, too.
+    total = sums_L.sum() or np.inf
+    for rows in blocks:
+        corrected_ML = symmetric(rows) - np.multiply.outer(sums_L[rows], sums_L) / total
+        corrected_ML[np.abs(corrected_ML) < _ROUNDING * largest] = 0.0
+        yield rows, corrected_ML.astype(np.float32)
 
 
 def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
@@ -66,13 +83,25 @@ def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
         InputDataError: a letter is not a residue.
         UserError: the sequence is longer than the model takes.
     """
-    maps = model.attention_maps(model.tokenize([sequence]))
-    residues = slice(1, -1)
-    layers = [
-        features(map_BHLL[:, :, residues, residues].float().numpy())
-        for _, map_BHLL in sorted(maps.items())
-    ]
-    return np.concatenate(layers)
+    return np.stack([feature_LL for _, feature_LL in _each_head(model, sequence)])
+
+
+def _each_head(
+    model: PretrainedModel, sequence: str, used_H: np.ndarray | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the `features` of the heads in use, by default all, with the maps of one layer."""
+    heads, length = model.num_heads, len(sequence)
+    used = np.ones(model.num_layers * heads) if used_H is None else used_H
+    layers = [n for n in range(1, model.num_layers + 1) if used[(n - 1) * heads : n * heads].any()]
+    maps_HLL = np.empty((heads, length, length), np.float32)
+    for layer, blocks in residue_blocks(model, sequence, layers):
+        start = 0
+        for block_HML in blocks:
+            end = start + block_HML.shape[1]
+            maps_HLL[:, start:end] = block_HML.float().cpu().numpy()
+            start = end
+        for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]):
+            yield (layer - 1) * heads + head, features(maps_HLL[head])[0]
 
 
 @final
@@ -125,8 +154,21 @@ class ContactRegression:
     def predict(self, features_HLL: np.ndarray) -> np.ndarray:
         """Returns the contact probability of every pair, at any separation, float64 LL."""
         assert len(self.weights_H) == len(features_HLL), "fitted on other heads, or not at all"
-        logits_LL = np.tensordot(self.weights_H, features_HLL, axes=1) + self.intercept
-        return 0.5 * (1.0 + np.tanh(0.5 * logits_LL))
+        return self._probabilities(np.tensordot(self.weights_H, features_HLL, axes=1))
+
+    def predict_protein(self, model: PretrainedModel, sequence: str) -> np.ndarray:
+        """Returns what `predict` returns of `head_features`, with the maps of one layer at a time.
+
+        It needs `BYTES_PER_PAIR` and 4 bytes a head for each pair of residues.
+        """
+        assert len(self.weights_H) == model.num_layers * model.num_heads, "fitted on other heads"
+        logits_LL = np.zeros((len(sequence), len(sequence)))
+        for head, feature_LL in _each_head(model, sequence, self.weights_H):
+            logits_LL += self.weights_H[head] * feature_LL
+        return self._probabilities(logits_LL)
+
+    def _probabilities(self, logits_LL: np.ndarray) -> np.ndarray:
+        return 0.5 * (1.0 + np.tanh(0.5 * (logits_LL + self.intercept)))
 
     @property
     def num_heads_used(self) -> int:

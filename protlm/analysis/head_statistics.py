@@ -4,7 +4,7 @@ Entropy and distance follow Clark et al. 2019 (arXiv 1906.04341) and Vig and Bel
 1906.04284), with residues in the place of words.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import final
 
@@ -87,15 +87,17 @@ class ResidueBlocks:
         return torch.cat(self._sinks, dim=1).mean(dim=1).cpu()
 
 
-def residue_blocks(model: PretrainedModel, sequence: str) -> Iterator[tuple[int, ResidueBlocks]]:
-    """Yields the number of each layer, and its map in blocks.
+def residue_blocks(
+    model: PretrainedModel, sequence: str, layers: Sequence[int] | None = None
+) -> Iterator[tuple[int, ResidueBlocks]]:
+    """Yields the number of each layer, by default of all, and its map in blocks.
 
     The blocks must be read before the next layer is requested.
     """
     length = len(sequence)
     block = max(1, min(256, _BLOCK_ENTRIES // ((length + 2) * model.num_heads)))
-    rows_of_layers = model.attention_row_blocks(model.tokenize([sequence]), block=block)
-
+    batch = model.tokenize([sequence])
+    rows_of_layers = model.attention_row_blocks(batch, layers, block=block)
     for layer, of_layer in groupby(rows_of_layers, key=lambda found: found[0]):
         yield layer, ResidueBlocks(((rows, map_BHML[0]) for _, rows, map_BHML in of_layer), length)
 

@@ -140,9 +140,10 @@ def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) ->
     An entry is 1 where two Cβ are closer than `threshold` ångström, 0 where they are not, and -1
     where one of them is unresolved.
     """
-    difference_LM3 = structure.cb_L3[:, None] - structure.cb_L3[None, :]
-    distance_LM = np.sqrt((difference_LM3**2).sum(axis=-1))
-    return np.where(np.isnan(distance_LM), -1, distance_LM < threshold).astype(np.int8)
+    distance_LM = np.sqrt(sum(np.subtract.outer(x_L, x_L) ** 2 for x_L in structure.cb_L3.T))
+    contacts_LM = (distance_LM < threshold).astype(np.int8)
+    contacts_LM[np.isnan(distance_LM)] = -1
+    return contacts_LM
 
 
 def _protein_chains(model: "Model") -> dict[str, "list[Residue]"]:

@@ -16,8 +16,9 @@ from protlm.commands.outputs import (
 from protlm.data.records import Record
 from protlm.errors import UserError, interrupt_explained
 from protlm.loading import load_model
+from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output
+from protlm.paths import all_or_none, check_output
 from protlm.plots import attention_grid, save_figure
 from protlm.terminal import JobProgress, printable
 
@@ -59,12 +60,13 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
     heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
     model.check_heads(heads)
-    longest = model.max_residues
-    proteins = Proteins(fasta, max_residues=longest, duplicates=options.duplicates)
+    longest, refuse = model.max_residues, Room(model).refusal
+    proteins = Proteins(fasta, longest, options.duplicates, refuse=refuse)
     _check_figure(proteins, options.figure)
     num_values = sum((length + 2) ** 2 for length in proteins.lengths) * len(layers) * len(heads)
     size = entry_bytes(len(proteins) * len(layers), num_values, options.dtype)
     with (
+        all_or_none() as written,
         protein_file(
             output,
             model,
@@ -77,8 +79,9 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
         for done, record in enumerate(proteins, start=1):
             _write(file, model, record, layers, heads, options.dtype)
             progress.update(done)
-    if options.figure is not None:
-        _draw(model, next(iter(proteins)), layers, heads, options.figure)
+        if options.figure is not None:
+            _draw(model, next(iter(proteins)), layers, heads, options.figure)
+            written.append(options.figure)
     proteins.report("mapped")
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression, head_features
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import (
     contact_map,
@@ -32,12 +32,16 @@ from protlm.commands.outputs import (
 from protlm.data.records import Record
 from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
+from protlm.model.embedding import unless_full
+from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, existing_file, sample_dir
+from protlm.paths import all_or_none, check_output, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure
 from protlm.terminal import JobProgress, console, printable
 
 _MOST_FIGURES = 100
+# Of a figure that is drawn, for each pair of residues.
+_FIGURE_BYTES = 120
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class _Input:
     path: Path
     records: Proteins | list[Record]
     contacts_LL: np.ndarray | None = None
+    too_large: list[tuple[str, str]] = field(default_factory=list)
 
 
 @interrupt_explained("nothing was written; the same command starts again")
@@ -89,54 +94,63 @@ def contacts(
         check_output(saved_fit)
         structure_files(options.fit or _shipped())
     model = load_model(model_path, device=options.device)
-    inputs = [_read(path, options, model) for path in sources]
+    figure_bytes = _FIGURE_BYTES if options.figure is not None else 0
+    room = Room(model, per_pair=4 * model.num_heads + BYTES_PER_PAIR + figure_bytes)
+    inputs = [_read(path, options, room) for path in sources]
     figures = _figures(inputs, options.figure)
     if saved_fit is None:
         assert options.fit is not None
         fit = _load_fit(options.fit, model)
     else:
         fit = _fit(model, structure_files(options.fit or _shipped()))
-    try:
-        rows = _predict(model, fit, inputs, figures, output)
-    except BaseException:
-        for path in figures.values():
-            path.unlink(missing_ok=True)
-        raise
+    with all_or_none() as written:
+        if saved_fit is not None:
+            write_fit(fit, saved_fit)
+            written.append(saved_fit)
+        rows = _predict(room, fit, inputs, figures, output, written)
     for one in inputs:
         if isinstance(one.records, Proteins):
             if len(inputs) > 1:
                 print(f"{one.path}:", file=sys.stderr)
-            one.records.report("predicted")
+            one.records.report("predicted", further=one.too_large)
+        for name, reason in () if isinstance(one.records, Proteins) else one.too_large:
+            print(printable(f"skipped {name}: {reason}"), file=sys.stderr)
     if not fit.regression.num_heads_used:
         print("no head carries contacts: all pairs are equally probable", file=sys.stderr)
     if saved_fit is not None:
-        write_fit(fit, saved_fit)
         print(f"fit saved: --fit {saved_fit} uses it again", file=sys.stderr)
     _print_table(rows)
     print(output)
 
 
 def _predict(
-    model: PretrainedModel,
+    room: Room,
     fit: SavedFit,
     inputs: Sequence[_Input],
     figures: dict[str, Path],
     output: Path,
+    written: list[Path],
 ) -> list[tuple[str, ...]]:
-    """Writes the predictions; returns the rows of the printed table."""
+    """Writes the predictions, and adds the figures to `written`; returns the rows of the table."""
     lengths = [len(record.sequence) for one in inputs for record in one.records]
     size = entry_bytes(2 * len(lengths), 2 * sum(length**2 for length in lengths), "float32")
     proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
     skipped = [row for one in proteins for row in one.without_entry()]
+    skipped += [row for one in inputs for row in one.too_large]
     renamed = {new: old for one in proteins for new, old in one.renamed.items()}
-    rows, regression = [], fit.regression
+    rows, regression, model = [], fit.regression, room.model
     with (
         protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
         JobProgress("contact maps", len(lengths)) as progress,
     ):
         for one in inputs:
             for record in one.records:
-                predicted_LL = regression.predict(head_features(model, record.sequence))
+                predicted_LL = _predicted(regression, model, record)
+                if predicted_LL is None:
+                    reason = room.reason(len(record.sequence))
+                    for rows_of in (skipped, one.too_large):
+                        rows_of.append((record.identifier, reason))
+                    continue
                 attributes: dict[str, object] = {"heads_used": regression.num_heads_used}
                 _write(file, record, "probabilities", predicted_LL, "float32", attributes)
                 if one.contacts_LL is not None:
@@ -145,6 +159,7 @@ def _predict(
                 if record.identifier in figures:
                     figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
                     save_figure(figure, figures[record.identifier])
+                    written.append(figures[record.identifier])
                 shown = _precision(predicted_LL, one.contacts_LL)
                 if one.contacts_LL is not None and fit.saw(record.sequence):
                     # Its contacts were seen, so that a precision would flatter.
@@ -152,6 +167,12 @@ def _predict(
                 rows.append((name, f"{len(record.sequence):,}", *shown))
                 progress.update(len(rows))
     return rows
+
+
+def _predicted(
+    regression: ContactRegression, model: PretrainedModel, record: Record
+) -> np.ndarray | None:
+    return unless_full(lambda: regression.predict_protein(model, record.sequence))
 
 
 def _write(
@@ -186,12 +207,12 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     console().print(table)
 
 
-def _read(path: Path, options: ContactOptions, model: PretrainedModel) -> _Input:
-    longest, chain = model.max_residues, options.chain
+def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
+    longest, chain = room.model.max_residues, options.chain
     if not is_structure(path):
         if chain is not None:
             raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
-        return _Input(path, Proteins(path, longest, options.duplicates))
+        return _Input(path, Proteins(path, longest, options.duplicates, refuse=room.refusal))
     existing_file(path, "a sequence file or a structure")
     structure = read_chain(path, chain)
     if longest is not None and len(structure) > longest:
@@ -199,6 +220,8 @@ def _read(path: Path, options: ContactOptions, model: PretrainedModel) -> _Input
             f"{path} has {len(structure):,} residues, more than the {longest:,} that this model "
             "accepts; leave it out"
         )
+    if reason := room.refusal(len(structure)):
+        return _Input(path, [], too_large=[(structure.identifier, reason)])
     record = Record(structure.identifier, path.name, structure.sequence, 1)
     return _Input(path, [record], contact_map(structure))
 

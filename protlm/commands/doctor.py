@@ -16,7 +16,8 @@ from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.batching.plan import SPECIALS
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model, pick_device
-from protlm.model.memory import forward_bytes
+from protlm.memory import available_memory
+from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.terminal import console
@@ -84,7 +85,7 @@ def _check_machine(report: Report, device: torch.device) -> None:
         "torch": torch.get_num_threads(),
         variable: os.environ.get(variable, "unset"),
     }
-    facts["available_memory_bytes"] = machine.available_memory()
+    facts["available_memory_bytes"] = available_memory()
     facts["disks"] = machine.disks()
     facts["encodings"] = machine.encodings()
     speeds = machine.dtype_speeds(device)
@@ -179,17 +180,11 @@ def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
 
 
 def _check_memory(report: Report, model: PretrainedModel, longest: int) -> None:
-    (needed,) = forward_bytes(model, [longest])
-    if model.device.type == "cuda":
-        free: int | None = torch.cuda.mem_get_info(model.device)[0]
-    else:
-        free = report.facts["available_memory_bytes"]
-    report.facts["input"]["bytes_for_longest"] = needed
-    if free is not None and needed > free:
+    room = Room(model, short=0)
+    report.facts["input"]["bytes_for_longest"] = room.needs(longest)
+    if refusal := room.refusal(longest):
         report.problems.append(
-            f"the longest protein, {longest:,} residues, needs about {needed / _GB:.1f} GB in one "
-            f"pass, and {free / _GB:.1f} GB are free on {model.device}; leave it out, or use "
-            "another device"
+            f"the longest protein: {refusal}; leave it out, or use another device"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from protlm.commands.embedding.compute import compute, finished
-from protlm.commands.embedding.estimate import print_estimate, readable_size
+from protlm.commands.embedding.estimate import print_estimate
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Format, Share
 from protlm.commands.embedding.parts import (
@@ -35,6 +35,7 @@ from protlm.commands.embedding.share_processes import (
 from protlm.commands.outputs import check_suffix
 from protlm.errors import InputDataError, OutputError, UserError, interrupt_explained
 from protlm.loading import load_model
+from protlm.memory import readable_size
 from protlm.paths import check_output, explain_os_error
 from protlm.terminal import printable
 

@@ -30,6 +30,7 @@ from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
+from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
 from protlm.training import lora
@@ -58,13 +59,11 @@ class FinetuneOptions:
         training: of the optimizer and the epochs.
         rank: the rank of LoRA adapters; None trains all weights.
         targets: the layers that get adapters.
-        tokens_per_batch: of the embeddings that are compared.
     """
 
     training: FinetuneSettings
     rank: int | None = None
     targets: tuple[str, ...] = lora.TARGETS
-    tokens_per_batch: int = 16_384
 
 
 def finetune_labels(
@@ -98,7 +97,11 @@ def finetune_labels(
     model = load_model(model_path, device=device if is_first_rank() else "cpu")
     if options.rank is not None:
         lora.check_targets(model.network, options.targets)
-    proteins = read_examples(labels, model, reading)
+    room = Room(model, training=True)
+    if options.training.devices > 1:
+        # All ranks have to train on the same proteins, whatever memory each has.
+        room = Room(model, short=sys.maxsize)
+    proteins = read_examples(labels, room, reading)
     targets = targets_from(labels, proteins, reading)
     clusters = clusters_of(proteins, reading)
     seed = options.training.seed
@@ -131,7 +134,7 @@ class _Work:
         """The settings of the probe of the frozen model."""
         options = self.options
         layers = (self.model.num_layers,)
-        return ProbeOptions(layers, options.tokens_per_batch, options.training.seed)
+        return ProbeOptions(layers, options.training.tokens_per_batch, options.training.seed)
 
 
 def _settings(work: _Work) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def _check(options: FinetuneOptions, output: Path) -> None:
         ("--batch-size", training.batch_size),
         ("--devices", training.devices),
         ("--lora", 1 if options.rank is None else options.rank),
-        ("--toks-per-batch", options.tokens_per_batch),
+        ("--toks-per-batch", training.tokens_per_batch),
     ):
         if value < 1:
             raise UserError(f"{flag} {value} must be at least 1")
@@ -221,7 +224,7 @@ def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
         model,
         [work.sequences[row] for row in proteins],
         layers=[model.num_layers],
-        tokens_per_batch=work.options.tokens_per_batch,
+        tokens_per_batch=work.options.training.tokens_per_batch,
         places=None if places is None else [places[row] for row in proteins],
     )
     return states

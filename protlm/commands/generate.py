@@ -13,6 +13,7 @@ from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.model.decoding import GeneratedSequence, Sampling
 from protlm.model.gibbs import Sweeps, resample
+from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output
 from protlm.terminal import JobProgress
@@ -87,7 +88,9 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     """Returns sequences of a masked model, as FASTA."""
     assert options.start is not None
     _check_resamples(model, options)
-    proteins = Proteins(options.start, model.max_residues, Duplicates.suffix)
+    # In float64, as it is sampled.
+    refuse = Room(model, scale=2).refusal
+    proteins = Proteins(options.start, model.max_residues, Duplicates.suffix, refuse=refuse)
     proteins.report("starts")
     number = len(proteins) if options.number is None else options.number
     starts = list(islice(cycle(proteins), number))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -53,6 +54,7 @@ class Proteins:
         max_residues: longer records are skipped and reported; None keeps all.
         duplicates: the treatment of repeated identifiers.
         observe: is called with each record that is kept, while the file is checked.
+        refuse: says why records of a length are skipped and reported; None for those that are kept.
 
     `renamed` maps the new names of records to their identifiers.
 
@@ -64,6 +66,7 @@ class Proteins:
     max_residues: int | None = None
     duplicates: Duplicates = Duplicates.error
     observe: Callable[[Record], None] | None = None
+    refuse: Callable[[int], str | None] = lambda _: None
     skipped: list[tuple[str, str]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
@@ -71,6 +74,8 @@ class Proteins:
 
     def __post_init__(self) -> None:
         self._source = self.path
+        # The free memory changes, and the file is read again.
+        self.refuse = cache(self.refuse)
         if self.path == STANDARD_INPUT:
             self._spool = _spooled_input()
             self._source = Path(self._spool.name)
@@ -150,14 +155,18 @@ class Proteins:
                 file=sys.stderr,
             )
 
+    def _too_long(self, length: int) -> str | None:
+        if self.max_residues is not None and length > self.max_residues:
+            return f"{length:,} residues; this model takes {self.max_residues:,}"
+        return self.refuse(length)
+
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
         seen: Counter[str] = Counter()
         for record in self._read(tally):
             seen[record.identifier] += 1
             count = seen[record.identifier]
-            if self.max_residues is not None and len(record.sequence) > self.max_residues:
-                reason = f"{len(record.sequence):,} residues; this model takes"
-                skipped.append((record.identifier, f"{reason} {self.max_residues:,}"))
+            if reason := self._too_long(len(record.sequence)):
+                skipped.append((record.identifier, reason))
             elif count == 1:
                 yield record
             elif self.duplicates is Duplicates.suffix:

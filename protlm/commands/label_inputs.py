@@ -19,7 +19,7 @@ from protlm.downstream.tasks import (
     targets_of,
 )
 from protlm.errors import InputDataError, UserError
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.memory import Room
 from protlm.terminal import printable
 
 
@@ -48,8 +48,8 @@ class LabelOptions:
     cluster: Callable[[Sequence[str]], list[int]] | None = None
 
 
-def read_examples(path: Path, model: PretrainedModel, reading: LabelOptions) -> LabeledProteins:
-    """Returns the examples that the model accepts.
+def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:
+    """Returns the examples that the model accepts and the memory has room for.
 
     Raises:
         InputDataError: labels or sequences cannot be used.
@@ -61,13 +61,18 @@ def read_examples(path: Path, model: PretrainedModel, reading: LabelOptions) -> 
     proteins = read_labeled_proteins(
         path, sequences=reading.sequences, column=reading.column, per_residue=per_residue
     )
-    longest = model.max_residues
-    if longest is None:
-        return proteins
+    longest = room.model.max_residues or max(len(one.sequence) for one in proteins.examples)
     fits = [len(one.sequence) <= longest for one in proteins.examples]
     if not any(fits):
         raise InputDataError(f"{path}: all proteins are longer than the {longest} that fit")
-    return proteins.only(fits, f"longer than the {longest:,} residues that the model accepts")
+    found = proteins.only(fits, f"longer than the {longest:,} residues that the model accepts")
+    refused = [room.refusal(len(one.sequence)) for one in found.examples]
+    for one, reason in zip(found.examples, refused, strict=True):
+        if reason:
+            print(printable(f"skipped {one.identifier}: {reason}"), file=sys.stderr)
+    if all(refused):
+        raise InputDataError(f"{path}: no protein fits into the memory; give shorter ones")
+    return found.only([not one for one in refused], "that do not fit into the memory")
 
 
 def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -> Targets:

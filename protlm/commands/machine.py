@@ -16,8 +16,6 @@ from protlm import __version__
 _PACKAGES = ("torch", "pytorch-lightning", "numpy", "h5py", "scikit-learn", "safetensors")
 _SIZE = 512
 _SECONDS = 0.25
-_MEMORY = Path("/proc/meminfo")
-_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def versions() -> dict[str, str]:
@@ -46,51 +44,6 @@ def gpus() -> list[dict[str, str | int]]:
         name = torch.cuda.get_device_name(number)
         found.append({"name": name, "total_bytes": total, "free_bytes": free})
     return found
-
-
-def available_memory() -> int | None:
-    """Returns the bytes that are available to this process, or None if the system hides them.
-
-    The limits of a container or a job are respected if they are those of cgroups, version 2: of
-    this process's group and of all that contain it. Files in the cache that were not used lately do
-    not count as used, as in MemAvailable: the kernel drops them when memory is needed.
-    """
-    found = []
-    try:
-        lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    for group in _cgroups():
-        try:
-            limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-            free = int(limit) - int(used) + _droppable(group)
-            found.append(min(max(free, 0), int(limit)))
-        except (OSError, ValueError):
-            # No such file, or "max": there is no limit.
-            pass
-    return min(found) if found else None
-
-
-def _droppable(group: Path) -> int:
-    """Returns the bytes of a cgroup's inactive file cache; 0 if it has no statistics."""
-    try:
-        lines = (group / "memory.stat").read_text().splitlines()
-        return int(dict(line.split() for line in lines)["inactive_file"])
-    except (OSError, KeyError, ValueError):
-        return 0
-
-
-def _cgroups() -> list[Path]:
-    """Returns the folders of this process's cgroup and of those that contain it, to the root."""
-    try:
-        lines = _OWN_CGROUP.read_text().splitlines()
-    except OSError:
-        lines = []
-    own = next((line[3:] for line in lines if line.startswith("0::/")), "/")
-    # In a container, the path may be outside of what is mounted.
-    names = [name for name in own.split("/") if name not in ("", "..")]
-    return [_CGROUPS.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
 
 
 def disks() -> dict[str, dict[str, int | bool]]:

@@ -218,7 +218,7 @@ def hdf5_file(
     Args:
         path: the file, which gets its final name only when it is complete.
         attributes: attributes of the file.
-        skipped: identifier and reason of each record that is not in the file.
+        skipped: identifier and reason of each record that is not in the file, at its end.
         num_bytes: the approximate size, which is compared with the free space first.
 
     Raises:
@@ -235,9 +235,9 @@ def hdf5_file(
             with h5py.File(disk, "w", libver="v110", track_order=True) as file:
                 for key, value in attributes.items():
                     file.attrs[key] = value
-                file.attrs["skipped"] = _table(skipped)
                 disk.check()
                 yield file, disk
+                file.attrs["skipped"] = _table(skipped)
             disk.check()
 
 

@@ -15,6 +15,7 @@ from protlm.downstream.probe_files import Probe, read_probe
 from protlm.downstream.tasks import Task
 from protlm.errors import UserError
 from protlm.loading import load_model
+from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file
 from protlm.terminal import JobProgress
@@ -58,7 +59,7 @@ def predict(
     probe = read_probe(probe_dir)
     model = load_model(model_path, device=device)
     probe.check_model(model)
-    proteins = Proteins(fasta, max_residues=model.max_residues, duplicates=duplicates)
+    proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
     is_residues = probe.task is Task.residue_classes
     names = ["identifier", *(["position", "residue"] if is_residues else [])]
     with (

@@ -10,6 +10,7 @@ from protlm.downstream.probing import MODEL, ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.errors import UserError
 from protlm.loading import load_model
+from protlm.model.memory import Room
 from protlm.paths import check_output, complete_folder
 from protlm.terminal import JobProgress
 
@@ -47,7 +48,7 @@ def probe_labels(
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
     options = replace(options, layers=tuple(layers))
-    proteins = read_examples(labels, model, reading)
+    proteins = read_examples(labels, Room(model), reading)
     examples = proteins.examples
     targets = targets_from(labels, proteins, reading)
     clusters = clusters_of(proteins, reading)

@@ -1,5 +1,6 @@
 """`protlm score VARIANTS.csv -m MODEL -o SCORES.csv`: scores of variants, beside measured ones."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -35,6 +36,7 @@ from protlm.downstream.score_metrics import agreement, positions_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
 from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
+from protlm.paths import all_or_none
 from protlm.plots import save_figure, scan_figure
 from protlm.terminal import printable
 
@@ -108,6 +110,7 @@ def score_variants(
             for one in estimators
         }
         _write_scores(path, table, found)
+        print(printable(f"{path} is complete"), file=sys.stderr)
         results += [_result(_name(source), table, one, found[one]) for one in estimators]
     means = averages_of(results, assays) if options.reference is not None else {}
     print_results(results, means)
@@ -164,11 +167,13 @@ def scan_protein(
         [str(first + position), wild_type[position], *map(score_text, row)]
         for position, row in enumerate(scores)
     )
-    write_table(output, ["position", "wild_type", *STANDARD], rows)
-    if options.figure is not None:
-        title = f"{printable(name)}: {estimator}"
-        figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
-        save_figure(figure, options.figure)
+    with all_or_none() as written:
+        if options.figure is not None:
+            title = f"{printable(name)}: {estimator}"
+            figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
+            save_figure(figure, options.figure)
+            written.append(options.figure)
+        write_table(output, ["position", "wild_type", *STANDARD], rows)
     print(f"{estimator}: {found.definition}")
     if found.perplexity is not None:
         print(f"perplexity of the wild type: {found.perplexity:.2f}")

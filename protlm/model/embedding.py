@@ -1,15 +1,17 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
 from protlm.errors import UserError
+from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool
 
 if TYPE_CHECKING:
@@ -17,14 +19,18 @@ if TYPE_CHECKING:
 
 Vectors = dict[tuple[Pooling, int], Tensor]
 Ranges = Sequence[tuple[int, int]]
+T = TypeVar("T")
 # How the allocator of the CPU says that the memory is full; those of other devices have a type.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
-def batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+def batches(
+    lengths: Sequence[int], tokens_per_batch: int, most: int | None = None
+) -> Iterator[list[int]]:
     """Yields the indices of sequences in batches of similar length, within a number of tokens.
 
     A sequence that is longer is a batch by itself. The batches depend on nothing but the arguments.
+    They have `most` sequences, if it is given, or fewer.
 
     >>> list(batches([3, 8, 4], tokens_per_batch=12))
     [[0, 2], [1]]
@@ -32,7 +38,8 @@ def batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # In this order, the newest sequence is the longest of the batch.
-        if batch and (len(batch) + 1) * (lengths[index] + SPECIALS) > tokens_per_batch:
+        tokens = (len(batch) + 1) * (lengths[index] + SPECIALS)
+        if batch and (tokens > tokens_per_batch or len(batch) == most):
             yield batch
             batch = []
         batch.append(index)
@@ -83,6 +90,11 @@ class Embedder:
     compute_dtype: torch.dtype = torch.float32
     num_halved: int = 0
 
+    @cached_property
+    def room(self) -> Room:
+        """What fits into the memory in one pass."""
+        return Room(self.model)
+
     @torch.inference_mode()
     def vectors(
         self, sequences: Sequence[str], ranges: Sequence[Ranges] | None = None
@@ -100,14 +112,11 @@ class Embedder:
             parts = [slice(0, fits)] * (fits > 0)
             parts += [slice(place, place + 1) for place in range(fits, len(sequences))]
             return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
-        try:
-            return [*self._pooled(self._hidden(sequences), sequences, spans)]
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Outside of the handler, whose traceback keeps the tensors alive.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if len(sequences) == 1 and self.room.refusal(len(sequences[0])):
+            return [None]
+        found = unless_full(lambda: self._pooled(self._hidden(sequences), sequences, spans))
+        if found is not None:
+            return [*found]
         self.num_halved += 1
         if len(sequences) == 1:
             return [None]
@@ -173,6 +182,19 @@ class Embedder:
                 specials[layer].append(hidden_1LD[0, :1].cpu())
         means = {layer: torch.cat(rows).mean(0, keepdim=True) for layer, rows in specials.items()}
         return {layer: torch.cat([means[layer], *parts[layer]])[None] for layer in self.layers}
+
+
+def unless_full(compute: Callable[[], T]) -> T | None:
+    """Returns what is computed, or None if the memory of the device was full."""
+    try:
+        return compute()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Outside of the handler, whose traceback keeps the tensors alive.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -18,7 +18,10 @@ from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
+from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
+
+_TOKENS_PER_BATCH = 16_384
 
 
 @final
@@ -69,13 +72,11 @@ def resample(
         sampling: how a residue is drawn.
         sweeps: how often, and how many at a time.
         seed: seed of the random numbers.
-        batch_size: sequences at a time.
+        batch_size: sequences at a time, or fewer of long ones.
     """
     # As in `generate`: in float64, the batch does not change the draws.
     network = copy.deepcopy(network).double().eval()
-    order = sorted(range(len(starts)), key=lambda index: len(starts[index]))
-    for first in range(0, len(order), batch_size):
-        indices = order[first : first + batch_size]
+    for indices in batches([len(start) for start in starts], _TOKENS_PER_BATCH, batch_size):
         chains = [_Chain(VOCABULARY.encode(starts[n]), seed, n, sweeps) for n in indices]
         tokens_BL, mask_BL = collate([chain.start for chain in chains])
         tokens_BL = tokens_BL.to(network.embedding.weight.device)

@@ -3,13 +3,19 @@
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from protlm.model.pretrained import PretrainedModel
+from protlm.memory import free_memory, readable_size
+
+if TYPE_CHECKING:
+    from protlm.model.pretrained import PretrainedModel
 
 # Windows, tiles and buckets are not all in use at shorter lengths.
 _LONGEST = 2048
@@ -60,26 +66,56 @@ def _pointer(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def forward_bytes(model: PretrainedModel, lengths: Sequence[int]) -> list[int]:
-    """Estimates the memory of embedding one protein of each length, without the weights.
+@final
+@dataclass(frozen=True)
+class Room:
+    """Whether the computation of one protein fits into the free memory of the model's device.
 
-    The peaks of two short proteins are measured, and a third one if memory grows faster than in
-    proportion to the length.
-
-    Args:
+    Attributes:
         model: the model.
-        lengths: numbers of residues.
-
-    Returns:
-        Bytes for each length.
+        per_pair: bytes for each pair of residues, beside those of the model.
+        scale: times the memory of a forward pass in the type of the weights.
+        training: the activations of all layers are kept for the gradient.
+        short: a length that fits, since its estimate would take longer than its computation.
     """
-    longest = min(_LONGEST, model.max_residues or _LONGEST)
-    if longest == 1:
-        return [_peak(model, 1)] * len(lengths)
-    points = {n: _peak(model, n) for n in (longest // 2, longest)}
-    if longest >= 4 and points[longest] > _LINEAR * points[longest // 2]:
-        points[longest // 4] = _peak(model, longest // 4)
-    return [round(extrapolate(points, n)) for n in lengths]
+
+    model: "PretrainedModel"
+    per_pair: int = 0
+    scale: int = 1
+    training: bool = False
+    short: int = _LONGEST
+
+    def needs(self, length: int) -> int:
+        """Returns the bytes that a protein needs in one pass, without the weights."""
+        in_one_pass = min(length, self.model.max_residues or length)
+        forward = self.scale * extrapolate(self._points, in_one_pass)
+        return round(forward) + self.per_pair * length**2
+
+    def refusal(self, length: int) -> str | None:
+        """Returns why a protein is left out, with the needed and the free bytes, or None."""
+        if length <= self.short:
+            return None
+        needed, free = self.needs(length), free_memory(self.model.device)
+        if needed <= free:
+            return None
+        sizes = f"about {readable_size(needed)} of memory, and {readable_size(free)} are free"
+        return f"{length:,} residues need {sizes} on {self.model.device}"
+
+    def reason(self, length: int) -> str:
+        """Returns why a protein is left out that did not fit."""
+        does_not = f"{length:,} residues do not fit into the memory of the device"
+        return self.refusal(length) or does_not
+
+    @cached_property
+    def _points(self) -> dict[int, int]:
+        """The peaks of two short proteins, and of a third if they grow faster than the length."""
+        model, training = self.model, self.training
+        longest = min(_LONGEST, model.max_residues or _LONGEST)
+        lengths = {longest, max(longest // 2, 1)}
+        points = {n: _peak(model, n, training=training) for n in lengths}
+        if longest >= 4 and points[longest] > _LINEAR * points[longest // 2]:
+            points[longest // 4] = _peak(model, longest // 4, training=training)
+        return points
 
 
 def extrapolate(points: Mapping[int, int], length: int) -> float:
@@ -91,8 +127,9 @@ def extrapolate(points: Mapping[int, int], length: int) -> float:
     return value
 
 
-def _peak(model: PretrainedModel, length: int) -> int:
+def _peak(model: "PretrainedModel", length: int, *, training: bool = False) -> int:
     batch = model.tokenize([_RESIDUE * length])
-    with TensorMemory() as memory:
-        model(batch, [model.num_layers])
+    with TensorMemory() as memory, torch.set_grad_enabled(training):
+        layers = [model.num_layers]
+        model.network(batch.tokens_BL, batch.mask_BL, causal=model.causal, layers=layers)
     return memory.peak

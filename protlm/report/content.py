@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm import __version__, attention
-from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
@@ -109,7 +109,7 @@ def _contacts(
     """Returns the predicted contacts, and rows of a table of their precision."""
     if regression is None:
         return None
-    predicted_LL = regression.predict(head_features(model, protein.sequence))
+    predicted_LL = regression.predict_protein(model, protein.sequence)
     known_LL = protein.contacts
     return {
         "heads_used": regression.num_heads_used,

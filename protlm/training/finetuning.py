@@ -14,8 +14,10 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
 from protlm.training.labeled_batches import LabeledTokens, TokenRows
 
@@ -29,6 +31,7 @@ class FinetuneSettings:
         patience: epochs without a lower validation loss after which training stops.
         learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
         batch_size: proteins per step, of all devices.
+        tokens_per_batch: rows times length of a pass, at most; a larger batch takes several.
         seed: seed of order and dropout.
         device: `cpu` or `cuda`.
         devices: the number of devices, which divide each batch.
@@ -38,6 +41,7 @@ class FinetuneSettings:
     patience: int = 3
     learning_rate: float = 1e-4
     batch_size: int = 16
+    tokens_per_batch: int = 16_384
     seed: int = 0
     device: str = "cpu"
     devices: int = 1
@@ -94,12 +98,31 @@ class Finetuning(pl.LightningModule):
         return min(self.losses, key=lambda one: one[1]) is self.losses[0]
 
     def forward(self, batch: TokenRows) -> Tensor:
-        """Returns the outputs of the head, [labels, outputs]."""
-        tokens_BL, mask_BL, last = batch.tokens_BL, batch.mask_BL, self.network.num_layers
+        """Returns the outputs of the head, [labels, outputs].
+
+        The activations of a batch of several passes are computed again for the gradient, one pass
+        at a time.
+        """
+        tokens_BL, mask_BL, is_label_BL = batch.tokens_BL, batch.mask_BL, batch.is_label_BL
+        if tokens_BL.numel() <= self._settings.tokens_per_batch:
+            return self._outputs(tokens_BL, mask_BL, is_label_BL)
+        lengths = mask_BL.sum(1).tolist()
+        outputs, passes = [], list(batches(lengths, self._settings.tokens_per_batch))
+        for rows in passes:
+            given = (tokens_BL, mask_BL, is_label_BL)
+            cut = [None if x is None else x[rows, : lengths[rows[-1]]] for x in given]
+            outputs.append(checkpoint(self._outputs, *cut, use_reentrant=False))
+        counts = [1] * len(lengths) if is_label_BL is None else is_label_BL.sum(1).tolist()
+        labels = torch.arange(sum(counts)).split(counts)
+        order = torch.cat([labels[row] for rows in passes for row in rows])
+        return torch.cat(outputs)[order.argsort()]
+
+    def _outputs(self, tokens_BL: Tensor, mask_BL: Tensor, is_label_BL: Tensor | None) -> Tensor:
+        last = self.network.num_layers
         out = self.network(tokens_BL, mask_BL, causal=self._causal, layers=[last])
         hidden_BLD = out.hidden[last]
-        if batch.is_label_BL is not None:
-            return self.head(hidden_BLD[batch.is_label_BL])
+        if is_label_BL is not None:
+            return self.head(hidden_BLD[is_label_BL])
         is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
         sums_BD = (hidden_BLD * is_residue_BL[..., None]).sum(dim=1)
         return self.head(sums_BD / is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1))

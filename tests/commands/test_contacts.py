@@ -100,7 +100,7 @@ def test_long_structures_are_refused_before_and_counted_in_a_fit(
 def test_a_failure_leaves_no_figure(
     sources: list[Path], tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, done = command.head_features, []
+    work, done = command._predicted, []
 
     def fails(*given: Any) -> Any:
         done.append(given)
@@ -108,7 +108,7 @@ def test_a_failure_leaves_no_figure(
             raise KeyboardInterrupt
         return work(*given)
 
-    monkeypatch.setattr(command, "head_features", fails)
+    monkeypatch.setattr(command, "_predicted", fails)
     with pytest.raises(InterruptedJobError):
         contacts(sources, tiny_run, tmp_path / "c.h5", ContactOptions(figure=tmp_path / "c.png"))
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from protlm import memory
 from protlm.commands import doctor as doctor_module
 from protlm.commands import machine
 from protlm.commands.doctor import doctor
@@ -44,7 +45,7 @@ def test_what_would_fail_is_listed(
 ) -> None:
     learned = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
     run = train_tiny(workplace / "learned", *learned)
-    monkeypatch.setattr(machine, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     (workplace / "x.fasta").write_text(
         f">P1\nMKTA\n>P1\nMKTC\n>P2\nMK1A\n>P3\n{'M' * 600}\n>P4\nMKJA\n"
     )
@@ -61,7 +62,7 @@ def test_what_would_fail_is_listed(
         r"1 records of .*x\.fasta are rejected",
         "1 proteins are too long for the model and are skipped, for instance P3: 600 residues",
         "1 identifiers of .* are repeated; type --duplicates first",
-        "the longest protein, 4 residues, needs about 0.0 GB in one pass, and 0.0 GB are free",
+        r"the longest protein: 4 residues need about \S+ [kM]B of memory, and 1\.0 kB are free on",
     ):
         assert re.search(words, found), words
 
@@ -97,33 +98,33 @@ def test_the_limit_of_a_container_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2000 kB\n")
-    monkeypatch.setattr(machine, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "cgroup")
-    assert machine.available_memory() == 2_048_000
+    monkeypatch.setattr(memory, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "cgroup")
+    assert memory.available_memory() == 2_048_000
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("500\n")
-    assert machine.available_memory() == 2_048_000
+    assert memory.available_memory() == 2_048_000
     (tmp_path / "memory.max").write_text("1500\n")
-    assert machine.available_memory() == 1000
+    assert memory.available_memory() == 1000
     # The cache of files counts as used, but the kernel drops what was not used lately.
     (tmp_path / "memory.stat").write_text("anon 90\nactive_file 10\ninactive_file 400\n")
-    assert machine.available_memory() == 1400
+    assert memory.available_memory() == 1400
     (tmp_path / "memory.stat").write_text("anon 90\n")
-    assert machine.available_memory() == 1000
+    assert memory.available_memory() == 1000
     # The group of a job has a lower limit than those that contain it.
     own = tmp_path / "slurm" / "job_7"
     own.mkdir(parents=True)
     (own / "memory.max").write_text("900\n")
     (own / "memory.current").write_text("200\n")
-    assert machine.available_memory() == 1000
+    assert memory.available_memory() == 1000
     (tmp_path / "cgroup").write_text("1:name=x:/other\n0::/slurm/job_7/step_0\n")
-    assert machine.available_memory() == 700
+    assert memory.available_memory() == 700
     (own / "memory.max").write_text("max\n")
-    assert machine.available_memory() == 1000
-    monkeypatch.setattr(machine, "_MEMORY", tmp_path / "none")
+    assert memory.available_memory() == 1000
+    monkeypatch.setattr(memory, "_MEMORY", tmp_path / "none")
     (tmp_path / "memory.max").unlink()
-    assert machine.available_memory() is None
+    assert memory.available_memory() is None
 
 
 def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Command) -> None:

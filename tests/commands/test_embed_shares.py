@@ -280,7 +280,6 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
 ) -> None:
     fasta.write_text(fasta.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P30\nM\n>P31\nM\n")
     monkeypatch.setattr(estimate, "_LENGTHS", (16, 32, 64))
-    monkeypatch.setattr(estimate, "_ALONE", (32, 64))
     # The model needs some kilobytes for a residue.
     monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
     monkeypatch.setattr(estimate, "_restart_peak", lambda model: 0)
@@ -301,10 +300,6 @@ def test_the_estimates_grow_linearly_or_not_at_all() -> None:
     assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
     line = estimate._line(sizes, [1.128, 1.512, 3.048])
     assert np.polyval(line, 10_000) == pytest.approx(11)
-    lengths = np.array([10, 200, 2_000])
-    assert estimate.extrapolated([100, 200], [5, 10], lengths).tolist() == [10, 10, 100]
-    assert estimate.extrapolated([100, 200], [5, 18], lengths).tolist() == [18, 18, 1_800]
-    assert estimate.extrapolated([200], [7], lengths[:2]).tolist() == [7, 7]
 
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 import protlm
 from protlm.attention import names
 from protlm.model import memory
-from protlm.model.memory import TensorMemory, _peak, extrapolate, forward_bytes
+from protlm.model.memory import Room, TensorMemory, _peak, extrapolate
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
@@ -43,7 +43,7 @@ def test_long_proteins_are_extrapolated(mechanism: str) -> None:
     config = replace(found.description.model, num_heads=4, model_dim=128, feedforward_dim=344)
     network = build_network(config, {"name": mechanism}, seed=0)
     model = PretrainedModel(network, replace(found.description, model=config), rebuild=_never)
-    (estimated,) = forward_bytes(model, [4096])
+    estimated = Room(model).needs(4096)
     # Lengths are not multiples of the sizes of blocks.
     assert estimated == pytest.approx(_peak(model, 4096), rel=0.15)
 
@@ -55,8 +55,8 @@ def test_two_lengths_give_a_line_and_three_a_parabola() -> None:
 
 def test_a_square_of_the_length_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("softmax")
-    monkeypatch.setattr(memory, "_peak", lambda _, length: 7 * length**2 + 100 * length)
-    assert forward_bytes(model, [10, 5000]) == [1700, 175_500_000]
+    monkeypatch.setattr(memory, "_peak", lambda _, length, training: 7 * length**2 + 100 * length)
+    assert [Room(model).needs(length) for length in (10, 5000)] == [1700, 175_500_000]
 
 
 def test_models_with_few_positions_are_measured(
@@ -65,5 +65,5 @@ def test_models_with_few_positions_are_measured(
     settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
     model = protlm.load(train_tiny(tmp_path / "run", *settings))
     assert model.max_residues is not None
-    (found,) = forward_bytes(model, [model.max_residues])
+    found = Room(model).needs(model.max_residues)
     assert found == pytest.approx(_peak(model, model.max_residues), rel=0.05)

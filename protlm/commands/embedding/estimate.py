@@ -1,6 +1,5 @@
 """`protlm embed --dry-run`: what a command will need, measured on a few batches."""
 
-import os
 import shutil
 import time
 from collections.abc import Mapping, Set
@@ -12,18 +11,13 @@ import torch
 
 from protlm.commands.embedding.job import Job
 from protlm.data.vocabulary import STANDARD
+from protlm.memory import free_memory, readable_size
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import printable
 
-# Lengths of the random proteins in batches that are timed, and of those whose memory is measured.
-_LENGTHS, _ALONE = (128, 512, 1_024, 2_048), (2_048, 4_096)
-# Twice the length takes at most twice the memory if it grows linearly, up to four times if not.
-_SQUARE = 2.6
-_STATUS, _MEMORY, _RESET = (
-    Path("/proc/self/status"),
-    Path("/proc/meminfo"),
-    Path("/proc/self/clear_refs"),
-)
+# Lengths of the random proteins in batches that are timed.
+_LENGTHS = (128, 512, 1_024, 2_048)
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _LISTED = 10
 # A value per token that grows less, from the shortest to the longest, is noise.
 _GROWS = 1.5
@@ -76,28 +70,16 @@ def _measured(job: Job, finished: Mapping[int, Set[int]]) -> list[tuple[str, str
             tokens.append(len(batch.records) * (longest + 2))
             largest.append(longest if limit is None else min(longest, limit))
     total = float(np.sum(np.polyval(seconds, largest) * tokens))
-    alone = _capped(_ALONE, limit)
-    peaks = [_pass(job, ["A" * length])[1] for length in alone]
-    in_one_pass = job.plan.lengths if limit is None else np.minimum(job.plan.lengths, limit)
-    needs = np.maximum(extrapolated(alone, peaks, in_one_pass), peak)
+    room = job.embedder.room
+    distinct, places = np.unique(job.plan.lengths, return_inverse=True)
+    needs = [max(room.needs(length), peak) for length in distinct.tolist()]
     free = free_memory(job.model.device)
-    memory = f"about {readable_size(needs.max())} for the longest, {readable_size(free)} are free"
+    memory = f"about {readable_size(needs[-1])} for the longest, {readable_size(free)} are free"
     return [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
         ("memory", memory),
-        *_too_large(job, needs, free),
+        *_too_large(job, np.array(needs)[places], free),
     ]
-
-
-def extrapolated(sizes: list[int], peaks: list[int], lengths: np.ndarray) -> np.ndarray:
-    """Returns the memory of proteins of any length, from those of one or two lengths.
-
-    It grows as the length, or as its square if that is how it grows between the two; up to the
-    last of them it is constant, which is more than is needed.
-    """
-    is_square = len(peaks) > 1 and peaks[-1] > _SQUARE * peaks[-2]
-    growth = np.maximum(lengths / sizes[-1], 1.0) ** (2 if is_square else 1)
-    return peaks[-1] * growth
 
 
 def _too_large(job: Job, needs: np.ndarray, free: int) -> list[tuple[str, str]]:
@@ -166,27 +148,6 @@ def _peak(model: PretrainedModel) -> int:
     return _kilobytes(_STATUS, "VmHWM:") * 1_024
 
 
-def free_memory(device: torch.device) -> int:
-    """Returns the free memory of a device, or of the machine, in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if _MEMORY.exists():
-        return _kilobytes(_MEMORY, "MemAvailable:") * 1_024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _kilobytes(path: Path, name: str) -> int:
     lines = path.read_text().splitlines() if path.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
-
-
-def readable_size(num_bytes: float) -> str:
-    """Returns a number of bytes in the largest unit that it fills.
-
-    >>> readable_size(1_536)
-    '1.5 kB'
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:,.1f} {unit}"
-    return f"{num_bytes:.0f} bytes"

@@ -49,8 +49,10 @@ class Results:
         self._failed = self._verify()
         self.too_large: list[tuple[str, str]] = []
         if self._failed:
+            # The share that it did not fit into was perhaps computed on another device.
+            room = job.embedder.room
             self.too_large = [
-                (record.identifier, _reason(record))
+                (record.identifier, room.reason(len(record.sequence)))
                 for number, record in job.records()
                 if int(job.plan.first[number]) in self._failed
             ]
@@ -130,11 +132,6 @@ class Results:
                 "every --shard to its end, or type the command without --merge"
             )
         return failed
-
-
-def _reason(record: Record) -> str:
-    # The share that it did not fit into was perhaps computed on another device.
-    return f"{len(record.sequence):,} residues do not fit into the memory of the device"
 
 
 def end_to_end(block: list[Embedded], key: Key) -> np.ndarray:

@@ -1,0 +1,81 @@
+"""The memory that is free: of a GPU, or of this machine for this process."""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+_MEMORY, _OWN_SIZE = Path("/proc/meminfo"), Path("/proc/self/statm")
+_PAGE = resource.getpagesize()
+_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def available_memory() -> int | None:
+    """Returns the bytes that are available to this process, or None if the system hides them.
+
+    The limit of the shell (`ulimit -v`) is respected, and those of a container or a job if they are
+    those of cgroups, version 2: of this process's group and of all that contain it. Files in the
+    cache that were not used lately do not count as used, as in MemAvailable: the kernel drops them
+    when memory is needed.
+    """
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    for group in _cgroups():
+        try:
+            limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+            free = int(limit) - int(used) + _droppable(group)
+            found.append(min(max(free, 0), int(limit)))
+        except (OSError, ValueError):
+            # No such file, or "max": there is no limit.
+            pass
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and _OWN_SIZE.exists():
+        pages = int(_OWN_SIZE.read_text().split()[0])
+        found.append(max(limit - pages * _PAGE, 0))
+    return min(found) if found else None
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the free memory of a device, or what is available to this process, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    found = available_memory()
+    return os.sysconf("SC_AVPHYS_PAGES") * _PAGE if found is None else found
+
+
+def _droppable(group: Path) -> int:
+    """Returns the bytes of a cgroup's inactive file cache; 0 if it has no statistics."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+        return int(dict(line.split() for line in lines)["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
+def _cgroups() -> list[Path]:
+    """Returns the folders of this process's cgroup and of those that contain it, to the root."""
+    try:
+        lines = _OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        lines = []
+    own = next((line[3:] for line in lines if line.startswith("0::/")), "/")
+    # In a container, the path may be outside of what is mounted.
+    names = [name for name in own.split("/") if name not in ("", "..")]
+    return [_CGROUPS.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
+
+
+def readable_size(num_bytes: float) -> str:
+    """Returns a number of bytes in the largest unit that it fills.
+
+    >>> readable_size(1_536)
+    '1.5 kB'
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"
