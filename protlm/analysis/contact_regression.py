@@ -100,7 +100,7 @@ def _each_head(
             end = start + block_HML.shape[1]
             maps_HLL[:, start:end] = block_HML.float().cpu().numpy()
             start = end
-        for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]):
+        for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]).tolist():
             yield (layer - 1) * heads + head, features(maps_HLL[head])[0]
 
 

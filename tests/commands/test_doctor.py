@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,12 @@ def test_the_limit_of_a_container_is_respected(
     assert memory.available_memory() == 700
     (own / "memory.max").write_text("max\n")
     assert memory.available_memory() == 1000
+    # The limit of the shell counts what the process has mapped already.
+    (tmp_path / "statm").write_text("3 2 1 1 0 1 0\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "_OWN_SIZE", tmp_path / "statm")
+        patch.setattr(resource, "getrlimit", lambda _: (3 * memory._PAGE + 800, -1))
+        assert memory.available_memory() == 800
     monkeypatch.setattr(memory, "_MEMORY", tmp_path / "none")
     (tmp_path / "memory.max").unlink()
     assert memory.available_memory() is None

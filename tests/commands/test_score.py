@@ -305,7 +305,9 @@ def test_assays_without_a_correlation_are_counted(
     assert report["average_spearman"]["masked-marginals"]["mean of types"] == found
     settings = replace(settings, json=workplace / "only.json")
     score_variants([workplace / "B_2021.csv"], tiny_run, workplace / "only.csv", settings)
-    assert words in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr()
+    assert words in " ".join(printed.out.split())
+    assert f"{workplace / 'only.csv'} is complete\n" in printed.err
     report = json.loads((workplace / "only.json").read_text())
     assert report["average_spearman"] == {"masked-marginals": {}}
 
