@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.structures import read_structure, structure_files
 from protlm.commands import contacts as command
 from protlm.commands.contacts import ContactOptions, contacts
@@ -133,3 +134,30 @@ def test_an_identifier_in_two_files_is_refused(
     again.write_text(sources[2].read_text())
     with pytest.raises(InputDataError, match=r"again\.fasta: the identifier P1 is also in "):
         contacts([sources[2], again], tiny_run, tmp_path / "c.h5", ContactOptions())
+
+
+def test_a_full_memory_loses_one_protein(
+    sources: list[Path],
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    predict, (structure, *_) = ContactRegression.predict_protein, sources
+    lengths = len(SEQUENCE), len(read_structure(structure))
+
+    def or_fail(self: ContactRegression, model: PretrainedModel, sequence: str) -> Any:
+        if len(sequence) in lengths:
+            raise MemoryError
+        return predict(self, model, sequence)
+
+    monkeypatch.setattr(ContactRegression, "predict_protein", or_fail)
+    contacts(sources, tiny_run, tmp_path / "c.h5", ContactOptions())
+    name = structure.name.split(".")[0]
+    with h5py.File(tmp_path / "c.h5") as file:
+        assert list(file) == [sources[1].name.split(".")[0]]
+        skipped = [row["identifier"].decode() for row in np.asarray(file.attrs["skipped"])]
+    assert skipped == [name, "P1"]
+    said = capsys.readouterr().err
+    for one, length in zip(skipped, lengths[::-1], strict=True):
+        assert f"skipped {one}: {length:,} residues do not fit into the memory" in said
