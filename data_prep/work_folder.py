@@ -14,7 +14,7 @@ from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.lock import LOCK
-from protlm.paths import OUTPUT_FAULTS, check_output, explain_os_error, finish, fsync
+from protlm.paths import OUTPUT_FAULTS, beside, check_output, explain_os_error, finish, fsync
 from protlm.terminal import printable
 
 from .journal import Journal, read_checked, write_checked
@@ -204,7 +204,7 @@ def work_folder(
 
 
 def _beside(out: Path) -> Path:
-    return out.with_name(f"{out.name}.partial")
+    return beside(out, ".partial")
 
 
 def _refuse_foreign(path: Path) -> None:

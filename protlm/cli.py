@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,8 +20,9 @@ from protlm.cli_prepare import prepare
 from protlm.cli_use import embed, generate, score
 from protlm.cli_values import model_or_default
 from protlm.data_prep import interruption
-from protlm.errors import ExitCode, UserError, exit_with_message
+from protlm.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.options import (
+    RANGES,
     Device,
     Model,
 )
@@ -45,6 +47,7 @@ _SEVERAL = {
     "--estimator": "(wt|masked|mutant)-marginals|pseudo-log-likelihood|causal-likelihood",
     "--ood-families": r"PF\d+(,PF\d+)*,?",
 }
+_MAY_BE_EMPTY = ("--prefix", "--label")
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -137,10 +140,14 @@ def _run(arguments: list[str]) -> None:
     """Parses the arguments and runs the command; raises usage errors as `UserError`."""
     if arguments in ([], ["data"], ["checkpoint"]):
         arguments = [*arguments, "--help"]
+    _check_values(arguments)
     try:
         code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)
     except TyperException as error:
         message = " ".join(error.format_message().split()).rstrip(".")
+        if found := re.search("path '(.*)' is not readable", message):
+            kind = OutputError if "'--out" in message else InputDataError
+            raise kind(f"{found[1]} cannot be read: no permission") from None
         known = arguments[:1] if arguments[0] in _command_names() else []
         raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
     except SystemExit as end:
@@ -153,6 +160,28 @@ def _run(arguments: list[str]) -> None:
         raise KeyboardInterrupt
     if code:
         sys.exit(code)
+
+
+def _check_values(arguments: list[str]) -> None:
+    """Refuses empty arguments, which would be read as the current folder, and numbers.
+
+    Raises:
+        UserError: an argument is empty, or a number is out of its range.
+    """
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=")
+        if argument and not (equals and flag.startswith("--")):
+            flag, value = before, argument
+        elif not value and (flag or before) not in _MAY_BE_EMPTY:
+            where = (
+                f"the value of {flag or before}" if (flag or before)[:1] == "-" else "an argument"
+            )
+            raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
+        if flag in RANGES:
+            with suppress(ValueError):
+                number = float(value)
+                if number not in (allowed := RANGES[flag]):
+                    raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
 
 
 def _command_names() -> set[str]:

@@ -2,6 +2,8 @@
 
 import difflib
 import errno
+import os
+import re
 import sys
 import traceback
 import warnings
@@ -64,6 +66,50 @@ class InterruptedJobError(UserError):
     """Ctrl-C or SIGTERM during a command that says how to continue."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+# What allocators and loaders say; not all raise MemoryError.
+_FULL_MEMORY = r"(?i)(can't|cannot|failed to|unable to) (allocate|map) |out of memory|enough memory"
+_NO_PROCESS = os.strerror(errno.EAGAIN)
+_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def of_the_system(error: Exception) -> UserError | None:
+    """Returns the sentence of a limit or a fault of the system, None for any other error.
+
+    It is the last guard: where a file is read or written, a better sentence can be said.
+    """
+    text = str(error).split("\n", 1)[0][:200]
+    if isinstance(error, MemoryError) or re.search(_FULL_MEMORY, text):
+        return UserError(
+            f"the memory is full or limited ({text or 'MemoryError'}): use smaller batches, "
+            "shorter sequences or a smaller model, or allow more memory (ulimit -v)"
+        )
+    if "start new thread" in text or (isinstance(error, OSError) and text.endswith(_NO_PROCESS)):
+        return UserError(f"{text}: allow more processes and threads (ulimit -u)")
+    if isinstance(error, RecursionError):
+        return InputDataError("an input is nested too deep to be read")
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        letters = f"{error.encoding} has no {error.object[error.start : error.end][:9]!r}"
+        return OutputError(f"the encoding {letters}; type: export PYTHONIOENCODING=utf-8")
+    return _of_a_file(error) if isinstance(error, OSError) else None
+
+
+def _of_a_file(error: OSError) -> UserError | None:
+    # Errors of files contain their names.
+    name, reason = error.filename, error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UserError(f"{reason}: allow more open files (ulimit -n)")
+    if error.errno in _FULL_DISK:
+        return OutputError(f"{name or 'standard output'}: no space left; free some")
+    if error.errno == errno.ENOENT and name is None and "temporary" in reason:
+        return OutputError(f"{reason}; set TMPDIR to a folder that can be written to")
+    if error.errno == errno.ENOENT and name is None and reason == os.strerror(errno.ENOENT):
+        return UserError("the current folder was removed; change to another: cd FOLDER")
+    # A file that is missing may be protlm's own.
+    if name is not None and error.errno not in (None, errno.ENOENT):
+        return InputDataError(f"{name} cannot be used: {reason}")
+    return None
 
 
 @contextmanager
@@ -162,12 +208,15 @@ def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
     except ReaderGoneError:
         _discard_output()
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            # Errors of files contain their names: this one is of standard output.
-            _discard_output()
-            _say("standard output: no space left; free some or redirect to another disk")
-            return ExitCode.OUTPUT
-        traceback.print_exc()
+        known = of_the_system(error)
+        if debug or known is None:
+            traceback.print_exc()
+        if known is not None:
+            if isinstance(error, OSError) and error.filename is None:
+                # It may be of standard output, and what is left of that would fail again.
+                _discard_output()
+            _say(str(known))
+            return known.exit_code
         _say(f"internal error, please report it: {type(error).__name__}: {error}")
         return ExitCode.INTERNAL
     return ExitCode.OK

@@ -5,6 +5,19 @@ from typing import Annotated
 
 import typer
 
+from protlm.config.fields import above, at_least
+
+# The numbers that options allow, in all commands that have them.
+RANGES = {
+    **dict.fromkeys(["--seed", "--min-count"], at_least(0)),
+    **dict.fromkeys(["--toks-per-batch", "--batch-size", "--shard-residues"], at_least(1)),
+    **dict.fromkeys(["--max-length", "--top-k", "--sweeps", "--epochs", "--patience"], at_least(1)),
+    "--lora": at_least(1),
+    "--learning-rate": above(0),
+    "--number": at_least(1, at_most=10**8),
+    "--processes": at_least(1, at_most=10_000),
+    "--first-residue": at_least(-(10**9), at_most=10**9),
+}
 Model = Annotated[
     Path | None,
     typer.Option(

@@ -20,7 +20,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
 _EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 # A file name has at most 255 bytes, and a temporary name is longer than the final one.
-_LONGEST_STEM = 120
+_LONGEST_NAME, _LONGEST_STEM = 255, 120
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -130,6 +130,19 @@ def _refuse_dangling_link(link: Path, output: Path) -> None:
             f"{output} cannot be written: {link} is a link to {link.readlink()}, which does not "
             "exist; remove the link or choose another name"
         )
+
+
+def beside(output: Path, suffix: str) -> Path:
+    """Returns the path of what is kept beside an output: its name and a suffix.
+
+    Raises:
+        OutputError: no file can have so long a name.
+    """
+    name = f"{output.name}{suffix}"
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        most = _LONGEST_NAME - len(suffix)
+        raise OutputError(f"{output}: a name has at most {most} bytes, as NAME{suffix} is needed")
+    return output.with_name(name)
 
 
 def _already_there(path: Path) -> OutputError:

@@ -36,7 +36,7 @@ from protlm.commands.outputs import check_suffix
 from protlm.errors import InputDataError, OutputError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.memory import readable_size
-from protlm.paths import check_output, explain_os_error
+from protlm.paths import beside, check_output, explain_os_error
 from protlm.terminal import printable
 
 # What runs tasks as jobs: it gets a folder for what they print, and the tasks.
@@ -77,6 +77,7 @@ def embed(
     otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
+    unfinished = partial_folder(output)
     check_processes(fasta, options, with_jobs=run_jobs is not None)
     if run_jobs is not None:
         make = _local_tasks if jobs_are_local else _tasks
@@ -84,8 +85,7 @@ def embed(
         # The machine that submits jobs need not have their devices.
         options = replace(options, processes=1, merge=True, device="cpu")
     with interrupt_explained(
-        f"the same command continues after the last batch that is finished in "
-        f"{partial_folder(output)}"
+        f"the same command continues after the last batch that is finished in {unfinished}"
     ):
         model = load_model(model_path, device=options.device)
         job = Job(fasta, Named.of(model, model_path), options)
@@ -160,7 +160,7 @@ def _compute_in_jobs(output: Path, tasks: Sequence[_Task], run_jobs: RunJobs) ->
 
 def _job_folder(output: Path) -> Path:
     """Returns the folder of what jobs print."""
-    return output.with_name(f"{output.name}.jobs")
+    return beside(output, ".jobs")
 
 
 def _estimate(job: Job, output: Path) -> None:

@@ -97,6 +97,8 @@ def finetune_labels(
     model = load_model(model_path, device=device if is_first_rank() else "cpu")
     if options.rank is not None:
         lora.check_targets(model.network, options.targets)
+        if options.rank > (width := model.description.model.model_dim):
+            raise UserError(f"--lora {options.rank} must be at most {width}, the model's width")
     room = Room(model, training=True)
     if options.training.devices > 1:
         # All ranks have to train on the same proteins, whatever memory each has.

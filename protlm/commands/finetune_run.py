@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -12,7 +13,7 @@ import torch
 from protlm import __version__
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets
-from protlm.errors import OutputError, UserError
+from protlm.errors import InputDataError, OutputError, UserError
 from protlm.lock import FolderLock
 from protlm.paths import complete_file
 
@@ -46,7 +47,8 @@ def refuse_complete(output: Path) -> None:
     Raises:
         OutputError: it has a merged model.
     """
-    if (output / MERGED).exists():
+    # Unlike that of Path, this is false in a folder that cannot be read.
+    if os.path.exists(output / MERGED):  # noqa: PTH110
         raise OutputError(f"{output} is complete: remove it or choose another name")
 
 
@@ -74,6 +76,7 @@ def check_same_run(output: Path, settings: dict[str, Any]) -> None:
 
     Raises:
         UserError: the run in the folder has other settings.
+        InputDataError: the settings of the run are damaged.
         OutputError: the run is complete, or the folder cannot be written.
     """
     refuse_complete(output)
@@ -83,7 +86,10 @@ def check_same_run(output: Path, settings: dict[str, Any]) -> None:
         with complete_file(path) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
         return
-    before: dict[str, Any] = json.loads(path.read_text())
+    try:
+        before: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise InputDataError(f"{path} is damaged: remove {output} and train again") from error
     for key, value in content.items():
         if before.get(key) != value:
             typed = _TYPED.get(key, f"--{key.replace('_', '-')}")

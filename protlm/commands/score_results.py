@@ -63,7 +63,9 @@ def check_table_output(output: Path) -> None:
 
     Raises:
         UserError: the suffix is neither .csv nor .tsv.
+        OutputError: it exists, or cannot be written.
     """
+    check_output(output)
     if not is_table(output):
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
 

@@ -18,6 +18,9 @@ _TYPE_NAMES: dict[type, str] = {
     type(None): "null",
 }
 
+# Where integers of 64 bits end; no setting is as large.
+_LARGEST = 2**63
+
 
 @dataclass(frozen=True)
 class Range:
@@ -31,7 +34,11 @@ class Range:
     allows: Callable[[float], bool]
 
     def __contains__(self, value: float) -> bool:
-        return self.allows(value)
+        return abs(value) < _LARGEST and self.allows(value)
+
+    def expected(self, value: float) -> str:
+        """Returns what a value that is not in the range should be."""
+        return "below 2^63" if abs(value) >= _LARGEST else self.text
 
     def __str__(self) -> str:
         return self.text
@@ -74,7 +81,8 @@ class Checked:
         for one in fields(self):  # pyright: ignore[reportArgumentType]
             allowed, value = one.metadata.get("allowed"), getattr(self, one.name)
             if allowed is not None and value is not None and value not in allowed:
-                raise UserError(f"{self._section}{one.name}={value} must be {allowed}")
+                name, expected = f"{self._section}{one.name}", allowed.expected(value)
+                raise UserError(f"{name}={value} must be {expected}")
 
 
 def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:

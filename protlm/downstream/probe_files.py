@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from protlm.checkpoints.checksums import damaged_files, write_sums
 from protlm.downstream.linear import LinearModel
 from protlm.downstream.tasks import Task
@@ -42,11 +44,18 @@ class Probe:
 
         Raises:
             UserError: the weights differ.
+            InputDataError: the model has no such layer, or another width.
         """
         if model.hash != self.model_hash:
             raise UserError(
                 f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
                 f"one has {model.hash[:12]}; give the same model: -m MODEL"
+            )
+        width = model.description.model.model_dim
+        if not 0 <= self.layer <= model.num_layers or self.fitted.weights.shape[0] != width:
+            raise InputDataError(
+                "the probe is damaged: its layer or its width is none of its model, which has the "
+                f"layers 0 to {model.num_layers} and {width} features"
             )
 
 
@@ -86,6 +95,10 @@ def read_probe(folder: Path) -> Probe:
     try:
         content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         arrays = load_file(folder / WEIGHTS)
+        if content["format"] != _FORMAT or any(
+            one.dtype != np.float64 or not np.isfinite(one).all() for one in arrays.values()
+        ):
+            raise ValueError("another format, or weights that are not finite float64")
         fitted = LinearModel(arrays["weights"], arrays["bias"])
         found = Probe(
             Task(content["task"]),

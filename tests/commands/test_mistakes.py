@@ -17,6 +17,57 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         2,
         ["--lora-targets query is of adapters; type --lora RANK too"],
     ),
+    **{
+        f"{arguments[0]} {flag} {value[:12]}": (
+            [*arguments, flag, value],
+            2,
+            [flag, value[:12], range],
+        )
+        for arguments, flag, value, range in (
+            (["probe", "x.tsv", "-o", "o"], "--seed", "-1", "at least 0"),
+            (["probe", "x.tsv", "-o", "o"], "--seed", str(2**64), "below 2^63"),
+            (["finetune", "x.tsv", "-o", "o"], "--seed", str(2**63), "below 2^63"),
+            (["finetune", "x.tsv", "-o", "o"], "--lora", str(10**30), "below 2^63"),
+            (["finetune", "x.tsv", "-o", "o"], "--learning-rate", "inf", "below 2^63"),
+            (["finetune", "x.tsv", "-o", "o"], "--learning-rate", "nan", "above 0"),
+            (["probe", "x.tsv", "-o", "o"], "--min-count", "-1", "at least 0"),
+            (["generate", "-m", "run", "-o", "o"], "--number", str(10**30), "100000000"),
+            (["generate", "-m", "run", "-o", "o"], "--batch-size", str(10**30), "below 2^63"),
+            (["generate", "-m", "run", "-o", "o"], "--top-k", "-3", "at least 1"),
+            (["embed", "x.fasta", "-o", "o.h5"], "--toks-per-batch", "0", "at least 1"),
+            (["embed", "x.fasta", "-o", "o.h5"], "--processes", str(10**9), "10000"),
+            (["embed", "x.fasta", "-o", "o.h5"], "--shard", "9" * 5000, "I/N"),
+            (["score", "x.csv", "-o", "o.csv"], "--first-residue", str(10**30), "1000000000"),
+        )
+    },
+    **{
+        f"an empty {word}": (arguments, 2, [f"the value of {word} is empty"])
+        for word, arguments in {
+            "-m": ["embed", "x.fasta", "-m", "", "-o", "o.h5"],
+            "-o": ["prepare", "x.fasta", "--out", "data", "-o", ""],
+            "--output": ["embed", "x.fasta", "--output="],
+        }.items()
+    },
+    "a negative seed": (["train", "seed=-1", "run_dir=o"], 2, ["seed=-1 must be at least 0"]),
+    "a long seed": (["train", f"seed={2**64}", "run_dir=o"], 2, ["must be below 2^63"]),
+    "an infinite rate": (
+        ["train", "optimizer.learning_rate=inf", "run_dir=o"],
+        2,
+        ["optimizer.learning_rate=inf must be below 2^63"],
+    ),
+    "an empty source": (["prepare", "", "--out", "o"], 2, ["an argument is empty"]),
+    "a name without room": (
+        ["embed", "x.fasta", "-m", "run", "-o", f"{'n' * 246}.h5"],
+        4,
+        ["at most 247 bytes", "NAME.partial"],
+    ),
+    "a name in two bytes a letter": (["prepare", "x.fasta", "--out", "é" * 124], 4, ["247 bytes"]),
+    "a scan onto the folder": (
+        ["score", "x.fasta", "--scan", "-m", "run", "-o", "."],
+        4,
+        ["exists"],
+    ),
+    "predictions onto the folder": (["predict", "x.fasta", "-p", "run", "-o", "."], 4, ["exists"]),
     "unknown command": (["embedd"], 2, ["embedd", "--help"]),
     "missing option": (["embed", "x.fasta"], 2, ["--output"]),
     "wrong choice": (

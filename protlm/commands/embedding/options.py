@@ -59,7 +59,8 @@ class Share:
         Share(number=2, count=8)
         """
         number, _, count = text.partition("/")
-        if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        numbers = number.isdecimal() and count.isdecimal() and len(text) < 20
+        if numbers and 1 <= int(number) <= int(count):
             return cls(int(number), int(count))
         raise UserError(f"--shard {text} is not I/N with I from 1 to N; type for instance 1/4")
 

@@ -21,7 +21,7 @@ from protlm.commands.embedding.options import Share
 from protlm.commands.embedding.plan import DIGEST_BYTES, Batch, Plan
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.lock import FolderLock
-from protlm.paths import OUTPUT_FAULTS, explain_os_error, fsync
+from protlm.paths import OUTPUT_FAULTS, beside, explain_os_error, fsync
 from protlm.terminal import printable
 
 _PLAN = "plan.json"
@@ -120,7 +120,7 @@ class Parts:
 
 def partial_folder(output: Path) -> Path:
     """Returns the folder of the unfinished results of an output."""
-    return output.with_name(f"{output.name}.partial")
+    return beside(output, ".partial")
 
 
 def _folder_name(share: Share) -> str:

@@ -14,8 +14,10 @@ from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import opened
 from protlm.commands.inputs import STANDARD_INPUT
-from protlm.errors import LostRankError, UserError
+from protlm.errors import LostRankError, UserError, of_the_system
 from protlm.loading import load_model, pick_device
+
+_MOST_PROCESSES = 256
 
 
 def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
@@ -25,6 +27,8 @@ def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> N
         UserError: says what to type.
     """
     flag = "--executor" if with_jobs else "--processes"
+    if options.processes > _MOST_PROCESSES and not with_jobs:
+        raise UserError(f"--processes {options.processes} must be at most {_MOST_PROCESSES}")
     if (options.processes > 1 or with_jobs) and fasta == STANDARD_INPUT:
         raise UserError(f"{flag} reads the sequences several times: write them to a file first")
     if with_jobs and (options.share or options.merge or options.dry_run):
@@ -118,7 +122,10 @@ def _share(
         job = Job(fasta, Named.of(model, model_path), options)
         with opened(output, job.plan, job.fingerprint(), share, quiet=True) as parts:
             connection.send(compute(job, parts, share, quiet=share.number > 1))
-    except Exception as error:  # the process that started this one reports it
-        connection.send(error)
     except KeyboardInterrupt:
         pass
+    except Exception as error:
+        known = error if isinstance(error, UserError) else of_the_system(error)
+        if known is None:
+            raise
+        connection.send(known)
