@@ -240,7 +240,11 @@ class _WorkerPool(Generic[Item, Result]):
             except Exception as error:
                 failure = _picklable(error)
                 failure.add_note(f"In a worker process:\n{traceback.format_exc()}")
-                buffer.put(_Failure(failure))
+                try:
+                    buffer.put(_Failure(failure))
+                except Exception:
+                    # No memory or disk for it: the process that waits says that this one died.
+                    os._exit(ExitCode.INTERNAL)
             os.write(self._ended, number)
 
 

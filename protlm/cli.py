@@ -140,6 +140,8 @@ def _run(arguments: list[str]) -> None:
     """Parses the arguments and runs the command; raises usage errors as `UserError`."""
     if arguments in ([], ["data"], ["checkpoint"]):
         arguments = [*arguments, "--help"]
+    # Raises an error if it was removed, where torch would end the process.
+    Path.cwd()
     _check_values(arguments)
     try:
         code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +395,17 @@ def test_processes_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     devices = [share_processes.device_of("auto", number) for number in (1, 2, 3)]
     assert devices == ["cuda:0", "cuda:1", "cuda:0"]
     assert share_processes.device_of("cuda:1", 1) == "cuda:1"
+
+
+def test_a_share_without_memory_answers_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(path: Path, *, device: str) -> PretrainedModel:
+        raise MemoryError
+
+    monkeypatch.setattr(share_processes, "load_model", load)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    ours, theirs = Pipe(duplex=False)
+    share_processes._share(theirs, 1, (tmp_path, tmp_path, tmp_path, EmbedOptions()))
+    with pytest.raises(UserError, match="the memory is full or limited"):
+        share_processes._answer(ours)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 import protlm
 from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.commands.finetune import FinetuneOptions, finetune_labels
-from protlm.commands.finetune_run import FinetuneLock
+from protlm.commands.finetune_run import FinetuneLock, check_same_run
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
-from protlm.errors import OutputError, UserError
+from protlm.errors import InputDataError, OutputError, UserError
 from protlm.training.callbacks.keep_best import KeepBest
 from protlm.training.finetuning import FinetuneSettings
 
@@ -315,6 +315,7 @@ def test_the_start_is_the_result_if_no_epoch_is_better(
         (FinetuneOptions(replace(SETTINGS, epochs=0)), "--epochs 0 must be at least 1"),
         (FinetuneOptions(replace(SETTINGS, learning_rate=0.0)), "--learning-rate 0.0 must be"),
         (FinetuneOptions(SETTINGS, rank=0), "--lora 0 must be at least 1"),
+        (FinetuneOptions(SETTINGS, rank=10**9), "--lora 1000000000 must be at most 64"),
         (FinetuneOptions(replace(SETTINGS, devices=9999)), "--devices 9999: this machine has"),
         (
             FinetuneOptions(replace(SETTINGS, devices=2, batch_size=1)),
@@ -328,3 +329,11 @@ def test_mistakes_are_explained(
     with pytest.raises(UserError, match=words):
         finetune_labels(labels, tiny_run, tmp_path / "x", options, LabelOptions())
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "3", "null", "[1]", "[" * 10**5, "\udcff"])
+def test_damaged_settings_of_a_run_are_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "finetune.json"
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(InputDataError, match=rf"{path} is damaged: remove {tmp_path} and train"):
+        check_same_run(tmp_path, {"rank": 1})

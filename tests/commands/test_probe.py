@@ -3,20 +3,24 @@
 import csv
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import protlm
+from protlm.checkpoints.checksums import write_sums
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
 from protlm.downstream.features import embeddings
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probe_files import read_probe
+from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.errors import InputDataError, OutputError, UserError
@@ -25,6 +29,19 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "learn.md"
 OPTIONS = ProbeOptions(layers=(0, 1))
+
+
+# What is changed in the files of a probe, whose sums are right, and what the sentence says.
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    *(({"json": {"layer": layer}}, "its layer or its width") for layer in (99, -5, 1e308)),
+    ({"json": {"layer": "x"}}, "is not a probe"),
+    ({"json": {"layer": None}}, "is not a probe"),
+    ({"json": {"classes": ["a", "b", "c"]}}, "does not have 3 outputs"),
+    ({"json": {"format": 99}}, "another format"),
+    ({"array": lambda one: one[:5].copy()}, "its layer or its width"),
+    ({"array": lambda one: one * np.nan}, "not finite"),
+    ({"array": lambda one: one.astype(np.int64)}, "float64"),
+]
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -154,6 +171,17 @@ def test_another_model_and_damaged_probes_are_refused(
         predict(fasta, tmp_path / "p", other, tmp_path / "x.tsv")
     with pytest.raises(UserError, match=r"type: -o .*x\.tsv"):
         predict(fasta, tmp_path / "p", tiny_run, tmp_path / "x.h5")
+    for number, (changes, words) in enumerate(DAMAGED):
+        folder = shutil.copytree(tmp_path / "p", tmp_path / str(number))
+        content = json.loads((folder / DESCRIPTION).read_text())
+        (folder / DESCRIPTION).write_text(json.dumps({**content, **changes.get("json", {})}))
+        arrays = load_file(folder / WEIGHTS)
+        save_file(
+            {n: changes.get("array", lambda one: one)(arrays[n]) for n in arrays}, folder / WEIGHTS
+        )
+        write_sums(folder)
+        with pytest.raises(InputDataError, match=words):
+            predict(fasta, folder, tiny_run, tmp_path / "x.tsv")
     assert not (tmp_path / "x.tsv").exists()
 
 
