@@ -15,7 +15,7 @@ RANGES = {
     "--lora": at_least(1),
     "--learning-rate": above(0),
     "--number": at_least(1, at_most=10**8),
-    "--processes": at_least(1, at_most=10_000),
+    "--processes": at_least(1, at_most=1_000),
     "--first-residue": at_least(-(10**9), at_most=10**9),
 }
 Model = Annotated[

@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
             (["generate", "-m", "run", "-o", "o"], "--batch-size", str(10**30), "below 2^63"),
             (["generate", "-m", "run", "-o", "o"], "--top-k", "-3", "at least 1"),
             (["embed", "x.fasta", "-o", "o.h5"], "--toks-per-batch", "0", "at least 1"),
-            (["embed", "x.fasta", "-o", "o.h5"], "--processes", str(10**9), "10000"),
+            (["embed", "x.fasta", "-o", "o.h5"], "--processes", str(10**9), "1000"),
             (["embed", "x.fasta", "-o", "o.h5"], "--shard", "9" * 5000, "I/N"),
             (["score", "x.csv", "-o", "o.csv"], "--first-residue", str(10**30), "1000000000"),
         )

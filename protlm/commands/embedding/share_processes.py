@@ -17,8 +17,6 @@ from protlm.commands.inputs import STANDARD_INPUT
 from protlm.errors import LostRankError, UserError, of_the_system
 from protlm.loading import load_model, pick_device
 
-_MOST_PROCESSES = 256
-
 
 def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
     """Refuses several processes, or jobs, that would read standard input or have one share.
@@ -27,8 +25,6 @@ def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> N
         UserError: says what to type.
     """
     flag = "--executor" if with_jobs else "--processes"
-    if options.processes > _MOST_PROCESSES and not with_jobs:
-        raise UserError(f"--processes {options.processes} must be at most {_MOST_PROCESSES}")
     if (options.processes > 1 or with_jobs) and fasta == STANDARD_INPUT:
         raise UserError(f"{flag} reads the sequences several times: write them to a file first")
     if with_jobs and (options.share or options.merge or options.dry_run):
@@ -67,6 +63,9 @@ def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: E
         for process in running.values():
             process.terminate()
         for process in running.values():
+            process.join(_SECONDS_TO_END)
+            # A process that ran out of memory while it started may not react.
+            process.kill()
             process.join()
     return halved
 
