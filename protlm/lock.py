@@ -41,12 +41,13 @@ class LockOwner:
     @classmethod
     def this_process(cls) -> "LockOwner":
         """Returns this process as an owner."""
+        count = os.environ.get("SLURM_RESTART_COUNT", "")
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
             since=datetime.now().astimezone().isoformat(timespec="seconds"),
             job=_slurm_job(),
-            restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+            restart=int(count) if count.isdecimal() else 0,
         )
 
     def was_requeued_as(self, other: "LockOwner") -> bool:

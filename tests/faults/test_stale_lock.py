@@ -317,3 +317,8 @@ def test_a_process_that_lost_its_lock_publishes_nothing(tmp_path):
         (work.path / LOCK).write_text(json.dumps(other))
     assert not out.exists()
     assert json.loads((tmp_path / "data.partial" / LOCK).read_text()) == other
+
+
+def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
+    assert lock.LockOwner.this_process().restart == 0
