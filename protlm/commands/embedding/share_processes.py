@@ -17,6 +17,8 @@ from protlm.commands.inputs import STANDARD_INPUT
 from protlm.errors import LostRankError, UserError, of_the_system
 from protlm.loading import load_model, pick_device
 
+_SECONDS_TO_END = 10.0
+
 
 def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
     """Refuses several processes, or jobs, that would read standard input or have one share.
