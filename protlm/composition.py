@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
 from protlm.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.paths import conf_dir, in_home
+from protlm.paths import conf_dir, existing_file, in_home
 
 _FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
@@ -318,7 +318,7 @@ def read_run_config(path: Path) -> dict[Any, Any]:
 
 
 def _load(path: Path) -> Any:
-    with path.open("rb") as file:
+    with existing_file(path, "the config of a run").open("rb") as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise ValueError(f"it has more than {_LARGEST:,} bytes")

@@ -204,7 +204,7 @@ def _who(owner: LockOwner | None) -> str:
 
 def _read(path: Path) -> LockOwner | None:
     """Returns the owner that a lock file names; None if the file is damaged or missing."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         names = [field.name for field in fields(LockOwner)]
         return LockOwner(**{name: found[name] for name in names if name in found})

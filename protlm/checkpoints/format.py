@@ -21,6 +21,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.shipped import find_model, similar_model
 from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
+from protlm.json_file import read_json
 from protlm.paths import complete_file, complete_folder
 
 WEIGHTS = "model.safetensors"
@@ -247,8 +248,8 @@ def _read_exported(directory: Path) -> Checkpoint:
 
     for name in damaged_files(directory, required=(CONFIG, WEIGHTS)):
         raise InputDataError(f"{directory / name} is damaged or missing: export the model again")
+    description = read_json(directory / CONFIG, "the description of a model")
     try:
-        description = json.loads((directory / CONFIG).read_text())
         weights = load_file(directory / WEIGHTS)
     except Exception as error:
         raise InputDataError(f"{directory} is not a model: {_first_line(error)}") from error

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.errors import InputDataError
-from protlm.paths import complete_file, existing_file
+from protlm.json_file import read_json
+from protlm.paths import complete_file
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def read_fit(path: Path) -> SavedFit:
         InputDataError: the file is missing, or is not a saved fit.
     """
     try:
-        fit = json.loads(existing_file(path, "a saved fit").read_text(encoding="utf-8"))
+        fit = read_json(path, "a saved fit")
         fitted_to = frozenset(map(str, fit.get("fitted_to", ())))
         return SavedFit(ContactRegression.from_dict(fit), fit["model_hash"], fitted_to)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -15,6 +15,7 @@ from protlm.checkpoints.checksums import damaged_files, write_sums
 from protlm.downstream.linear import LinearModel
 from protlm.downstream.tasks import Task
 from protlm.errors import InputDataError, UserError
+from protlm.json_file import read_json
 from protlm.model.pretrained import PretrainedModel
 
 WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
@@ -93,7 +94,7 @@ def read_probe(folder: Path) -> Probe:
             f"{folder / name} is damaged or missing; give a folder that protlm probe has written"
         )
     try:
-        content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        content = read_json(folder / DESCRIPTION, "a probe")
         arrays = load_file(folder / WEIGHTS)
         if content["format"] != _FORMAT or any(
             one.dtype != np.float64 or not np.isfinite(one).all() for one in arrays.values()

@@ -4,16 +4,17 @@ Every token of protlm is read as one of the other alphabet. If several are read 
 they have its embedding, and its probability is divided evenly between them.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from protlm.data.vocabulary import RESIDUES, VOCABULARY
 from protlm.errors import InputDataError
+from protlm.json_file import read_json
 from protlm.paths import existing_file
 
 # The files of the tokens in the folder of a Hugging Face model.
@@ -44,12 +45,12 @@ def read_numbers(path: Path, *keys: str) -> list[str]:
         InputDataError: the file is missing or has no tokens with the numbers from 0.
     """
     try:
-        values = json.loads(existing_file(path, "the alphabet of the model").read_bytes())
+        values: Any = read_json(path, "the alphabet of the model")
         for key in keys:
             values = values[key]
         tokens = sorted(values, key=values.__getitem__)
         are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
     if not are_numbered:
         raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")

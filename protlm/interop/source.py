@@ -14,7 +14,6 @@ A model is one of
 
 import argparse
 import hashlib
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from protlm.checkpoints.checksums import SUMS
 from protlm.checkpoints.format import CONFIG
 from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
+from protlm.json_file import read_json
 from protlm.paths import existing_file
 
 _PICKLES = (".pt", ".pth")
@@ -249,15 +249,7 @@ def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    existing_file(path, "the description of a model")
-    try:
-        with path.open("rb") as file:
-            settings = json.loads(file.read(_MOST_JSON))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputDataError(f"{path} is not JSON: {str(error).splitlines()[0][:100]}") from error
-    if not isinstance(settings, dict):
-        raise InputDataError(f"{path} is not the description of a model")
-    return settings
+    return read_json(path, "the description of a model", most=_MOST_JSON)
 
 
 def _safetensors(files: list[Path]) -> dict[str, Tensor]:

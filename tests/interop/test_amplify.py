@@ -151,7 +151,7 @@ def test_tensors_left_over_or_of_another_shape_are_refused(
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{", "is not the alphabet"),
+        ("{", "is not JSON"),
         ('{"model": {}}', "is not the alphabet"),
         ('{"model": {"vocab": {"A": 1}}}', "numbered from 0"),
     ],

@@ -200,7 +200,7 @@ def read_fingerprint(output: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InputDataError(f"{path} is damaged: {_again(path.parent)}")

@@ -193,5 +193,5 @@ def _step_of(line: str) -> float:
     """Returns the step of a line, or infinity if the line is truncated."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return math.inf
