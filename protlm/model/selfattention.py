@@ -15,7 +15,7 @@ from protlm.attention.ops.numerics import upcast
 from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.errors import UserError
 from protlm.model.convolution import ShortConvolution
-from protlm.model.linear import Linear, linear
+from protlm.model.linear import Linear, is_plain, linear
 from protlm.model.positions import rotate
 
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
@@ -211,14 +211,17 @@ class SelfAttention(nn.Module):
 
     def _projected(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
         projections = [p for p in (self.query, self.key, self.value) if p is not None]
-        # One product instead of three: the input is read once, and its gradient is summed in it.
-        biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
-        joined = linear(
-            hidden_BLD,
-            torch.cat([p.weight for p in projections]),
-            torch.cat(biases) if biases else None,
-        )
-        query_BLD, *key_BLD, value_BLD = joined.chunk(len(projections), dim=-1)
+        if all(map(is_plain, projections)):
+            # One product instead of three: the input is read once, its gradient summed in it.
+            biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
+            joined = linear(
+                hidden_BLD,
+                torch.cat([p.weight for p in projections]),
+                torch.cat(biases) if biases else None,
+            )
+            query_BLD, *key_BLD, value_BLD = joined.chunk(len(projections), dim=-1)
+        else:
+            query_BLD, *key_BLD, value_BLD = (p(hidden_BLD) for p in projections)
         if self.value_embedding is not None:
             value_BLD = value_BLD + self.value_embedding(context.tokens_BL)
         q_BHLK = self._rotated(self.query_norm(self._heads(query_BLD)), context)

@@ -1,12 +1,18 @@
 """The attention sublayer: one product for queries, keys and values equals three."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from protlm.attention import create
 from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.errors import UserError
+from protlm.model import selfattention
+from protlm.model.linear import Linear
 from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, Tokens, WidthNorm
+from protlm.training.lora import add_adapters
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -43,6 +49,86 @@ def test_queries_keys_and_values_are_those_of_their_projections(name: str, bias:
         gradients.append(torch.autograd.grad(total, weights))
     for one, other in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
         torch.testing.assert_close(one, other)
+
+
+CALLS: list[object] = []
+
+
+class Adapted(Linear):
+    """A layer with an addition of low rank, as adapters and quantized layers are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        CALLS.append(self)
+        return super().forward(input) + self.up(self.down(input))
+
+
+def change(layer: SelfAttention, way: str) -> Any:
+    """Makes a projection one that is not plain; returns the handle of a hook."""
+    if way == "adapter":
+        layer.value.down, layer.value.up = nn.Linear(8, 2), nn.Linear(2, 8)
+        layer.value.__class__ = Adapted
+    elif way == "forward":
+        before = layer.query.forward
+        layer.query.forward = lambda input: CALLS.append(input) or before(input)
+    elif way == "register_module_forward_hook":
+        return nn.modules.module.register_module_forward_hook(
+            lambda module, *_: CALLS.append(module) if module is layer.key else None
+        )
+    else:
+        return getattr(layer.query, way)(lambda *given: CALLS.append(given))
+    return None
+
+
+def run(layer: SelfAttention) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    hidden_BLD = torch.randn(3, 5, 8, generator=generator).requires_grad_()
+    ones_BL = torch.ones(3, 5, dtype=torch.int64)
+    return layer(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
+
+
+@pytest.fixture
+def sublayer() -> SelfAttention:
+    CALLS.clear()
+    mechanism = create("linear", {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
+    config = ModelConfig(num_layers=1, num_heads=2, model_dim=8, feedforward_dim=8)
+    return SelfAttention(config, mechanism, Tokens(33, 1))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "adapter",
+        "forward",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+        "register_module_forward_hook",
+    ],
+)
+def test_what_is_not_a_plain_layer_is_called(way: str, sublayer: SelfAttention) -> None:
+    handle = change(sublayer, way)
+    run(sublayer).sum().backward()
+    assert len(CALLS) == 1
+    assert [name for name, p in sublayer.named_parameters() if p.grad is None] == []
+    if handle is not None:
+        handle.remove()
+
+
+def test_plain_layers_are_one_product(
+    sublayer: SelfAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, linear = run(sublayer), selfattention.linear
+    monkeypatch.setattr(selfattention, "linear", lambda *x: CALLS.append(x) or linear(*x))
+    handle = sublayer.query.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(run(sublayer), expected)
+    assert CALLS == []
+    handle.remove()
+    assert torch.equal(run(sublayer), expected)
+    # A parametrization changes the weight alone.
+    add_adapters(nn.ModuleDict({"blocks": sublayer}), rank=1, targets=["query"], seed=0)
+    assert torch.equal(run(sublayer), expected)
+    assert len(CALLS) == 2
 
 
 def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
