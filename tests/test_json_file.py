@@ -44,7 +44,7 @@ def test_what_is_not_an_object_of_a_moderate_size_is_refused(tmp_path: Path) -> 
         read_json(path, "a file", most=16)
     for text in ("[1]", "null", "", "{", "9" * 5_000):
         path.write_text(text)
-        with pytest.raises(InputDataError, match="is not (JSON|a file): "):
+        with pytest.raises(InputDataError, match=r"is not (JSON|a file): "):
             read_json(path, "a file")
     path.unlink()
     os.mkfifo(path)

@@ -8,6 +8,7 @@ transformers only.
 import inspect
 import json
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
 from protlm.config import Objective
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import ALPHABET
+from protlm.interop.alphabet import ALPHABET, TOKENIZER
 from protlm.interop.base import ContactHead
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm_export import is_esm, to_esm
@@ -28,7 +29,7 @@ from protlm.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
 _SELECTION = "protlm.attention.linearized.selection"
-_MODULE = "modeling_protlm"
+_MODULE, _TOKENIZER = "modeling_protlm", "ProtlmTokenizer"
 _HEADER = (
     '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
 )
@@ -64,7 +65,7 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
             (folder / f"{_MODULE}.py").write_text(_code(model.description), encoding="utf-8")
         _write_json(folder / CONFIG, config)
         _write_weights(folder / WEIGHTS, weights)
-        _write_tokenizer(folder)
+        _write_tokenizer(folder, has_code=has_code)
         write_sums(folder)
     return has_code
 
@@ -81,7 +82,8 @@ def _config(model: Checkpoint) -> dict[str, Any]:
             for auto, name in classes.items()
         },
         "dtype": "float32",
-        "vocab_size": len(VOCABULARY),
+        # No other architecture builds itself, with new weights, from these settings.
+        "vocab_size": None,
         "hidden_size": described.model.model_dim,
         "num_hidden_layers": described.model.num_layers,
         "num_attention_heads": described.model.num_heads,
@@ -96,7 +98,7 @@ def _code(description: ModelDescription) -> str:
     """Returns the modeling file: the definitions that the model needs."""
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
     classes = {name: _place_of(name) for name in _mechanisms(description)}
-    roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads)]
+    roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
         [*roots, *classes.values()],
         {
@@ -137,8 +139,18 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     path.write_bytes(save(separate, metadata={"format": "pt"}))
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, *, has_code: bool) -> None:
+    settings: dict[str, Any] = {"model_max_length": 10**30, "padding_side": "right", **_SPECIAL}
+    if has_code:
+        # Residues are read as in the commands; one `<unk>` for each letter that they refuse.
+        text = files("protlm.interop.remote_code").joinpath(TOKENIZER).read_text(encoding="utf-8")
+        (folder / TOKENIZER).write_text(text, encoding="utf-8")
+        auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
+        settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
+        _write_json(folder / "tokenizer_config.json", settings)
+        return
     (folder / ALPHABET).write_text("\n".join(VOCABULARY.tokens) + "\n", encoding="utf-8")
     _write_json(folder / "special_tokens_map.json", _SPECIAL)
-    settings = {"tokenizer_class": "EsmTokenizer", "model_max_length": 10**30, **_SPECIAL}
+    settings["tokenizer_class"] = "EsmTokenizer"
     _write_json(folder / "tokenizer_config.json", settings)

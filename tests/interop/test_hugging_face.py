@@ -1,6 +1,8 @@
 """Exported models: transformers computes the same without protlm, and what it saves is read."""
 
 import ast
+import json
+import string
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +31,8 @@ from protlm.config import (
 )
 from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
+from protlm.data.records import ReadOptions, Tally
+from protlm.data.records.residues import residues
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
 from protlm.interop.esm_export import is_esm
@@ -226,6 +230,31 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
         "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
     }
     assert_transformers_agrees(models, tmp_path)
+
+
+def test_the_tokenizer_reads_what_protlm_reads(tmp_path: Path) -> None:
+    """Every printable letter, alone and in a sequence: the same tokens, or unknown."""
+    from tokenizers import Tokenizer
+
+    hugging_face.export(model_with("linear"), tmp_path / "x", None)
+    config, settings = (
+        json.loads((tmp_path / "x" / name).read_text())
+        for name in ("config.json", "tokenizer_config.json")
+    )
+    assert config["vocab_size"] is None
+    assert (settings["tokenizer_class"], settings["padding_side"]) == ("ProtlmTokenizer", "right")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "x" / "tokenizer.json"))
+    assert [tokenizer.id_to_token(n) for n in range(33)] == list(VOCABULARY.tokens)
+    forms = [form for c in string.printable for form in (c, f"MK{c}t", f"{c}MKt", f"MKt{c}{c}")]
+    for text in [*forms, "M K\tT\n", "mkt*", "  ", "***", "\xdf", "a\xdfb"]:
+        found = tokenizer.encode(text).ids
+        sequence, refused = residues(text, Tally(), ReadOptions())
+        if refused:
+            assert VOCABULARY["<unk>"] in found, text
+        else:
+            assert found[1:-1] == VOCABULARY.encode(sequence).tolist(), text
+        assert (found[0], found[-1]) == (VOCABULARY.cls, VOCABULARY.eos)
+    assert tokenizer.encode("M<mask> <mask>-").ids == [0, 20, 32, 32, 3, 2]
 
 
 @pytest.mark.parametrize("mechanism", slow_but(attention.names(), "performer_relu", "reformer"))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, MaskedLMOutput
 
 from protlm.attention import Attention
@@ -116,6 +116,12 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         mask_BL = input_ids != self.config.pad_token_id
         if attention_mask is not None:
             mask_BL = attention_mask.bool()
+        # Positions are counted from the first column.
+        if mask_BL.shape != input_ids.shape or (mask_BL[:, 1:] & ~mask_BL[:, :-1]).any():
+            raise ValueError(
+                "attention_mask must have the shape of input_ids, and padding only on the right: "
+                "set tokenizer.padding_side = 'right'"
+            )
         network, causal = self.network, self.causal
         num_layers = network.num_layers
         out = network(input_ids, mask_BL, causal=causal, layers=range(num_layers + 1))
@@ -193,6 +199,10 @@ class ProtlmForCausalLM(_ProtlmPredicting):
     """A model that predicts the next residue; `generate` of transformers is not supported."""
 
     _output, _distance = CausalLMOutput, 1
+
+
+class ProtlmTokenizer(PreTrainedTokenizerFast):
+    """The tokenizer of `tokenizer.json`, by a name from which programs infer no other model."""
 
 
 def _first(given: bool | None, default: bool | None) -> bool:

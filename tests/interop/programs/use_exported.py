@@ -20,9 +20,18 @@ from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    BertModel,
+    EsmForMaskedLM,
+    EsmModel,
+    GPT2Model,
+    RobertaModel,
+    T5EncoderModel,
+    XLNetModel,
 )
 
 TOLERANCE = 1e-5
+# What harnesses choose by the name of a tokenizer, and others with a vocabulary.
+OTHERS = (EsmModel, EsmForMaskedLM, BertModel, RobertaModel, T5EncoderModel, GPT2Model, XLNetModel)
 OPTIONAL = re.compile(r"(esm\.)?(contact_head|pooler|lm_head)\.")
 
 
@@ -55,7 +64,35 @@ def check(folder: Path) -> None:
             with torch.no_grad():
                 compare("losses", model(**tokens, labels=inputs["labels"]).loss, inputs["loss"])
         model.save_pretrained(folder / f"saved_{auto.__name__}")
+        if type(model).__module__.endswith("modeling_protlm"):
+            check_misuse(folder / f"saved_{auto.__name__}", model, tokens)
+            check_misuse(folder, model, tokens)
+            tokenizer.save_pretrained(folder / "tokenizer")
+            again = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=True)
+            assert type(again).__name__ == type(tokenizer).__name__ == "ProtlmTokenizer"
+            assert again("mkJ*")["input_ids"] == tokenizer("MKX")["input_ids"]
     print(folder.name, "good")
+
+
+def check_misuse(folder: Path, model: Any, tokens: Any) -> None:
+    """No other architecture builds itself, and padding is on the right."""
+    for other in OTHERS:
+        try:
+            other.from_pretrained(folder)
+        except Exception as error:
+            assert "NoneType" in str(error), error
+        else:
+            raise AssertionError(f"{other.__name__} has new weights")
+    left = {name: value.flip(1) for name, value in tokens.items()}
+    hole = tokens["attention_mask"].clone()
+    hole[:, 1] = 0
+    for given in (left, {"input_ids": left["input_ids"]}, {**tokens, "attention_mask": hole}):
+        try:
+            model(**given)
+        except ValueError as error:
+            assert "padding_side = 'right'" in str(error)
+        else:
+            raise AssertionError("positions are shifted")
 
 
 def run(model: Any, tokens: Any, inputs: dict[str, Any]) -> Any:
