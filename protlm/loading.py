@@ -36,7 +36,7 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     """Builds a model that was read.
 
     Raises:
-        InputDataError: its weights are NaN or do not match its description.
+        InputDataError: its weights do not match its description.
     """
     described = found.description
     weight_checks.check_sizes(found.path, described.model, found.weights)
@@ -58,7 +58,6 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
         raise InputDataError(
             f"{found.path} does not match its description: {_misfit(error)}"
         ) from None
-    weight_checks.check_finite(found.path, found.weights)
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
 
 
@@ -77,7 +76,8 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
     """Reads a model without building it: its description and its weights.
 
     Raises:
-        InputDataError: the model is missing or damaged, or has another vocabulary.
+        InputDataError: the model is missing or damaged, has weights that are not finite numbers,
+            or another vocabulary.
         UserError: the path is a run of `protlm finetune`, which contains a model.
     """
     path = interop.local_path(path)
@@ -91,6 +91,7 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
             f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"
         )
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
+    weight_checks.check_numbers(found.path, found.weights)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")
     refuse_bounded_exact_heads(found.path, found.description, found.weights)

@@ -15,6 +15,10 @@ from protlm.errors import InputDataError
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _EMBEDDING = "embedding.weight"
+# The formats of weights; integers and floats of 8 bits are those of quantized models.
+_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Counters and keys of mechanisms.
+_INTEGERS = (".hash_key", ".redraw_index")
 # Numbers that may be created per weight, and for tables that are not saved.
 _DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
 _NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"
@@ -97,17 +101,24 @@ def _num_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return math.prod(numbers)
 
 
-def check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Rejects weights that are NaN or infinite.
+def check_numbers(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Rejects weights that are NaN or infinite, and types that loading would convert silently.
 
     Raises:
         InputDataError: names the weight.
     """
     for name, value in weights.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        allowed = (torch.int64,) if name.endswith(_INTEGERS) else _FORMATS
+        if value.dtype not in allowed:
+            typed = " or ".join(str(one).removeprefix("torch.") for one in allowed)
             raise InputDataError(
-                f"{path} has weights that are NaN or infinite ({name}): its training diverged; "
-                "give an earlier checkpoint of the run"
+                f"{path} has {name!r:.90} as {value.dtype}: quantized models are not supported; "
+                f"give one in {typed}"
+            )
+        if not value.isfinite().all():
+            raise InputDataError(
+                f"{path} has NaN or infinite numbers in {name!r:.90}: its training diverged, or "
+                "the file is damaged; give an earlier checkpoint, or get it again"
             )
 
 

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from protlm.checkpoints.checksums import damaged_files, write_sums
+from protlm.checkpoints.weight_checks import check_numbers
 from protlm.downstream.linear import LinearModel
 from protlm.downstream.tasks import Task
 from protlm.errors import InputDataError, UserError
@@ -83,7 +82,7 @@ def read_probe(folder: Path) -> Probe:
     Raises:
         InputDataError: the folder is missing, damaged or not a probe.
     """
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     if not (folder / DESCRIPTION).is_file():
         inner = folder / "probe"
@@ -96,11 +95,9 @@ def read_probe(folder: Path) -> Probe:
     try:
         content = read_json(folder / DESCRIPTION, "a probe")
         arrays = load_file(folder / WEIGHTS)
-        if content["format"] != _FORMAT or any(
-            one.dtype != np.float64 or not np.isfinite(one).all() for one in arrays.values()
-        ):
-            raise ValueError("another format, or weights that are not finite float64")
-        fitted = LinearModel(arrays["weights"], arrays["bias"])
+        if content["format"] != _FORMAT:
+            raise ValueError("it has another format")
+        fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
         found = Probe(
             Task(content["task"]),
             [str(name) for name in content["classes"]],
@@ -110,6 +107,7 @@ def read_probe(folder: Path) -> Probe:
         )
     except Exception as error:
         raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
+    check_numbers(folder, arrays)
     outputs = len(found.classes) or 1
     if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
         raise InputDataError(f"{folder} is not a probe: it does not have {outputs} outputs")

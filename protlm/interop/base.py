@@ -7,19 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
+from protlm.checkpoints.weight_checks import check_numbers
 from protlm.config import ModelConfig
 from protlm.errors import InputDataError
 from protlm.interop.source import Source
 
 # Names of tensors in a message.
 _MOST_NAMED = 4
-# The formats of weights; integers and floats of 8 bits are those of quantized models.
-_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -163,19 +161,7 @@ def renamed(
         )
     if unused := sorted(set(tensors) - set(wanted)):
         raise InputDataError(f"{path} has {_listed(unused)} that its architecture does not have")
-    for ours, name in names.items():
-        value = tensors[name]
-        # Some mechanisms have counters and keys.
-        allowed = (*_FORMATS, torch.int64) if ".attention.mechanism." in ours else _FORMATS
-        if value.dtype not in allowed:
-            raise InputDataError(
-                f"{path} has {name!r:.90} as {value.dtype}: quantized models are not supported; "
-                "give one in float32, float16 or bfloat16"
-            )
-        if not value.isfinite().all():
-            raise InputDataError(
-                f"{path} has NaN or infinite numbers in {name!r:.90}; get it again"
-            )
+    check_numbers(path, {name: tensors[name] for name in wanted})
     return {ours: tensors[name] for ours, name in names.items()}
 
 

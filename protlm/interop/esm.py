@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from protlm.checkpoints.weight_checks import check_numbers
 from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
@@ -136,8 +137,7 @@ def _contact_head(source: Source, config: ModelConfig) -> ContactHead | None:
             f"{source.path} has a contact head for other than the {num_heads} heads that its "
             "settings say; get both again from one place"
         )
-    if not all(value.isfinite().all() for value in parts.values()):
-        raise InputDataError(f"{source.path} has a contact head with NaN or infinite numbers")
+    check_numbers(source.path, {f"contact_head.{part}": value for part, value in parts.items()})
     return ContactHead(parts["weight"].flatten().tolist(), parts["bias"].item())
 
 
@@ -228,8 +228,10 @@ def _without_frequencies(
     Raises:
         InputDataError: the layers have different ones.
     """
-    found = [value for name, value in tensors.items() if _FREQUENCY.fullmatch(name)]
+    copies = {name: v for name, v in tensors.items() if _FREQUENCY.fullmatch(name)}
+    check_numbers(source.path, copies)
+    found = list(copies.values())
     if any(not value.equal(found[0]) for value in found):
         raise InputDataError(f"{source.path} has other rotary frequencies in each layer")
-    rest = {name: value for name, value in tensors.items() if not _FREQUENCY.fullmatch(name)}
+    rest = {name: value for name, value in tensors.items() if name not in copies}
     return rest, found[0].double() if found else None

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import protlm
+from protlm.build import load_initial_weights
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.checksums import write_sum, write_sums
-from protlm.commands.embed import embed
-from protlm.commands.embedding.options import EmbedOptions
 from protlm.errors import InputDataError
+from protlm.interop import hugging_face
+from protlm.model.network import build_network
 
 HUGE = 10**12
 
@@ -133,16 +134,28 @@ def test_another_description(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_numbers(value: float, newest: Path, tmp_path: Path) -> None:
-    contents = checkpoints.load_training(newest)
-    contents["state_dict"]["network.head.bias"][3] = value
+@pytest.mark.parametrize(
+    "value", [torch.nan, torch.inf, torch.int64, torch.bool, torch.complex64, torch.int8]
+)
+def test_weights_that_are_not_numbers(
+    value: float | torch.dtype, newest: Path, tmp_path: Path
+) -> None:
+    """In every form of a model, and as the beginning of a run."""
+    contents, found = checkpoints.load_training(newest), checkpoints.read(newest)
+    bias = found.weights["head.bias"]
+    bias = bias.to(value) if isinstance(value, torch.dtype) else bias.fill_(value)
+    contents["state_dict"]["network.head.bias"] = found.weights["head.bias"] = bias
     checkpoints.save_training(contents, newest)
-    assert "NaN or infinite (head.bias)" in assert_refused(newest)
-    fasta = tmp_path / "x.fasta"
-    fasta.write_text(">P1\nMKT\n")
-    with pytest.raises(InputDataError, match="diverged"):
-        embed(fasta, newest, tmp_path / "out.h5", EmbedOptions())
+    checkpoints.export(found, tmp_path / "exported")
+    hugging_face.export(found, tmp_path / "for_transformers", None)
+    described = found.description
+    network = build_network(described.model, described.attention_config, seed=0)
+    for path in (newest, tmp_path / "exported", tmp_path / "for_transformers"):
+        message = assert_refused(path)
+        assert f"as {value}" in message or "NaN or infinite" in message
+        assert "head.bias'" in message
+        with pytest.raises(InputDataError, match=r"head\.bias'"):
+            load_initial_weights(network, described.model, described.attention_config, path)
 
 
 def test_a_checkpoint_that_is_a_folder(newest: Path) -> None:

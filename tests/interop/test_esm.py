@@ -272,7 +272,7 @@ def test_fair_esm_files_with_learned_positions_have_the_same_model(
 
 def test_a_contact_head_of_nan_is_refused(write_esm: Write) -> None:
     head = {n: torch.full_like(v, torch.nan) for n, v in esm_tensors().items() if "contact" in n}
-    with pytest.raises(InputDataError, match="contact head with NaN"):
+    with pytest.raises(InputDataError, match=r"NaN or infinite numbers in .contact_head"):
         interop.read(write_esm(tensors=esm_tensors() | head))
 
 
@@ -422,6 +422,7 @@ def test_tensors_of_other_shapes_are_refused(
     [
         (torch.ones(WIDTH, WIDTH, dtype=torch.int8), "as torch.int8: quantized models are not"),
         (torch.ones(WIDTH, WIDTH).to(torch.float8_e4m3fn), "as torch.float8_e4m3fn: quantized"),
+        (torch.ones(WIDTH, WIDTH, dtype=torch.int64), "as torch.int64: quantized models are not"),
         (torch.full((WIDTH, WIDTH), torch.nan), "has NaN or infinite numbers in"),
         (torch.ones(WIDTH, WIDTH - 1), r"the tensor of blocks\.1\.attention\.key\.weight has the"),
     ],
@@ -433,11 +434,11 @@ def test_other_numbers_are_refused(value: Tensor, message: str, write_esm: Write
         protlm.load(folder)
 
 
-def test_small_integers_are_refused_too(write_esm: Write) -> None:
-    name = "esm.encoder.layer.1.LayerNorm.bias"
-    folder = write_esm(tensors=esm_tensors() | {name: torch.ones(WIDTH, dtype=torch.int32)})
-    with pytest.raises(InputDataError, match=r"as torch\.int32: quantized models are not"):
-        interop.read(folder)
+@pytest.mark.parametrize("end", ["layer.1.LayerNorm.bias", "inv_freq"])
+def test_small_integers_are_refused_too(end: str, write_esm: Write) -> None:
+    bad = {n: v.to(torch.int32) for n, v in esm_tensors().items() if n.endswith(end)}
+    with pytest.raises(InputDataError, match=rf"{end}' as torch\.int32: quantized models are not"):
+        interop.read(write_esm(tensors=esm_tensors() | bad))
 
 
 def test_impossible_settings_name_the_file(write_esm: Write) -> None:
