@@ -9,6 +9,7 @@ from protlm.paths import existing_file
 
 # Levels of nesting, of which those that protlm writes have a few; and bytes.
 _DEEPEST, _MOST = 50, 1 << 26
+_TOO_DEEP = f"it is nested more than {_DEEPEST} levels deep"
 
 
 def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
@@ -29,7 +30,9 @@ def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
         if len(content) > most:
             raise ValueError(f"it has more than {most:,} bytes")
         found = json.loads(content)
-    except (OSError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputDataError(f"{path} is not {what}: {_TOO_DEEP}") from None
+    except (OSError, ValueError) as error:
         reason = str(error).split("\n", 1)[0][:100]
         raise InputDataError(f"{path} is not JSON: {reason}") from error
     if not isinstance(found, dict):
@@ -39,5 +42,5 @@ def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
         parts = (one.values() if isinstance(one, dict) else one for one in level)
         level = [one for part in parts for one in part if isinstance(one, dict | list)]
     if level:
-        raise InputDataError(f"{path} is not {what}: it is nested more than {_DEEPEST} levels deep")
+        raise InputDataError(f"{path} is not {what}: {_TOO_DEEP}")
     return found

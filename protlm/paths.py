@@ -18,6 +18,8 @@ _CHUNK = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Errors of the system that mean that an output cannot be written.
 OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
+# The beginning of what Git LFS writes in the place of a file.
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 # A file name has at most 255 bytes, and a temporary name is longer than the final one.
 _LONGEST_NAME, _LONGEST_STEM = 255, 120
@@ -86,7 +88,22 @@ def existing_file(path: Path, what: str) -> Path:
         raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise InputDataError(f"{path} cannot be read: no permission; type: chmod u+r {path}")
+    refuse_pointer(path)
     return path
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuses a file that Git has in the place of a large one.
+
+    Raises:
+        InputDataError: the file is a pointer of Git LFS.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise InputDataError(
+                f"{path} is a pointer of Git LFS, without the contents; type, in its folder: "
+                "git lfs pull"
+            )
 
 
 def explain_os_error(error: OSError, path: Path) -> OutputError:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from protlm.errors import InputDataError
-from protlm.paths import complete_file, sha256_of
+from protlm.paths import complete_file, refuse_pointer, sha256_of
 
 SUMS = "SHA256SUMS"
+# Bytes of files other than weights.
+_MOST, _WEIGHTS = 1 << 26, (".ckpt", ".pt")
 
 
 def sum_path(path: Path) -> Path:
@@ -22,8 +24,8 @@ def write_sum(path: Path, *, contents: Path) -> None:
 
 def write_sums(folder: Path) -> None:
     """Writes the SHA-256 of every file of a complete folder into its `SHA256SUMS`."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
-    lines = (f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n" for path in files)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS)
+    lines = (f"{sha256_of(path)}  {path.name}\n" for path in files)
     (folder / SUMS).write_text("".join(lines))
 
 
@@ -33,10 +35,20 @@ def damaged_files(folder: Path, *, required: Iterable[str] = ()) -> list[str]:
     Args:
         folder: a folder with a `SHA256SUMS`; files that are not listed in it are ignored.
         required: names that must be listed.
+
+    Raises:
+        InputDataError: a line is not one of a file in the folder.
     """
     try:
-        lines = (folder / SUMS).read_text().splitlines()
+        lines = _few_lines(folder / SUMS)
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        for name in sums:
+            path = folder / name
+            if Path(name).name != name or (path.exists() and not path.is_file()):
+                raise InputDataError(
+                    f"{folder / SUMS} lists {name!r:.60}, which is not a file in its folder; get "
+                    "the folder again"
+                )
     except (OSError, ValueError):
         return [SUMS]
     missing = [name for name in required if name not in sums]
@@ -53,8 +65,8 @@ def check_sum(path: Path) -> None:
     if not path.is_file():
         raise InputDataError(f"{path} is missing or not a file")
     try:
-        expected = sum_path(path).read_text().split()[0]
-    except (OSError, IndexError, UnicodeDecodeError):
+        expected = _few_lines(sum_path(path))[0].split()[0]
+    except (OSError, IndexError, ValueError):
         raise InputDataError(
             f"{path} has no readable {sum_path(path).name} beside it, so it may be incomplete"
         ) from None
@@ -64,8 +76,26 @@ def check_sum(path: Path) -> None:
         )
 
 
+def _few_lines(path: Path) -> list[str]:
+    """Returns the lines of a file of checksums; raises ValueError if it is a device or large."""
+    if not path.is_file() or path.stat().st_size > _MOST:
+        raise ValueError
+    return path.read_text().splitlines()
+
+
 def _digest(path: Path) -> str | None:
+    """Returns the SHA-256 of a regular file; None if it is not one, or of an impossible size."""
+    from safetensors import SafetensorError, safe_open
+
     try:
+        if not path.is_file():
+            return None
+        refuse_pointer(path)
+        if path.suffix == ".safetensors":
+            # Its beginning says how large it is.
+            safe_open(path, framework="pt").__exit__(None, None, None)
+        elif path.suffix not in _WEIGHTS and path.stat().st_size > _MOST:
+            return None
         return sha256_of(path)
-    except OSError:
+    except (OSError, SafetensorError):
         return None

@@ -14,7 +14,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError, one_of
-from protlm.interop.base import Family, ForeignModel
+from protlm.interop.base import Family, ForeignModel, refuse_parts
 from protlm.interop.hub import download, is_hub_name
 from protlm.interop.source import Source, is_foreign, read_source
 
@@ -74,6 +74,7 @@ def read(path: Path) -> ForeignModel:
             f"{path} is a model of the type {source.family!r:.40}; protlm reads: {one_of(names())}"
         )
     (family,) = _defined_in(source.family)
+    refuse_parts(source)
     try:
         translated = family().translate(source)
     except InputDataError:

@@ -34,20 +34,17 @@ def read_alphabet(path: Path) -> list[str]:
         raise InputDataError(f"{path} is not a list of tokens: {error}") from error
 
 
-def read_numbers(path: Path, *keys: str) -> list[str]:
+def read_numbers(path: Path) -> list[str]:
     """Reads the tokens of a JSON file that gives their numbers, in order.
-
-    Args:
-        path: the file.
-        keys: what leads to the numbers in it.
 
     Raises:
         InputDataError: the file is missing or has no tokens with the numbers from 0.
     """
+    values: Any = read_json(path, "the alphabet of the model")
     try:
-        values: Any = read_json(path, "the alphabet of the model")
-        for key in keys:
-            values = values[key]
+        if path.name == TOKENIZER:
+            added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
+            values = values["model"]["vocab"] | added
         tokens = sorted(values, key=values.__getitem__)
         are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
     except (KeyError, TypeError, AttributeError) as error:
@@ -65,7 +62,7 @@ def read_folder_alphabet(folder: Path) -> list[str]:
     """
     tokenizer = folder / TOKENIZER
     if tokenizer.is_file():
-        return read_numbers(tokenizer, "model", "vocab")
+        return read_numbers(tokenizer)
     return read_alphabet(folder / ALPHABET)
 
 

@@ -18,6 +18,14 @@ from protlm.interop.source import Source
 
 # Names of tensors in a message.
 _MOST_NAMED = 4
+# What programs put before the names of the tensors of a model.
+_WRAPPERS = {
+    "module.": "DataParallel or DistributedDataParallel",
+    "_orig_mod.": "torch.compile",
+    "model.": "a module that contains the model, such as one of Lightning,",
+}
+# The beginning of the names of the output layer, by family.
+_HEADS = {"esm": "lm_head.", "bert": "cls.predictions."}
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,29 @@ def with_parts(
             chunks = value.chunk(len(parts))
             separate |= {start + part: x for part, x in zip(parts, chunks, strict=True)}
     return separate
+
+
+def refuse_parts(source: Source) -> None:
+    """Refuses a model without an output layer, and one in the wrapper of another program.
+
+    Raises:
+        InputDataError: says what it is.
+    """
+    path, names = source.path, source.tensors
+    for prefix, wrapper in _WRAPPERS.items():
+        if all(name.startswith(prefix) for name in names):
+            raise InputDataError(
+                f"{path}: the names of all tensors begin with {prefix!r}, as {wrapper} saves them; "
+                f"save the model in it, model.{prefix.removesuffix('.')}, and give that"
+            )
+    head = _HEADS.get(source.family)
+    if head and not any(re.search(rf"(^|\.){head}", name) for name in names):
+        kind = source.settings.get("architectures")
+        raise InputDataError(
+            f"{path} has no output layer ({head}*): it is an encoder, or has the head of another "
+            f"task (architectures: {kind!r:.60}); protlm reads models that predict residues: give "
+            f"the {source.family.title()}ForMaskedLM that it was made from"
+        )
 
 
 def renamed(

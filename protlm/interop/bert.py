@@ -9,7 +9,8 @@ from typing import final
 from torch import Tensor
 
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Positions
-from protlm.interop.alphabet import ALPHABET, gather_rows, read_alphabet, source_tokens
+from protlm.errors import InputDataError
+from protlm.interop.alphabet import ALPHABET, TOKENIZER, gather_rows, read_alphabet, source_tokens
 from protlm.interop.base import (
     Family,
     Translated,
@@ -73,7 +74,14 @@ class Bert(Family):
         }
         names |= modules("", _TOP) | layers("bert.encoder.layer.", _LAYER, tensors)
         weights = renamed(source.path, tensors, names)
-        alphabet = read_alphabet(source.path / ALPHABET)
+        file, folder = source.path / ALPHABET, source.path
+        if (folder / TOKENIZER).is_file() and not file.is_file():
+            raise InputDataError(
+                f"{file} is missing, and protlm needs it; transformers 5 writes only {TOKENIZER}: "
+                'type: python -c "from tokenizers import Tokenizer; '
+                f"Tokenizer.from_file('{folder / TOKENIZER}').model.save('{folder}')\""
+            )
+        alphabet = read_alphabet(file)
         rare = dict.fromkeys(_RARE, "X") if "X" in alphabet else {}
         tokens = source_tokens(source.path, alphabet, _SPECIAL, rare)
         for key, token in (("cls_token_id", "<cls>"), ("eos_token_id", "<eos>")):

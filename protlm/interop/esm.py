@@ -15,7 +15,7 @@ from protlm.checkpoints.weight_checks import check_numbers
 from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
-from protlm.interop.alphabet import ALPHABET, read_alphabet
+from protlm.interop.alphabet import ALPHABET, TOKENIZER, read_alphabet, read_numbers
 from protlm.interop.base import (
     ContactHead,
     Family,
@@ -90,9 +90,13 @@ class Esm(Family):
 
 def _from_hugging_face(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     config = _hugging_face_config(source)
-    vocabulary = source.path / ALPHABET
-    if vocabulary.is_file() and tuple(read_alphabet(vocabulary)) != VOCABULARY.tokens:
-        raise InputDataError(f"{vocabulary} does not have the 33 tokens of ESM-2 in their order")
+    for name, read in ((ALPHABET, read_alphabet), (TOKENIZER, read_numbers)):
+        path = source.path / name
+        if path.is_file() and tuple(read(path)) != VOCABULARY.tokens:
+            raise InputDataError(
+                f"{path} does not have the 33 tokens of ESM-2 in their order, in which protlm "
+                "reads the embedding; give a model with the alphabet of ESM-2"
+            )
     tensors = without(with_modern_names(source.tensors), _HF_UNUSED)
     tensors, frequency = _without_frequencies(source, tensors)
     without_output_matrix(source, tensors, "lm_head.decoder.weight", _HF_EMBEDDING)

@@ -54,10 +54,18 @@ def download(name: str) -> Path:
         import huggingface_hub
         from huggingface_hub import constants
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+        from huggingface_hub.utils import validate_repo_id
     except ImportError:
         raise UserError(
             f"{name} does not exist here, and models of the Hugging Face Hub need the package "
             "huggingface_hub; type: pip install 'protlm[hf]'"
+        ) from None
+    try:
+        validate_repo_id(name)
+    except ValueError:
+        raise UserError(
+            f"{name:.60} does not exist here, and cannot be a name of the Hugging Face Hub, which "
+            "has at most 96 letters, digits, '-', '_' and '.'; give a folder or OWNER/MODEL"
         ) from None
     if constants.HF_HUB_OFFLINE:
         return _cached(name, "HF_HUB_OFFLINE is set")

@@ -140,14 +140,14 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def _write_tokenizer(folder: Path, *, has_code: bool) -> None:
-    settings: dict[str, Any] = {"model_max_length": 10**30, "padding_side": "right", **_SPECIAL}
+    settings: dict[str, Any] = {"model_max_length": 10**30, **_SPECIAL}
     if has_code:
         # Residues are read as in the commands; one `<unk>` for each letter that they refuse.
         text = files("protlm.interop.remote_code").joinpath(TOKENIZER).read_text(encoding="utf-8")
         (folder / TOKENIZER).write_text(text, encoding="utf-8")
         auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
         settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
-        settings["model_input_names"] = ["input_ids", "attention_mask"]
+        settings |= {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
         _write_json(folder / "tokenizer_config.json", settings)
         return
     (folder / ALPHABET).write_text("\n".join(VOCABULARY.tokens) + "\n", encoding="utf-8")

@@ -35,6 +35,8 @@ _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")
 # The description of an AbLang, and its weights.
 _ABLANG = ("hparams.json", "amodel.pt")
+# An adapter of PEFT, and the beginning of the name of its weights.
+_ADAPTER, _ADAPTED = "adapter_config.json", "adapter_model."
 # What fair-esm calls the architecture of ESM-1b and ESM-1v.
 _ESM_1B = "roberta_large"
 _CONTACTS = "-contact-regression"
@@ -117,7 +119,9 @@ def is_foreign(path: Path) -> bool:
     try:
         if not path.is_dir():
             return path.suffix in _SUFFIXES
-        return (path / _ABLANG[0]).is_file() or "model_type" in _json(path / CONFIG)
+        if any((path / name).is_file() for name in (_ADAPTER, _ABLANG[0])):
+            return True
+        return "model_type" in _json(path / CONFIG)
     except OSError:
         return False
     except InputDataError:
@@ -131,6 +135,13 @@ def read_source(path: Path) -> Source:
     Raises:
         InputDataError: a file is missing or damaged, or contains code.
     """
+    folder = path.parent if path.name.startswith(_ADAPTED) else path
+    if (folder / _ADAPTER).is_file():
+        base = read_json(folder / _ADAPTER, "an adapter").get("base_model_name_or_path")
+        raise InputDataError(
+            f"{folder} has {_ADAPTER}: it is an adapter of PEFT to {base!r:.90}, and protlm reads "
+            "whole models; call model.merge_and_unload().save_pretrained(FOLDER), and give FOLDER"
+        )
     if path.is_dir():
         return _read_folder(path)
     existing_file(path, "a model")
@@ -179,7 +190,7 @@ def _files(folder: Path, name: str) -> list[Path]:
     """
     index = folder / f"{name}.index.json"
     if (folder / name).exists():
-        return [folder / name]
+        return [existing_file(folder / name, "the weights of a model")]
     if not index.exists():
         return []
     parts = _json(index).get("weight_map")
@@ -202,7 +213,8 @@ def _read_pickle(path: Path) -> Source:
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
             f"{path} is neither an ESM-2, ESM-1b or ESM-1v of fair-esm, with settings and model, "
-            "nor an ESM C model; other pickles are not supported"
+            "nor an ESM C model; save a model of transformers by save_pretrained(FOLDER), and give "
+            "FOLDER"
         )
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
     if not beside.is_file():
@@ -242,6 +254,7 @@ def _plain(settings: argparse.Namespace) -> dict[str, Any]:
 
 def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:
     """Returns the contact head of a model of fair-esm from its separate file."""
+    existing_file(path, "a contact head")
     state = check_weights(path, _unpickled(path).get("model"))
     if other := [name for name in state if "contact_head." not in name]:
         raise InputDataError(f"{path} has {other[0]!r:.90}, which is not part of a contact head")

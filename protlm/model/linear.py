@@ -33,16 +33,8 @@ _FORWARDS = (nn.Linear.forward, Linear.forward)
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a call of a layer is nothing but the product by its weight.
-
-    Adapters and quantized layers are modules with another `forward`; hooks see each call.
-    """
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    is_linear = isinstance(layer, nn.Linear) and type(layer).forward in _FORWARDS
-    has_hooks = any(hooks) or nn.modules.module._has_any_global_hook()
-    return is_linear and "forward" not in vars(layer) and not has_hooks
+    """Whether a call of a layer is only the product, unlike that of an adapter or with a hook."""
+    forward = type(layer).forward in _FORWARDS and "forward" not in vars(layer)
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return forward and not (hooks or nn.modules.module._has_any_global_hook())

@@ -1,5 +1,6 @@
 """A damaged checkpoint is named and never used; training resumes from the newest intact one."""
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import protlm
-from protlm.checkpoints.checksums import check_sum, sum_path
+from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path
 from protlm.checkpoints.format import LATEST, all_checkpoints, latest
 from protlm.commands.checkpoint import info, verify
 from protlm.errors import InputDataError
@@ -172,3 +173,31 @@ def test_50_flipped_bits_are_refused(run: Path) -> None:
 @pytest.mark.slow
 def test_1000_flipped_bits_are_refused(run: Path) -> None:
     assert flipped_bits(run, 1_000) == []
+
+
+NAMES = ["/dev/zero", "../x", "..", "part/x", "pipe", "zero", "x" * 300]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "huge.json", "model.safetensors", "SHA256SUMS"])
+def test_checksums_of_other_than_files_of_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    """None of them is read: a device has no end, and a pipe waits for its writer."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    if name in NAMES and name != "x" * 300:
+        with pytest.raises(InputDataError, match=r"SHA256SUMS lists"):
+            damaged_files(folder)
+        return
+    if name not in NAMES:
+        (folder / name).touch()
+        os.truncate(folder / name, 1 << 42)
+    assert damaged_files(folder) == [name]
+
+
+def test_a_checksum_that_is_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.ckpt.sha256")
+    (tmp_path / "x.ckpt").write_text("x")
+    with pytest.raises(InputDataError, match=r"no readable x\.ckpt\.sha256"):
+        check_sum(tmp_path / "x.ckpt")

@@ -1,5 +1,8 @@
 """BERT over residues: outputs are those of Hugging Face transformers, over its own alphabet."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +214,17 @@ def test_the_alphabet_is_needed(bert: Path) -> None:
     (bert / "vocab.txt").unlink()
     with pytest.raises(InputDataError, match=r"vocab.txt: no such file; give .* the alphabet"):
         interop.read(bert)
+    numbers = {token: number for number, token in enumerate(ALPHABET)}
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": numbers}
+    model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    (bert / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(
+        InputDataError, match=r"vocab\.txt is missing, .* type: python -c "
+    ) as error:
+        interop.read(bert)
+    # The command writes the file.
+    subprocess.run([sys.executable, "-c", str(error.value).split('"')[1]], check=True)
+    interop.read(bert)
 
 
 def test_a_pickle_of_tensors_is_read(bert: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_run_is_exported_for_transformers_and_imported_again(
     assert (found.hash, found.description) == (original.hash, original.description)
     assert protlm.load(tmp_path / "hf").hash == original.hash
     files = {path.name for path in (tmp_path / "hf").iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_protlm.py", "vocab.txt"} <= files
+    assert {"config.json", "model.safetensors", "modeling_protlm.py", "tokenizer.json"} <= files
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())
     del settings["protlm"]["model"]["num_heads"]
     (tmp_path / "hf" / "config.json").write_text(json.dumps(settings))

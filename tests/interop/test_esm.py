@@ -1,6 +1,7 @@
 """ESM-2, ESM-1b, ESM-1v: layouts are read alike, outputs are those of transformers."""
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -371,6 +372,36 @@ def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
     (folder / "vocab.txt").write_text("\n".join(sorted(VOCABULARY.tokens)))
     with pytest.raises(InputDataError, match="does not have the 33 tokens of ESM-2 in their order"):
         interop.read(folder)
+    (folder / "vocab.txt").unlink()
+    for tokens in (VOCABULARY.tokens, sorted(VOCABULARY.tokens)):
+        numbers = {token: number for number, token in enumerate(tokens)}
+        added = [{"content": t, "id": numbers.pop(t)} for t in VOCABULARY.tokens if "<" in t]
+        contents = {"model": {"vocab": numbers}, "added_tokens": added}
+        (folder / "tokenizer.json").write_text(json.dumps(contents))
+        if tokens == VOCABULARY.tokens:
+            interop.read(folder)
+    with pytest.raises(InputDataError, match=r"tokenizer\.json does not have the 33 tokens"):
+        interop.read(folder)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("", "module.", "as DataParallel or .* save the model in it, model.module, and"),
+        ("", "_orig_mod.", "as torch.compile saves them; save .* model._orig_mod, and"),
+        ("", "model.", "such as one of Lightning,"),
+        ("esm.", "", r"has no output layer \(lm_head.* .EsmForMaskedLM.*: give the EsmFor"),
+        ("lm_head.", "classifier.", "or has the head of another task"),
+    ],
+)
+def test_what_another_program_saved_is_said(
+    old: str, new: str, message: str, write_esm: Write
+) -> None:
+    tensors = {n.replace(old, new, 1): v for n, v in esm_tensors().items()}
+    if not new:
+        tensors = {n: v for n, v in tensors.items() if "lm_head" not in n}
+    with pytest.raises(InputDataError, match=message):
+        interop.read(write_esm(tensors=tensors))
 
 
 def test_a_contact_head_of_other_heads_is_refused(write_esm: Write) -> None:

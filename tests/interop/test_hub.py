@@ -10,7 +10,7 @@ import pytest
 
 import protlm
 from protlm import interop
-from protlm.errors import InputDataError
+from protlm.errors import InputDataError, UserError
 from protlm.interop.hub import _read_files
 
 pytestmark = pytest.mark.peers
@@ -128,6 +128,17 @@ def test_a_model_that_cannot_be_had_is_one_sentence(
         protlm.load(NAME)
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", ["a/" + "b" * 97, "a" * 97 + "/b", "a/b..c", "a--b/c"])
+@pytest.mark.parametrize("offline", [False, True])
+def test_an_impossible_name_is_one_sentence(
+    name: str, offline: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    with pytest.raises(UserError, match="cannot be a name of the Hugging Face Hub, which") as error:
+        protlm.load(name)
+    assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize("error", ["GatedRepoError", "RepositoryNotFoundError", "no network"])

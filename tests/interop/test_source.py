@@ -195,3 +195,20 @@ def test_a_description_of_any_size_is_refused(write_esm: Write) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"x": "y" * (1 << 20)}))
     with pytest.raises(InputDataError, match=r"config\.json is not JSON"):
         interop.read(folder)
+
+
+def test_adapters_and_pointers_are_named(write_esm: Write, tmp_path: Path) -> None:
+    folder = write_esm()
+    (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    shutil.copy(tmp_path / "x.pt", folder / "model.safetensors")
+    for path in (tmp_path / "x.pt", folder):
+        with pytest.raises(InputDataError, match=r"is a pointer of Git LFS, .*: git lfs pull"):
+            protlm.load(path)
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "esm2"}')
+    shutil.copy(tmp_path / "x.pt", folder / "adapter_model.safetensors")
+    for path in (folder, folder / "adapter_model.safetensors"):
+        with pytest.raises(InputDataError, match=r"adapter of PEFT to 'esm2', .*merge_and_unload"):
+            protlm.load(path)
+    (folder / "config.json").unlink()
+    with pytest.raises(InputDataError, match="adapter of PEFT"):
+        protlm.load(folder)
