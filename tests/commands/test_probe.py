@@ -39,8 +39,8 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"json": {"classes": ["a", "b", "c"]}}, "does not have 3 outputs"),
     ({"json": {"format": 99}}, "another format"),
     ({"array": lambda one: one[:5].copy()}, "its layer or its width"),
-    ({"array": lambda one: one * np.nan}, "not finite"),
-    ({"array": lambda one: one.astype(np.int64)}, "float64"),
+    ({"array": lambda one: one * np.nan}, "NaN or infinite"),
+    ({"array": lambda one: one.astype(np.int64)}, "as torch.int64"),
 ]
 
 

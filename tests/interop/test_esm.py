@@ -390,7 +390,7 @@ def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
         ("", "module.", "as DataParallel or .* save the model in it, model.module, and"),
         ("", "_orig_mod.", "as torch.compile saves them; save .* model._orig_mod, and"),
         ("", "model.", "such as one of Lightning,"),
-        ("esm.", "", r"has no output layer \(lm_head.* .EsmForMaskedLM.*: give the EsmFor"),
+        ("esm.", "", r"has no output layer \(lm_head.*EsmForMaskedLM.*: give the EsmFor"),
         ("lm_head.", "classifier.", "or has the head of another task"),
     ],
 )
