@@ -118,7 +118,7 @@ def find_checkpoint(
                 f"trainer.max_steps={step} or more"
             )
         contents = read_facts(checkpoint)
-        refuse_bounded_exact_heads(checkpoint, module.description, contents["state_dict"])
+        refuse_bounded_exact_heads(checkpoint, module.description, contents.get("state_dict", ()))
         module.check_continues(contents)
         # A checkpoint that lacks the position is rejected when it is loaded.
         if place := contents.get(type(data).__qualname__):
