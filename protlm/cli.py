@@ -181,7 +181,7 @@ def _check_values(arguments: list[str]) -> None:
             raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
         if flag in RANGES:
             with suppress(ValueError):
-                number = float(value)
+                number = int(value) if value.lstrip("+-").isdigit() else float(value)
                 if number not in (allowed := RANGES[flag]):
                     raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
 

@@ -1,5 +1,6 @@
 """Fields of settings: default, help text and allowed range in one place; types of options."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
@@ -18,7 +19,7 @@ _TYPE_NAMES: dict[type, str] = {
     type(None): "null",
 }
 
-# Where integers of 64 bits end; no setting is as large.
+# Where integers of 64 bits end; no number of things is as large.
 _LARGEST = 2**63
 
 
@@ -34,14 +35,18 @@ class Range:
     allows: Callable[[float], bool]
 
     def __contains__(self, value: float) -> bool:
-        return abs(value) < _LARGEST and self.allows(value)
+        return not _is_too_large(value) and self.allows(value)
 
     def expected(self, value: float) -> str:
         """Returns what a value that is not in the range should be."""
-        return "below 2^63" if abs(value) >= _LARGEST else self.text
+        return "below 2^63" if _is_too_large(value) else self.text
 
     def __str__(self) -> str:
         return self.text
+
+
+def _is_too_large(value: float) -> bool:
+    return math.isinf(value) if isinstance(value, float) else abs(value) >= _LARGEST
 
 
 def at_least(low: float, *, below: float | None = None, at_most: float | None = None) -> Range:

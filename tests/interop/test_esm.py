@@ -215,8 +215,12 @@ def test_contacts_are_those_of_hugging_face(
     assert head is not None
     regression = ContactRegression.from_dict({"seed": 0, **asdict(head)})
     features_HLL = head_features(model, sequence)
-    # The features are rounded to float32.
-    condition = float(np.tensordot(np.abs(head.weights), np.abs(features_HLL), axes=1).max())
+    maps = model.attention_maps(model.tokenize([sequence]))
+    maps_HLL = torch.cat([maps[n][0, :, 1:-1, 1:-1] for n in sorted(maps)]).numpy()
+    # Maps and features are rounded to float32: s - r c / t changes by 4 (s + |f|) roundings at
+    # most, and a probability by a quarter of its logit.
+    sizes_HLL = maps_HLL + maps_HLL.swapaxes(1, 2) + np.abs(features_HLL)
+    condition = float(np.tensordot(np.abs(head.weights), sizes_HLL, axes=1).max())
     bound = error_bound(torch.float32, condition, 1)
     np.testing.assert_allclose(regression.predict(features_HLL), expected_LL, rtol=0, atol=bound)
 
