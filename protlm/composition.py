@@ -13,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from protlm.config import RENAMED, EvaluateConfig, TrainConfig
+from protlm.config import RENAMED, EvaluateConfig, TrainConfig, drop_removed
 from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.paths import conf_dir, existing_file, in_home
 
@@ -307,6 +307,8 @@ def read_run_config(path: Path) -> dict[Any, Any]:
         settings = _load(path)
         loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
         before = OmegaConf.to_container(loaded, enum_to_str=True)
+    except InputDataError:
+        raise
     except Exception as error:
         reason = str(error).strip().split("\n", 1)[0][:200]
         raise InputDataError(
@@ -341,4 +343,6 @@ def _load(path: Path) -> Any:
             OmegaConf.update(settings, new, settings[section].pop(name))
     if missing := [name for name in _SECTIONS if name not in settings]:
         raise ValueError(f"it has no section {missing[0]!r}")
+    if OmegaConf.is_dict(settings.model):
+        drop_removed(path, settings.model)
     return settings

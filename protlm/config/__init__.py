@@ -26,7 +26,7 @@ from protlm.config.choices import (
 )
 from protlm.config.data import DataConfig, EvaluationDataConfig, MixtureConfig
 from protlm.config.fields import Checked, at_least, setting
-from protlm.config.model import ModelConfig
+from protlm.config.model import ModelConfig, drop_removed
 from protlm.config.training import (
     LoggerConfig,
     ObjectiveConfig,
@@ -68,6 +68,7 @@ __all__ = [
     "TrainerConfig",
     "Verify",
     "WandbMode",
+    "drop_removed",
 ]
 
 # Old names of settings: refused on the command line, but read from the config of a run.

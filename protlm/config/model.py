@@ -1,6 +1,9 @@
 """Settings of the model around an attention mechanism."""
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from protlm.config.choices import (
     Activation,
@@ -11,7 +14,7 @@ from protlm.config.choices import (
     QueryKeyWidth,
 )
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import UserError
+from protlm.errors import InputDataError, UserError
 
 
 @dataclass
@@ -77,7 +80,6 @@ class ModelConfig(Checked):
     unet_skips: bool = setting(
         "adds the input of each early block to the input of the matching late block", False
     )
-    reversible: bool = setting("two residual streams, and no activations kept", False)
     feedforward_chunk: int | None = setting(
         "positions that the feed-forward computes at a time", None, allowed=at_least(1)
     )
@@ -100,13 +102,16 @@ class ModelConfig(Checked):
             )
         if self.qk_norm_width is QueryKeyWidth.layer and not self.qk_norm:
             raise UserError("model.qk_norm_width=layer needs model.qk_norm=true")
-        if self.reversible and self.unet_skips:
-            raise UserError(
-                "model.reversible=true keeps no output of early blocks, which "
-                "model.unet_skips=true needs; type only one of them"
-            )
-        if self.reversible and self.norm_order is not NormOrder.pre:
-            raise UserError(
-                f"model.reversible=true cannot have model.norm_order={self.norm_order}: a norm "
-                "after the sum cannot be undone; type model.norm_order=pre"
-            )
+
+
+def drop_removed(path: Path, settings: MutableMapping[Any, Any]) -> None:
+    """Drops the setting of an earlier version from those of a stored model, if it was off.
+
+    Raises:
+        InputDataError: it was on.
+    """
+    if settings.pop("reversible", False):
+        raise InputDataError(
+            f"{path} was trained with model.reversible=true, which protlm no longer has; use the "
+            "version that wrote it"
+        )

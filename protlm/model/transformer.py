@@ -18,11 +18,10 @@ from protlm.attention import Attention
 from protlm.attention.base import State
 from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
 from protlm.errors import UserError
-from protlm.model.block import Block, OneStreamBlock, norm_layer
+from protlm.model.block import Block, norm_layer
 from protlm.model.head import HeadTransform, TiedHead
 from protlm.model.linear import Linear
 from protlm.model.positions import Rotary, position_table
-from protlm.model.reversible import ReversibleBlock, Streams
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.model.skips import UnetSkips
 from protlm.model.token_dropout import drop_masked_tokens
@@ -58,6 +57,10 @@ class ProteinLM(nn.Module):
         vocab_size: V.
         pad: the padding token.
         mechanism: creates the attention mechanism of a block from its number, 0 to N - 1.
+
+    Attributes:
+        activation_checkpointing: whether each block's activations are recomputed in the backward
+            pass.
     """
 
     def __init__(
@@ -75,8 +78,7 @@ class ProteinLM(nn.Module):
                 f"model.model_dim={config.model_dim} is not a multiple of "
                 f"model.num_heads={config.num_heads}; choose one that is"
             )
-        self.reversible = config.reversible
-        self._activation_checkpointing = False
+        self.activation_checkpointing = False
         self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
         self.positions = position_table(
             config.positions, max_length=config.max_length, model_dim=config.model_dim
@@ -88,9 +90,8 @@ class ProteinLM(nn.Module):
             Rotary(head_dim=head_dim, stored=config.stored_frequencies) if rotary else None
         )
         self.dropout = nn.Dropout(config.dropout)
-        block = ReversibleBlock if config.reversible else OneStreamBlock
         self.blocks = nn.ModuleList(
-            block(config, mechanism(number), Tokens(vocab_size, pad))
+            Block(config, mechanism(number), Tokens(vocab_size, pad))
             for number in range(config.num_layers)
         )
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
@@ -115,20 +116,6 @@ class ProteinLM(nn.Module):
     def num_layers(self) -> int:
         """Number of blocks, N."""
         return len(self.blocks)
-
-    @property
-    def activation_checkpointing(self) -> bool:
-        """Whether each block's activations are recomputed in the backward pass."""
-        return self._activation_checkpointing
-
-    @activation_checkpointing.setter
-    def activation_checkpointing(self, recompute: bool) -> None:
-        if recompute and self.reversible:
-            raise UserError(
-                "model.reversible=true already recomputes the activations in the backward pass; "
-                "type trainer.activation_checkpointing=false, or model.reversible=false"
-            )
-        self._activation_checkpointing = recompute
 
     def forward(
         self,
@@ -160,15 +147,15 @@ class ProteinLM(nn.Module):
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
         hidden: dict[int, Tensor] = {}
         context = self._context(tokens_BL, mask_BL, causal=causal)
-        residual = self._enter(context, recompute=torch.is_grad_enabled())
+        x_BLD = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
-                hidden[number - 1] = _hidden(residual)
+                hidden[number - 1] = x_BLD
             if number > max(layers):
                 return hidden
-            residual = self._run(block, self._skipped(residual, early), context)
-        hidden[self.num_layers] = self.final_norm(_hidden(residual))
+            x_BLD = self._run(block, self._skipped(x_BLD, early), context)
+        hidden[self.num_layers] = self.final_norm(x_BLD)
         return hidden
 
     def initial_state(self) -> DecodingState:
@@ -184,14 +171,14 @@ class ProteinLM(nn.Module):
         """
         start, tokens_B1 = state.length, tokens_B[:, None]
         context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
-        residual = self._enter(context, start)
+        x_B1D = self._enter(context, start)
         blocks: list[State | None] = []
         early: list[Tensor] = []
         for block, before in zip(self.blocks, state.blocks, strict=True):
             assert isinstance(block, Block)
-            after, residual = block.step(before, self._skipped(residual, early), context)
+            after, x_B1D = block.step(before, self._skipped(x_B1D, early), context)
             blocks.append(after)
-        logits_B1V = self._logits(self.final_norm(_hidden(residual)))
+        logits_B1V = self._logits(self.final_norm(x_B1D))
         return DecodingState(start + 1, tuple(blocks)), logits_B1V.squeeze(1)
 
     def attention_inputs(
@@ -202,13 +189,13 @@ class ProteinLM(nn.Module):
         Only the inputs of one block are in memory at a time, so that maps can be streamed.
         """
         context = self._context(tokens_BL, mask_BL, causal=causal)
-        residual = self._enter(context)
+        x_BLD = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
-            residual = self._skipped(residual, early)
-            yield number, block.attention_inputs(residual, context)
-            residual = block(residual, context)
+            x_BLD = self._skipped(x_BLD, early)
+            yield number, block.attention_inputs(x_BLD, context)
+            x_BLD = block(x_BLD, context)
 
     def mechanism(self, number: int) -> Attention:
         """Returns the attention mechanism of block `number`, from 1."""
@@ -216,10 +203,8 @@ class ProteinLM(nn.Module):
         assert isinstance(block, Block)
         return block.attention.mechanism
 
-    def _enter(
-        self, context: Context, start: int = 0, *, recompute: bool = False
-    ) -> Tensor | Streams:
-        """Returns the input of the first block; `recompute` applies to reversible blocks."""
+    def _enter(self, context: Context, start: int = 0) -> Tensor:
+        """Returns the input of the first block, BLD."""
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL)
@@ -227,8 +212,7 @@ class ProteinLM(nn.Module):
             x_BLD = self.positions(x_BLD, start=start)
         if self.embedding_norm is not None:
             x_BLD = self.embedding_norm(x_BLD)
-        x_BLD = self.dropout(x_BLD)
-        return Streams(x_BLD, recompute=recompute) if self.reversible else x_BLD
+        return self.dropout(x_BLD)
 
     def _logits(self, x_BLD: Tensor) -> Tensor:
         if self.head_transform is not None:
@@ -242,25 +226,15 @@ class ProteinLM(nn.Module):
         rotation = None if self.rotary is None else self.rotary.angles(start, end)
         return Context(tokens_BL, mask_BL, rotation, causal)
 
-    def _skipped(self, residual: Tensor | Streams, early: list[Tensor]) -> Tensor | Streams:
+    def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""
-        if self.skips is None:
-            return residual
-        assert isinstance(residual, Tensor)
-        return self.skips(residual, early)
+        return x_BLD if self.skips is None else self.skips(x_BLD, early)
 
-    def _run(
-        self, block: nn.Module, residual: Tensor | Streams, context: Context
-    ) -> Tensor | Streams:
+    def _run(self, block: nn.Module, x_BLD: Tensor, context: Context) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
             # The recomputation draws the same dropout: preserve_rng_state is true by default.
-            return checkpoint(block, residual, context, use_reentrant=False)
-        return block(residual, context)
-
-
-def _hidden(residual: Tensor | Streams) -> Tensor:
-    """Returns the hidden state, BLD, from the output of a block."""
-    return residual.mean() if isinstance(residual, Streams) else residual
+            return checkpoint(block, x_BLD, context, use_reentrant=False)
+        return block(x_BLD, context)
 
 
 def _initialize(module: nn.Module) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
-from torch import nn
 
 from protlm.data.dataset import Batch
 from protlm.model.block import Block
@@ -32,10 +31,7 @@ def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_GRAPHS)
     for block in network.blocks:
         assert isinstance(block, Block)
-        # Reversible blocks pass functions to autograd, which a graph cannot contain.
-        parts: list[nn.Module] = [block.attention, block.feedforward]
-        for part in parts if network.reversible else [block]:
-            part.forward = torch.compile(part.forward, dynamic=False, backend=backend)
+        block.forward = torch.compile(block.forward, dynamic=False, backend=backend)
 
 
 class RunEagerly(Callback):

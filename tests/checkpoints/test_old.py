@@ -58,6 +58,27 @@ def test_old_norms_of_a_mechanism_that_has_none_now_are_rejected(tmp_path: Path)
         protlm.load(tmp_path / "old")
 
 
+def test_what_was_trained_with_reversible_residuals_is_refused_by_name(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The old files above have the setting, too, but off."""
+    run = Path(shutil.copytree(OLD / "softmax", tmp_path / "run"))
+    checkpoints.export(checkpoints.read(run), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    assert "reversible" not in config.read_text()
+    config.write_text(
+        config.read_text().replace('"num_layers"', '"reversible": true, "num_layers"')
+    )
+    write_sums(tmp_path / "model")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("reversible: false", "reversible: true"))
+    message = "was trained with model.reversible=true, which protlm no longer has; use the version"
+    with pytest.raises(InputDataError, match=rf"/model\S* {message} that wrote it$"):
+        protlm.load(tmp_path / "model")
+    with pytest.raises(InputDataError, match=rf"/config.yaml {message} that wrote it$"):
+        train_tiny(run)
+
+
 @pytest.mark.parametrize("linear", ["performer_relu", "rfa", "hedgehog"])
 def test_a_hybrid_whose_exact_heads_had_other_norms_is_refused_by_name(
     linear: str, train_tiny: Callable[..., Path], tmp_path: Path

@@ -301,11 +301,6 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         2,
         ["data.max_length=4096", "model.max_length"],
     ),
-    "keep what is not there": (
-        ["train", "model.reversible=true", "trainer.activation_checkpointing=true", "run_dir=o"],
-        2,
-        ["trainer.activation_checkpointing"],
-    ),
     "sweep on two devices": (
         ["train", "--multirun", "trainer.devices=2", "seed=0,1", "run_dir=o", "data.dir=data"],
         2,

@@ -159,7 +159,6 @@ def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:
         ("norm_epsilon", 1e-3, "model.norm_epsilon=1e-05, .* this run is 0.001"),
         ("norm_order", NormOrder.post, "model.norm_order=pre, .* this run is post"),
         ("positions", Positions.sinusoidal, "model.positions=rotary, .* this run is sinusoidal"),
-        ("reversible", True, "model.reversible=false, .* this run is true"),
     ],
 )
 def test_a_setting_without_weights_is_compared(

@@ -222,7 +222,7 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
     models = {
         "extras": model_with("performer_softmax", **EXTRAS),
         "skips": model_with("softmax", positions=Positions.learned, unet_skips=True),
-        "reversible": model_with("linear", reversible=True, feedforward_chunk=7),
+        "chunked": model_with("linear", feedforward_chunk=7),
         "hybrid": model_with("hybrid", qk_norm=True),
         "width": model_with("softmax", qk_norm=True, qk_norm_width=QueryKeyWidth.layer),
         "stored": model_with("performer_relu", stored_frequencies=True),

@@ -239,7 +239,6 @@ def test_attention_inputs_are_those_of_the_forward_pass(causal: bool) -> None:
         ({"convolution": 4}, "model.convolution=5"),
         ({"convolution": 1}, "model.convolution=5"),
         ({"convolution": 33}, "3 to 31"),
-        ({"reversible": True, "unet_skips": True}, "only one of them"),
     ],
 )
 def test_impossible_settings_are_rejected(changes: dict[str, Any], words: str) -> None:

@@ -68,7 +68,7 @@ def attention_error(student: Path, teacher: Path) -> float:
     with torch.inference_mode():
         residual = models[1].network._enter(context)
         for own, taught in zip(*blocks, strict=True):
-            hidden = taught._attention_input(residual)
+            hidden = taught.attention_norm(residual)
             y, estimate = (b.attention(hidden, context)[batch.mask_BL] for b in (taught, own))
             errors.append(((y - estimate).square().sum(-1) / y.square().sum(-1)).mean())
             residual = taught(residual, context)
