@@ -128,8 +128,6 @@ def main() -> NoReturn:
     hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
     if debug and not hydra:
         arguments.remove("--debug")
-    if not hydra:
-        arguments = [*map(_in_home, arguments)]
     keep_freed_memory()
     # On SIGTERM, clean up and print a message.
     with interruption.sigterm_as_interrupt():
@@ -138,6 +136,8 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str]) -> None:
     """Parses the arguments and runs the command; raises usage errors as `UserError`."""
+    if arguments[:1] not in (["train"], ["evaluate"]):
+        arguments = [*map(_in_home, arguments)]
     if arguments in ([], ["data"], ["checkpoint"]):
         arguments = [*arguments, "--help"]
     # Raises an error if it was removed, where torch would end the process.

@@ -81,14 +81,13 @@ def of_the_system(error: Exception) -> UserError | None:
     """
     text = str(error).split("\n", 1)[0][:200]
     if isinstance(error, MemoryError) or re.search(_FULL_MEMORY, text):
+        more = "another device" if "CUDA" in text else "allow more memory (ulimit -v)"
         return UserError(
             f"the memory is full or limited ({text or 'MemoryError'}): use smaller batches, "
-            "shorter sequences or a smaller model, or allow more memory (ulimit -v)"
+            f"shorter sequences or a smaller model, or {more}"
         )
     if "start new thread" in text or (isinstance(error, OSError) and text.endswith(_NO_PROCESS)):
         return UserError(f"{text}: allow more processes and threads (ulimit -u)")
-    if isinstance(error, RecursionError):
-        return InputDataError("an input is nested too deep to be read")
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
         letters = f"{error.encoding} has no {error.object[error.start : error.end][:9]!r}"
         return OutputError(f"the encoding {letters}; type: export PYTHONIOENCODING=utf-8")
@@ -106,6 +105,8 @@ def _of_a_file(error: OSError) -> UserError | None:
         return OutputError(f"{reason}; set TMPDIR to a folder that can be written to")
     if error.errno == errno.ENOENT and name is None and reason == os.strerror(errno.ENOENT):
         return UserError("the current folder was removed; change to another: cd FOLDER")
+    if name is not None and error.errno in (errno.EEXIST, errno.EROFS, errno.ENOTEMPTY):
+        return OutputError(f"{name} cannot be written: {reason}")
     # A file that is missing may be protlm's own.
     if name is not None and error.errno not in (None, errno.ENOENT):
         return InputDataError(f"{name} cannot be used: {reason}")

@@ -106,14 +106,18 @@ class FolderLock:
         Raises:
             OutputError: another process has taken it over, or the lock file is gone.
         """
-        if not self.is_held and _read(self._path) is None:
+        try:
+            owner = _owner(self._path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
             raise OutputError(
                 f"{self._path} is gone: it was removed, or its folder was moved; this process stops"
-            )
-        if not self.is_held:
+            ) from None
+        except OSError:
+            # A disk that fails for a moment: what is written next will tell.
+            return
+        if self._file is None or owner != self._me:
             raise OutputError(
-                f"{self._path} now belongs to {_who(_read(self._path))}, which took it over: this "
-                "process stops"
+                f"{self._path} now belongs to {_who(owner)}, which took it over: this process stops"
             )
 
     def release(self) -> None:
@@ -204,8 +208,14 @@ def _who(owner: LockOwner | None) -> str:
 
 def _read(path: Path) -> LockOwner | None:
     """Returns the owner that a lock file names; None if the file is damaged or missing."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError):
+        return _owner(path.read_text(encoding="utf-8"))
+    return None
+
+
+def _owner(text: str) -> LockOwner | None:
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        found = json.loads(text)
         names = [field.name for field in fields(LockOwner)]
         return LockOwner(**{name: found[name] for name in names if name in found})
     return None

@@ -43,7 +43,9 @@ def available_memory() -> int | None:
 def free_memory(device: torch.device) -> int:
     """Returns the free memory of a device, or what is available to this process, in bytes."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What torch keeps for its next tensors is free, too.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     found = available_memory()
     return os.sysconf("SC_AVPHYS_PAGES") * _PAGE if found is None else found
 

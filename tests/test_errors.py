@@ -59,7 +59,7 @@ FAULTS: dict[str, tuple[Exception, ExitCode, str]] = {
     "permission": (_system(errno.EACCES, "/d/x"), ExitCode.BAD_INPUT, "/d/x cannot be used"),
     "a long name": (_system(errno.ENAMETOOLONG, "x"), ExitCode.BAD_INPUT, "x cannot be used"),
     "a broken disk": (_system(errno.EIO, "x"), ExitCode.BAD_INPUT, "x cannot be used"),
-    "depth": (RecursionError("maximum recursion depth"), ExitCode.BAD_INPUT, "nested too deep"),
+    "exists": (FileExistsError(errno.EEXIST, "File exists", "out"), ExitCode.OUTPUT, "written"),
     "encoding": (
         UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range(128)"),
         ExitCode.OUTPUT,

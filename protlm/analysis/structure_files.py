@@ -111,7 +111,7 @@ def _read_pdb(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
     text.seek(0)
     for line in text:
         if line.startswith("SEQRES"):
-            sequences.setdefault(line[11], []).extend(line[19:70].split())
+            sequences.setdefault(line[11:12], []).extend(line[19:70].split())
     return next(structure.get_models()), sequences
 
 

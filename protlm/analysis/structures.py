@@ -246,8 +246,9 @@ def _atom(residue: "Residue", name: str) -> np.ndarray:
 def _cb(residue: "Residue") -> np.ndarray:
     if "CB" in residue:
         return _atom(residue, "CB")
-    # NaN if one of the three is missing.
-    return imputed_cb(*(_atom(residue, name) for name in ("N", "CA", "C")))
+    # NaN if one of the three is missing, or if they are in a line.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return imputed_cb(*(_atom(residue, name) for name in ("N", "CA", "C")))
 
 
 def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:

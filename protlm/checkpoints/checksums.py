@@ -7,8 +7,8 @@ from protlm.errors import InputDataError
 from protlm.paths import complete_file, refuse_pointer, sha256_of
 
 SUMS = "SHA256SUMS"
-# Bytes of files other than weights.
-_MOST, _WEIGHTS = 1 << 26, (".ckpt", ".pt")
+# Bytes of a list of checksums, and of a file in it: more would take minutes to hash.
+_LONGEST_LIST, _LARGEST_FILE = 1 << 26, 1 << 38
 
 
 def sum_path(path: Path) -> Path:
@@ -78,7 +78,7 @@ def check_sum(path: Path) -> None:
 
 def _few_lines(path: Path) -> list[str]:
     """Returns the lines of a file of checksums; raises ValueError if it is a device or large."""
-    if not path.is_file() or path.stat().st_size > _MOST:
+    if not path.is_file() or path.stat().st_size > _LONGEST_LIST:
         raise ValueError
     return path.read_text().splitlines()
 
@@ -94,7 +94,7 @@ def _digest(path: Path) -> str | None:
         if path.suffix == ".safetensors":
             # Its beginning says how large it is.
             safe_open(path, framework="pt").__exit__(None, None, None)
-        elif path.suffix not in _WEIGHTS and path.stat().st_size > _MOST:
+        elif path.stat().st_size > _LARGEST_FILE:
             return None
         return sha256_of(path)
     except (OSError, SafetensorError):

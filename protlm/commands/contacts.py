@@ -166,6 +166,8 @@ def _predict(
                     shown = ("in the fit", shown[1])
                 rows.append((name, f"{len(record.sequence):,}", *shown))
                 progress.update(len(rows))
+        if not rows:
+            raise InputDataError(f"no protein can be used: {': '.join(skipped[-1])}")
     return rows
 
 

@@ -30,6 +30,7 @@ from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
+from protlm.lock import FolderLock
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
@@ -111,9 +112,9 @@ def finetune_labels(
     leaked = leakage(proteins.examples, split, clusters)
     work = _Work(model, [one.sequence for one in proteins.examples], targets, split, options)
     settings = {"model": model.hash, "labels": sha256_of(labels), **_settings(work)}
-    with locked(output, FinetuneLock):
+    with locked(output, FinetuneLock) as lock:
         check_same_run(output, settings)
-        found = _found(work, output)
+        found = _found(replace(work, lock=lock), output)
         result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
         _write(work, result, output)
     print_result(result)
@@ -130,6 +131,7 @@ class _Work:
     targets: Targets
     split: Split
     options: FinetuneOptions
+    lock: FolderLock | None = None
 
     @property
     def probing(self) -> ProbeOptions:
@@ -271,7 +273,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
         causal=model.causal,
         settings=options.training,
     )
-    code = finetune(module, train, valid, folder=output, settings=options.training)
+    code = finetune(module, train, valid, folder=output, settings=options.training, lock=work.lock)
     if code or options.rank is None or not is_first_rank():
         return code
     with complete_folder(output / ADAPTER, overwrite=True) as folder:

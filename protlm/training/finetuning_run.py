@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from protlm.checkpoints.format import load_training, newest_whole
 from protlm.errors import ExitCode, UserError
+from protlm.lock import FolderLock
 from protlm.training.callbacks.keep_best import KeepBest
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
@@ -55,6 +56,7 @@ def finetune(
     *,
     folder: Path,
     settings: FinetuneSettings,
+    lock: FolderLock | None = None,
 ) -> ExitCode:
     """Trains until the patience or the epochs end, and sets the best parameters.
 
@@ -67,6 +69,7 @@ def finetune(
         valid: the proteins that decide when to stop.
         folder: the folder of checkpoints and `metrics.csv`.
         settings: the settings.
+        lock: the lock of the folder, which the first rank checks before each checkpoint.
 
     Returns:
         Not 0 if a signal ended the training.
@@ -89,7 +92,7 @@ def finetune(
     stop, batches = StopOnSignal(), Batches(train, settings.batch_size, seed=settings.seed)
     tested = Batches(valid, settings.batch_size, seed=None)
     module.warmup_steps = max(len(batches) // 10, 1)
-    keep = KeepBest(folder, batches, tested, patience=settings.patience, stop=stop)
+    keep = KeepBest(folder, batches, tested, patience=settings.patience, stop=stop, lock=lock)
     trainer = _trainer(settings, folder, keep, stop)
     if settings.devices > 1:
         end_with_exit_code_of_ranks()

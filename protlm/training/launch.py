@@ -130,10 +130,14 @@ def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> 
         if fault := size_fault():
             raise InputDataError(f"{fault}; restore it, or make the data set again") from error
         free = shutil.disk_usage(_SHARED).free if _SHARED.exists() else _LITTLE
-        raise (OutputError if free < _LITTLE else LostRankError)(
-            f"a loader worker has ended unexpectedly: it was killed, or {_SHARED} is full, which "
-            f"has {free >> 20:,} MiB left; type data.num_workers=0 to load without workers, or "
-            "enlarge it (docker run --shm-size=1g)"
+        advice = "type data.num_workers=0 to load without workers"
+        if free < _LITTLE:
+            raise OutputError(
+                f"a loader worker has ended: {_SHARED} has {free >> 20:,} MiB left; {advice}, or "
+                "enlarge it (docker run --shm-size=1g)"
+            ) from error
+        raise LostRankError(
+            f"a loader worker was killed, perhaps because the memory was full; {advice}"
         ) from error
 
 

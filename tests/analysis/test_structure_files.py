@@ -162,6 +162,7 @@ def test_short_lines_and_other_line_ends(tmp_path: Path) -> None:
         "\r\n".join(short),
         "\r".join(ATOMS),
         "\ufeff" + "\n".join(ATOMS),
+        "SEQRES\n" + "\n".join(ATOMS),
     ):
         found = read(tmp_path / "a.pdb", text)
         assert found.sequence == CAPSID and not found.notes

@@ -256,8 +256,18 @@ def test_a_home_folder_is_found_where_the_shell_does_not_look(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     seen: list[str] = []
-    monkeypatch.setattr(cli, "_run", seen.extend)
+    monkeypatch.setattr(cli, "_check_values", seen.extend)
     monkeypatch.setattr(sys, "argv", ["protlm", "embed", typed])
     with pytest.raises(SystemExit):
         cli.main()
     assert seen == ["embed", read]
+
+
+def test_a_home_folder_of_an_unknown_user_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["protlm", "models", "~no-such-user/x"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "there is no user no-such-user" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from protlm.commands.finetune_run import FinetuneLock, check_same_run
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.lock import LOCK
 from protlm.training.callbacks.keep_best import KeepBest
 from protlm.training.finetuning import FinetuneSettings
 
@@ -106,6 +108,20 @@ def test_two_processes_do_not_share_a_folder(labels: Path, tiny_run: Path, tmp_p
             labels, tiny_run, tmp_path / "run", FinetuneOptions(SETTINGS), LabelOptions()
         )
     lock.release()
+
+
+def test_a_run_that_lost_its_lock_stops(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
+    run, begin = tmp_path / "run", KeepBest.on_train_epoch_start
+
+    def interfere(self: KeepBest, *given: Any) -> None:
+        (run / LOCK).unlink()
+        begin(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeepBest, "on_train_epoch_start", interfere)
+        with pytest.raises(OutputError, match=r"lock.json is gone"):
+            finetune_labels(labels, tiny_run, run, FinetuneOptions(SETTINGS), LabelOptions())
+    assert not (run / "checkpoints").exists()
 
 
 def test_all_weights_are_trained_and_resumed(

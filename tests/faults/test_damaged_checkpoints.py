@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import protlm
-from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path
+from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sums
 from protlm.checkpoints.format import LATEST, all_checkpoints, latest
 from protlm.commands.checkpoint import info, verify
 from protlm.errors import InputDataError
@@ -194,6 +194,13 @@ def test_checksums_of_other_than_files_of_the_folder_are_refused(name: str, tmp_
         (folder / name).touch()
         os.truncate(folder / name, 1 << 42)
     assert damaged_files(folder)
+
+
+def test_a_table_of_any_length_may_lie_beside_weights(tmp_path: Path) -> None:
+    (tmp_path / "predictions.tsv").touch()
+    os.truncate(tmp_path / "predictions.tsv", 1 << 27)
+    write_sums(tmp_path)
+    assert damaged_files(tmp_path) == []
 
 
 def test_a_checksum_that_is_a_pipe_is_not_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression
 from protlm.cli import app
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import OutputError
+from protlm.errors import InputDataError, OutputError
 from protlm.model import gibbs, memory
 from protlm.model.decoding import Sampling
 from protlm.training.finetuning import FinetuneSettings, Finetuning, Metric
@@ -70,6 +70,18 @@ def test_what_has_no_room_is_skipped_with_both_figures(
         with h5py.File("out.h5") as file:
             assert set(file) == {f"P{number}" for number in range(20)}
             assert np.asarray(file.attrs["skipped"])["reason"][0].decode() in skipped
+
+
+def test_contacts_of_nothing_that_fits_are_no_result(
+    folder: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(next((folder / "fit").glob("*")), "x.pdb.gz")
+    monkeypatch.setattr(memory, "_LONGEST", 16)
+    monkeypatch.setattr(memory.Room, "refusal", lambda self, length: f"{length} need more")
+    command = "contacts x.pdb.gz -o out.h5 --fit fit --device cpu -m"
+    with pytest.raises(InputDataError, match=r"no protein can be used: x: .* need more"):
+        app([*command.split(), str(tiny_run)], standalone_mode=False)
+    assert list(folder.glob("out*")) == []
 
 
 def test_contacts_need_the_maps_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,21 @@ def test_a_process_that_lost_its_lock_writes_nothing_more(tmp_path):
         lock.check()
 
 
+@pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES])
+def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeypatch, fault):
+    lock = BuildLock(tmp_path)
+
+    def fail(path, **options):
+        raise OSError(fault, os.strerror(fault), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        lock.check()
+    (tmp_path / LOCK).unlink()
+    with pytest.raises(OutputError, match="is gone"):
+        lock.check()
+
+
 def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK

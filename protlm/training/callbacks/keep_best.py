@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import Callback
 
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, remove
 from protlm.errors import TrainingDivergedError
+from protlm.lock import FolderLock
 from protlm.paths import complete_file
 from protlm.terminal import JobProgress
 from protlm.training.callbacks.preemption import StopOnSignal
@@ -30,13 +31,21 @@ class KeepBest(Callback):
         valid: the validation batches.
         patience: epochs without a lower validation loss after which training stops.
         stop: an epoch that it cut off is not saved, and is repeated by the resumed run.
+        lock: the lock of the run, on the first rank; checked before each checkpoint.
     """
 
     def __init__(
-        self, folder: Path, batches: Batches, valid: Batches, *, patience: int, stop: StopOnSignal
+        self,
+        folder: Path,
+        batches: Batches,
+        valid: Batches,
+        *,
+        patience: int,
+        stop: StopOnSignal,
+        lock: FolderLock | None = None,
     ) -> None:
         self._folder, self._batches, self._valid = folder, batches, valid
-        self._patience, self._stop = patience, stop
+        self._patience, self._stop, self._lock = patience, stop, lock
         self._progress: JobProgress | None = None
         self._done = 0
 
@@ -88,6 +97,8 @@ class KeepBest(Callback):
         if self._stop.received:
             return
         assert isinstance(pl_module, Finetuning)
+        if self._lock is not None:
+            self._lock.check()
         self._compare(trainer, pl_module, train_loss=pl_module.train_loss())
         trainer.should_stop |= pl_module.stale_epochs >= self._patience
         folder = self._folder / "checkpoints"
