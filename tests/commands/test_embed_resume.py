@@ -196,7 +196,7 @@ def test_ctrl_c_is_one_sentence_and_a_dry_run_counts_what_is_finished(
         patch.setattr(Parts, "write", interrupt)
         embed(fasta, tiny_run, tmp_path / "out.h5", OPTIONS)
     assert "kept in" not in capsys.readouterr().err
-    monkeypatch.setattr(estimate, "_pass", lambda job, sequences: (1.0, 1))
+    monkeypatch.setattr(estimate, "_pass", lambda job, sequences: 1.0)
     for name in ("out.h5", "other.h5"):
         embed(fasta, tiny_run, tmp_path / name, replace(OPTIONS, dry_run=True))
     one, other = capsys.readouterr().out.split("records ")[1:]

@@ -283,8 +283,6 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     monkeypatch.setattr(estimate, "_LENGTHS", (16, 32, 64))
     # The model needs some kilobytes for a residue.
     monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
-    monkeypatch.setattr(estimate, "_restart_peak", lambda model: 0)
-    monkeypatch.setattr(estimate, "_peak", lambda model: 300_000)
     embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, dry_run=True))
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert said["records"] == "34, of them 33 to embed"
@@ -292,6 +290,7 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     assert said["longest"] == "36,000 residues"
     assert said["output"].startswith(f"{33 * 64 * 4 / 1e3:.1f} kB")
     assert re.match(r"about \d+:\d\d:\d\d on cpu", said["time"])
+    assert re.match(r"about .* for the largest batch, 2.0 MB are free", said["memory"])
     assert said["will"].startswith("not fit        titin, 36,000 residues: about ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
 

@@ -7,17 +7,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from protlm.commands.embedding.job import Job
 from protlm.data.vocabulary import STANDARD
 from protlm.memory import free_memory, readable_size
-from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import printable
 
 # Lengths of the random proteins in batches that are timed.
 _LENGTHS = (128, 512, 1_024, 2_048)
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _LISTED = 10
 # A value per token that grows less, from the shortest to the longest, is noise.
 _GROWS = 1.5
@@ -59,9 +56,9 @@ def print_estimate(job: Job, output: Path, finished: Mapping[int, Set[int]]) -> 
 
 def _measured(job: Job, finished: Mapping[int, Set[int]]) -> list[tuple[str, str]]:
     """Returns the time and the memory, extrapolated from batches of random proteins."""
-    limit = job.model.max_residues
-    seconds, peak = _of_batches(job, _capped(_LENGTHS, limit))
-    tokens, largest = [], []
+    limit, room = job.model.max_residues, job.embedder.room
+    seconds = _of_batches(job, _capped(_LENGTHS, limit))
+    tokens, largest, of_batches = [], [], [0]
     for unit in range(len(job.plan.units)):
         for index, batch in enumerate(job.plan.batches(unit)):
             if index in finished.get(unit, ()):
@@ -69,12 +66,13 @@ def _measured(job: Job, finished: Mapping[int, Set[int]]) -> list[tuple[str, str
             longest = int(job.plan.lengths[batch.records].max())
             tokens.append(len(batch.records) * (longest + 2))
             largest.append(longest if limit is None else min(longest, limit))
+            of_batches.append(len(batch.records) * room.needs(longest))
     total = float(np.sum(np.polyval(seconds, largest) * tokens))
-    room = job.embedder.room
     distinct, places = np.unique(job.plan.lengths, return_inverse=True)
-    needs = [max(room.needs(length), peak) for length in distinct.tolist()]
+    needs = [room.needs(length) for length in distinct.tolist()]
     free = free_memory(job.model.device)
-    memory = f"about {readable_size(needs[-1])} for the longest, {readable_size(free)} are free"
+    needed = readable_size(max(of_batches))
+    memory = f"about {needed} for the largest batch, {readable_size(free)} are free"
     return [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
         ("memory", memory),
@@ -96,23 +94,23 @@ def _too_large(job: Job, needs: np.ndarray, free: int) -> list[tuple[str, str]]:
     return [("will not fit", printable(row)) for row in rows]
 
 
-def _of_batches(job: Job, sizes: list[int]) -> tuple[np.ndarray, int]:
-    """Returns the seconds of a token, as a line over the length, and the peak of the memory."""
-    rng, seconds, peaks = np.random.default_rng(0), [], []
+def _of_batches(job: Job, sizes: list[int]) -> np.ndarray:
+    """Returns the seconds of a token, as a line over the length."""
+    rng, seconds = np.random.default_rng(0), []
     for length in sizes:
         rows = max(1, job.options.tokens_per_batch // (length + 2))
         some = ["".join(rng.choice(list(STANDARD), length)) for _ in range(rows)]
         # The first pass also fills the caches of the libraries.
-        peaks.append(_pass(job, some)[1])
-        seconds.append(_pass(job, some)[0] / (rows * (length + 2)))
-    return _line(sizes, seconds), max(peaks)
+        _pass(job, some)
+        seconds.append(_pass(job, some) / (rows * (length + 2)))
+    return _line(sizes, seconds)
 
 
-def _pass(job: Job, sequences: list[str]) -> tuple[float, int]:
-    """Returns the seconds and the bytes of a batch."""
-    before, start = _restart_peak(job.model), time.perf_counter()
+def _pass(job: Job, sequences: list[str]) -> float:
+    """Returns the seconds of a batch."""
+    start = time.perf_counter()
     job.embedder.vectors(sequences)
-    return time.perf_counter() - start, max(0, _peak(job.model) - before)
+    return time.perf_counter() - start
 
 
 def _capped(lengths: tuple[int, ...], limit: int | None) -> list[int]:
@@ -128,26 +126,3 @@ def _line(sizes: list[int], values: list[float]) -> np.ndarray:
         return np.array([0.0, float(np.median(values))])
     slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     return np.array([slope, max(values[-1] - slope * sizes[-1], 0.0)])
-
-
-def _restart_peak(model: PretrainedModel) -> int:
-    """Sets the peak of the used memory back, and returns the memory in use, in bytes."""
-    if model.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(model.device)
-        return torch.cuda.memory_allocated(model.device)
-    try:
-        _RESET.write_text("5")
-    except OSError:
-        return 0
-    return _kilobytes(_STATUS, "VmRSS:") * 1_024
-
-
-def _peak(model: PretrainedModel) -> int:
-    if model.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(model.device)
-    return _kilobytes(_STATUS, "VmHWM:") * 1_024
-
-
-def _kilobytes(path: Path, name: str) -> int:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
