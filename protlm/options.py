@@ -12,7 +12,7 @@ RANGES = {
     **dict.fromkeys(["--seed", "--min-count"], at_least(0)),
     **dict.fromkeys(["--toks-per-batch", "--batch-size", "--shard-residues"], at_least(1)),
     **dict.fromkeys(["--max-length", "--top-k", "--sweeps", "--epochs", "--patience"], at_least(1)),
-    "--lora": at_least(1),
+    **dict.fromkeys(["--lora", "--devices"], at_least(1)),
     "--learning-rate": above(0),
     "--number": at_least(1, at_most=10**8),
     "--processes": at_least(1, at_most=1_000),

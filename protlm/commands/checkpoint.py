@@ -206,8 +206,6 @@ def convert_model(
         OutputError: the output exists or cannot be written.
     """
     check_output(output)
-    if seed is not None and seed < 0:
-        raise UserError(f"--seed {seed} must be at least 0")
     found = read_model(path)
     try:
         done = convert(found, _mechanism(attention, settings), seed=seed)

@@ -93,7 +93,8 @@ def finetune_labels(
         InputDataError: labels, sequences or clusters cannot be used.
         OutputError: the run is complete, or the folder cannot be written.
     """
-    _check(options, output)
+    check_devices(options.training)
+    refuse_complete(output)
     # Lightning moves the model of another rank to its own device.
     model = load_model(model_path, device=device if is_first_rank() else "cpu")
     if options.rank is not None:
@@ -178,24 +179,6 @@ def _write(work: _Work, result: Result, output: Path) -> None:
         )
     weights = dict(model.network.state_dict())
     export(Checkpoint(output, model.description, weights), output / MERGED)
-
-
-def _check(options: FinetuneOptions, output: Path) -> None:
-    training = options.training
-    for flag, value in (
-        ("--epochs", training.epochs),
-        ("--patience", training.patience),
-        ("--batch-size", training.batch_size),
-        ("--devices", training.devices),
-        ("--lora", 1 if options.rank is None else options.rank),
-        ("--toks-per-batch", training.tokens_per_batch),
-    ):
-        if value < 1:
-            raise UserError(f"{flag} {value} must be at least 1")
-    if not training.learning_rate > 0:
-        raise UserError(f"--learning-rate {training.learning_rate} must be above 0")
-    check_devices(training)
-    refuse_complete(output)
 
 
 def _with_valid(split: Split, seed: int) -> Split:

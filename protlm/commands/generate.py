@@ -118,13 +118,6 @@ def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
     for flag, value in (("--prefix", options.prefix), ("--max-length", options.max_length)):
         if value:
             raise UserError(f"{flag} is for causal models; leave it out with --start")
-    for flag, value, least in (
-        ("--number", options.number, 1),
-        ("--batch-size", options.batch_size, 1),
-        ("--seed", options.seed, 0),
-    ):
-        if value is not None and value < least:
-            raise UserError(f"{flag} {value} must be at least {least}")
 
 
 def _residues(prefix: str) -> str:

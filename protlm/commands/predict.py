@@ -54,8 +54,6 @@ def predict(
     check_output(output)
     if output.suffix.lower() not in _SEPARATORS:
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.tsv')}")
-    if tokens_per_batch < 1:
-        raise UserError(f"--toks-per-batch {tokens_per_batch} must be at least 1")
     probe = read_probe(probe_dir)
     model = load_model(model_path, device=device)
     probe.check_model(model)

@@ -8,7 +8,6 @@ from protlm.commands.probe_results import Result, print_result, write_prediction
 from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probing import MODEL, ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
-from protlm.errors import UserError
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.paths import check_output, complete_folder
@@ -42,8 +41,6 @@ def probe_labels(
         InputDataError: labels, sequences or clusters cannot be used.
         OutputError: the output exists or cannot be written.
     """
-    if options.tokens_per_batch < 1:
-        raise UserError(f"--toks-per-batch {options.tokens_per_batch} must be at least 1")
     check_output(output)
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)

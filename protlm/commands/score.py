@@ -181,8 +181,6 @@ def scan_protein(
 
 
 def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list[Estimator]]:
-    if options.tokens_per_batch < 1:
-        raise UserError(f"--toks-per-batch {options.tokens_per_batch} must be at least 1")
     model = load_model(model_path, device=options.device)
     predictor = Predictor(model, options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))

@@ -42,8 +42,6 @@ class Sweeps:
     mask_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.number < 1:
-            raise UserError(f"--sweeps {self.number} must be at least 1")
         if not 0 < self.mask_fraction <= 1:
             raise UserError(
                 f"--mask-fraction {self.mask_fraction} must be above 0 and at most 1, for instance "

@@ -214,9 +214,6 @@ def test_starts_that_are_too_long_are_reported(
         (True, {}, "--start is for models that predict masked residues"),
         (False, {"prefix": "MK"}, "--prefix is for causal models; leave it out with --start"),
         (False, {"max_length": 9}, "--max-length is for causal models"),
-        (False, {"number": 0}, "--number 0 must be at least 1"),
-        (False, {"batch_size": 0}, "--batch-size 0 must be at least 1"),
-        (False, {"seed": -1}, "--seed -1 must be at least 0"),
         (False, {"start": None, "sweeps": Sweeps()}, "need sequences; type --start"),
     ],
 )

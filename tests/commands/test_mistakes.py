@@ -25,6 +25,17 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         )
         for arguments, flag, value, range in (
             (["probe", "x.tsv", "-o", "o"], "--seed", "-1", "at least 0"),
+            (["probe", "x.tsv", "-o", "o"], "--toks-per-batch", "0", "at least 1"),
+            (["predict", "x.fasta", "-o", "o"], "--toks-per-batch", "0", "at least 1"),
+            (["score", "x.csv", "-o", "o"], "--toks-per-batch", "0", "at least 1"),
+            (["finetune", "x.tsv", "-o", "o"], "--devices", "0", "at least 1"),
+            (["finetune", "x.tsv", "-o", "o"], "--epochs", "0", "at least 1"),
+            (["finetune", "x.tsv", "-o", "o"], "--lora", "0", "at least 1"),
+            (["finetune", "x.tsv", "-o", "o"], "--learning-rate", "0", "above 0"),
+            (["generate", "-m", "run", "-o", "o"], "--number", "0", "at least 1"),
+            (["generate", "-m", "run", "-o", "o"], "--batch-size", "0", "at least 1"),
+            (["generate", "-m", "run", "-o", "o"], "--sweeps", "0", "at least 1"),
+            (["generate", "-m", "run", "-o", "o"], "--seed", "-1", "at least 0"),
             (["probe", "x.tsv", "-o", "o"], "--seed", str(2**64), "below 2^63"),
             (["finetune", "x.tsv", "-o", "o"], "--seed", str(2**63), "below 2^63"),
             (["finetune", "x.tsv", "-o", "o"], "--lora", str(10**30), "below 2^63"),

@@ -140,7 +140,6 @@ def test_temperature_0_takes_the_most_probable_residue() -> None:
 @pytest.mark.parametrize(
     "values, message",
     [
-        ((0, 0.1), "--sweeps 0 must be at least 1"),
         ((1, 0.0), "--mask-fraction 0.0 must be above 0"),
         ((1, 1.5), "--mask-fraction 1.5 must be above 0 and at most 1"),
     ],

@@ -116,10 +116,6 @@ class EmbedOptions:
         Raises:
             UserError: names the settings, and what to type.
         """
-        if self.tokens_per_batch < 1:
-            raise UserError(f"--toks-per-batch {self.tokens_per_batch} must be at least 1")
-        if self.processes < 1:
-            raise UserError(f"--processes {self.processes} must be at least 1")
         if (self.ranges is not None) != (Pooling.ranges in self.include):
             raise UserError(
                 "--include ranges needs a table, and a table needs it; type: "
