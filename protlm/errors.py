@@ -74,13 +74,18 @@ _NO_PROCESS = os.strerror(errno.EAGAIN)
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def is_full_memory(error: Exception) -> bool:
+    """Returns whether an error says that the memory of a device is full or limited."""
+    return isinstance(error, MemoryError) or bool(re.search(_FULL_MEMORY, str(error)))
+
+
 def of_the_system(error: Exception) -> UserError | None:
     """Returns the sentence of a limit or a fault of the system, None for any other error.
 
     It is the last guard: where a file is read or written, a better sentence can be said.
     """
     text = str(error).split("\n", 1)[0][:200]
-    if isinstance(error, MemoryError) or re.search(_FULL_MEMORY, text):
+    if is_full_memory(error):
         more = "another device" if "CUDA" in text else "allow more memory (ulimit -v)"
         return UserError(
             f"the memory is full or limited ({text or 'MemoryError'}): use smaller batches, "

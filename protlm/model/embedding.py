@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
-from protlm.errors import UserError
+from protlm.errors import UserError, is_full_memory
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 Vectors = dict[tuple[Pooling, int], Tensor]
 Ranges = Sequence[tuple[int, int]]
 T = TypeVar("T")
-# How the allocator of the CPU says that the memory is full; those of other devices have a type.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def batches(
@@ -189,16 +187,9 @@ def unless_full(compute: Callable[[], T]) -> T | None:
     try:
         return compute()
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not is_full_memory(error):
             raise
     # Outside of the handler, whose traceback keeps the tensors alive.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that the memory of the device is full."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

@@ -22,8 +22,8 @@ from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import Parts, _ShareLock
 from protlm.data_prep import submission
 from protlm.data_prep.submission import Executor, JobFailedError, Submission
-from protlm.errors import LostRankError, OutputError, UserError
-from protlm.model.embedding import Embedder, is_out_of_memory
+from protlm.errors import LostRankError, OutputError, UserError, is_full_memory
+from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 
@@ -380,8 +380,8 @@ def test_a_protein_that_did_not_fit_is_computed_again(
 
 
 def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
-    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    assert is_full_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert not is_full_memory(RuntimeError("shapes cannot be multiplied"))
     model = protlm.load(tiny_run)
     with pytest.raises(UserError, match="layer 9 does not exist"):
         Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])
