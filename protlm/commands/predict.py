@@ -8,19 +8,16 @@ import numpy as np
 
 from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.probe_results import output_cells, output_columns
+from protlm.commands.score_results import check_table_output, write_table
 from protlm.data.records import Record
-from protlm.data.tables import write_rows
 from protlm.downstream.features import embeddings
 from protlm.downstream.probe_files import Probe, read_probe
 from protlm.downstream.tasks import Task
-from protlm.errors import UserError
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, complete_file
 from protlm.terminal import JobProgress
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 # Records whose outputs are in memory at a time.
 _WINDOW = 512
 
@@ -51,27 +48,23 @@ def predict(
         InputDataError: the probe, the model or the file is damaged.
         OutputError: the output exists or cannot be written.
     """
-    check_output(output)
-    if output.suffix.lower() not in _SEPARATORS:
-        raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.tsv')}")
+    check_table_output(output)
     probe = read_probe(probe_dir)
     model = load_model(model_path, device=device)
     probe.check_model(model)
     proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
     is_residues = probe.task is Task.residue_classes
     names = ["identifier", *(["position", "residue"] if is_residues else [])]
-    with (
-        complete_file(output) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-        JobProgress("predicting", len(proteins)) as progress,
-    ):
-        delimiter = _SEPARATORS[output.suffix.lower()]
-        write_rows(file, delimiter, [[*names, *output_columns(probe.classes)]])
-        done, records = 0, iter(proteins)
-        while window := list(islice(records, _WINDOW)):
-            write_rows(file, delimiter, _rows(window, probe, model, tokens_per_batch))
-            done += len(window)
-            progress.update(done)
+
+    def rows() -> Iterator[list[str]]:
+        records = iter(proteins)
+        with JobProgress("predicting", len(proteins)) as progress:
+            for start in range(0, len(proteins), _WINDOW):
+                window = [*islice(records, _WINDOW)]
+                yield from _rows(window, probe, model, tokens_per_batch)
+                progress.update(start + len(window))
+
+    write_table(output, [*names, *output_columns(probe.classes)], rows())
     proteins.report("predicted")
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -102,7 +103,7 @@ def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]
         complete_file(path) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,
     ):
-        write_rows(file, _SEPARATORS[path.suffix.lower()], [[*header], *rows])
+        write_rows(file, _SEPARATORS[path.suffix.lower()], chain([[*header]], rows))
 
 
 def report_table(source: Path, table: VariantTable) -> None:

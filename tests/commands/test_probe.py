@@ -169,7 +169,7 @@ def test_another_model_and_damaged_probes_are_refused(
     other = train_tiny(tmp_path / "other", "trainer.max_steps=2", "seed=3")
     with pytest.raises(UserError, match="was fitted on a model with the hash"):
         predict(fasta, tmp_path / "p", other, tmp_path / "x.tsv")
-    with pytest.raises(UserError, match=r"type: -o .*x\.tsv"):
+    with pytest.raises(UserError, match=r"type: -o .*x\.csv"):
         predict(fasta, tmp_path / "p", tiny_run, tmp_path / "x.h5")
     for number, (changes, words) in enumerate(DAMAGED):
         folder = shutil.copytree(tmp_path / "p", tmp_path / str(number))
