@@ -69,9 +69,7 @@ class ProteinChoice:
         Raises:
             InputDataError: no protein can be used.
         """
-        limit = self.max_residues
-        if model.max_residues is not None:
-            limit = min(limit, model.max_residues)
+        limit = min(self.max_residues, model.max_residues or self.max_residues)
         if self.sequences is None:
             found, _ = read_folder(self.structures, limit)
             return [Protein(s.identifier, s.sequence, s) for s in found[: self.max_proteins]]

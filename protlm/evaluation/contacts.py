@@ -82,9 +82,7 @@ class Contacts(Evaluation):
         Raises:
             InputDataError: a folder or structure cannot be used, or a protein is in both folders.
         """
-        limit = self.max_residues
-        if model.max_residues is not None:
-            limit = min(limit, model.max_residues)
+        limit = min(self.max_residues, model.max_residues or self.max_residues)
         fit, too_long_to_fit = read_folder(self.fit_dir, limit)
         test, too_long_to_test = read_folder(self.test_dir, limit)
         check_disjoint(fit, test)

@@ -71,9 +71,7 @@ class Jacobian(Evaluation):
         Raises:
             InputDataError: the folder or a structure cannot be used.
         """
-        limit = self.max_residues
-        if model.max_residues is not None:
-            limit = min(limit, model.max_residues)
+        limit = min(self.max_residues, model.max_residues or self.max_residues)
         structures, too_long = read_folder(self.structures, limit)
         compared = {"model": model, "random_weights": model.with_random_weights(self.seed)}
         group_of = read_groups(self.groups, structures)
