@@ -4,7 +4,6 @@ import re
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -99,12 +98,7 @@ class JobProgress:
         elif not self._quiet:
             print(text, file=sys.stderr, flush=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif not self._quiet and kind is None and self._done != self._printed:

@@ -157,7 +157,7 @@ def test_unfinished_results_of_another_command_are_refused(
         embed(fasta, tiny_run, output, OPTIONS)
     fasta.write_text(content)
     (folder / "plan.json").write_text("{")
-    with pytest.raises(InputDataError, match=r"plan.json is damaged: remove the folder"):
+    with pytest.raises(InputDataError, match=r"plan.json is not .*; remove the folder"):
         embed(fasta, tiny_run, output, OPTIONS)
 
 

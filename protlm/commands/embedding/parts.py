@@ -20,6 +20,7 @@ import numpy as np
 from protlm.commands.embedding.options import Share
 from protlm.commands.embedding.plan import DIGEST_BYTES, Batch, Plan
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.json_file import read_json
 from protlm.lock import FolderLock
 from protlm.paths import OUTPUT_FAULTS, beside, explain_os_error, fsync
 from protlm.terminal import printable
@@ -197,14 +198,9 @@ def read_fingerprint(output: Path) -> dict[str, Any] | None:
     """
     path = partial_folder(output) / _PLAN
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputDataError(f"{path} is damaged: {_again(path.parent)}")
-    return found
+        return read_json(path, "a plan") if path.exists() else None
+    except InputDataError as error:
+        raise InputDataError(f"{error}; {_again(path.parent)}") from None
 
 
 def compare(folder: Path, fingerprint: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from protlm.data.records import splitting
@@ -98,12 +97,7 @@ class SequenceFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._source.close()
 
     def _beginning(self) -> tuple[bytes, int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from select import select
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self, TextIO
 
 from protlm.errors import InputDataError
@@ -94,12 +94,7 @@ class ByteSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self, size: int) -> bytes:
@@ -201,12 +196,7 @@ class TextSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.text.close()
         self._source.close()
 
