@@ -72,7 +72,8 @@ def embed(
     """
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
-    form.check(options)
+    if options.format is Format.parquet:
+        form.pyarrow()
     named = _FORMAT_OF.get(output.suffix.lower())
     otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)

@@ -225,9 +225,9 @@ def test_parquet_without_pyarrow_is_one_sentence(
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("x.h5", {"dtype": Dtype.bfloat16}, "HDF5 has no bfloat16"),
-        ("x.npz", {"dtype": Dtype.bfloat16, "format": Format.npz}, "NumPy has no bfloat16"),
-        ("x.parquet", {"dtype": Dtype.bfloat16, "format": Format.parquet}, "Parquet has no bf"),
+        ("x.h5", {"dtype": Dtype.bfloat16}, "--format hdf5 has no bfloat16"),
+        ("x.npz", {"dtype": Dtype.bfloat16, "format": Format.npz}, "npz has no bfloat16"),
+        ("x.parquet", {"dtype": Dtype.bfloat16, "format": Format.parquet}, "parquet has no bf"),
         ("x.parquet", {"include": BOTH, "format": Format.parquet}, "--format ragged"),
         ("x.h5ad", {"include": BOTH, "format": Format.anndata}, "--format ragged"),
         ("x.h5ad", {}, r"is an HDF5 file, not .h5ad; .*or: --format anndata"),

@@ -111,7 +111,7 @@ class EmbedOptions:
         return len(self.include) == len(self.layers) == 1
 
     def check(self) -> None:
-        """Refuses settings that exclude each other.
+        """Refuses settings that exclude each other, and what the format cannot hold.
 
         Raises:
             UserError: names the settings, and what to type.
@@ -126,3 +126,12 @@ class EmbedOptions:
         if len(given) + (self.processes > 1) > 1:
             several = [*given, *(["--processes"] if self.processes > 1 else [])]
             raise UserError(f"{' and '.join(several)} exclude each other; type one of them")
+        form = f"--format {self.format}"
+        if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
+            raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
+        matrices = [kind.value for kind in self.include if kind.is_matrix]
+        if matrices and self.format in (Format.parquet, Format.anndata):
+            raise UserError(
+                f"{form} has one vector for a protein, and --include {matrices[0]} makes several; "
+                "type --format ragged"
+            )

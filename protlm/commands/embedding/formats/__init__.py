@@ -1,5 +1,4 @@
-"""The formats of `protlm embed --format NAME`: one module each, with the same two functions.
+"""The formats of `protlm embed --format NAME`: one module each, with the same function.
 
-`check(options)` refuses settings that the format cannot hold, and `write(results, output)` writes
-the file; it gets its final name only when it is complete.
+`write(results, output)` writes the file; it gets its final name only when it is complete.
 """

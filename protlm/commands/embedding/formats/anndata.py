@@ -13,30 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job, Key
-from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.commands.outputs import TEXT, hdf5_file, sanitize
-from protlm.errors import UserError
 from protlm.terminal import JobProgress
 
 SUFFIXES, WHAT = (".h5ad",), "an AnnData file"
 _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
-
-
-def check(options: EmbedOptions) -> None:
-    """Refuses what a matrix of one row per protein cannot hold.
-
-    Raises:
-        UserError: bfloat16, or several vectors for a protein.
-    """
-    hdf5.check(options)
-    if matrices := [kind.value for kind in options.include if kind.is_matrix]:
-        raise UserError(
-            f"--format anndata has one vector for a protein, and --include {matrices[0]} makes "
-            "several; type --format ragged"
-        )
 
 
 def write(results: Results, output: Path) -> None:

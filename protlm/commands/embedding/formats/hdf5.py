@@ -7,25 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.outputs import ProteinFile, entry_bytes, hdf5_file
-from protlm.errors import UserError
 from protlm.terminal import JobProgress
 
 SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
-
-
-def check(options: EmbedOptions) -> None:
-    """Refuses what HDF5 cannot hold.
-
-    Raises:
-        UserError: bfloat16.
-    """
-    if options.dtype is Dtype.bfloat16:
-        raise UserError(
-            "HDF5 has no bfloat16: type --dtype float16, or --format pt, which holds it"
-        )
 
 
 def write(results: Results, output: Path) -> None:

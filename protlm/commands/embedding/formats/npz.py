@@ -11,25 +11,11 @@ from zipfile import ZipFile, ZipInfo
 import numpy as np
 
 from protlm.commands.embedding.formats.ragged import group_of
-from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.results import Results, end_to_end
-from protlm.errors import UserError
 from protlm.paths import complete_file
 from protlm.terminal import JobProgress
 
 SUFFIXES, WHAT = (".npz",), "a NumPy archive"
-
-
-def check(options: EmbedOptions) -> None:
-    """Refuses what NumPy cannot hold.
-
-    Raises:
-        UserError: bfloat16.
-    """
-    if options.dtype is Dtype.bfloat16:
-        raise UserError(
-            "NumPy has no bfloat16: type --dtype float16, or --format pt, which holds it"
-        )
 
 
 def write(results: Results, output: Path) -> None:

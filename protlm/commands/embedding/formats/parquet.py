@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from protlm.commands.embedding.job import Job, Key
-from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.results import Embedded, Results, end_to_end
 from protlm.errors import UserError
 from protlm.paths import complete_file
@@ -19,31 +18,13 @@ from protlm.terminal import JobProgress
 SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 
 
-def check(options: EmbedOptions) -> None:
-    """Refuses what a column of vectors cannot hold.
-
-    Raises:
-        UserError: bfloat16, several vectors for a protein, or pyarrow is not installed.
-    """
-    if options.dtype is Dtype.bfloat16:
-        raise UserError(
-            "Parquet has no bfloat16: type --dtype float16, or --format pt, which holds it"
-        )
-    if matrices := [kind.value for kind in options.include if kind.is_matrix]:
-        raise UserError(
-            f"--format parquet has one vector for a protein, and --include {matrices[0]} makes "
-            "several; type --format ragged"
-        )
-    _pyarrow()
-
-
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input.
 
     Raises:
         OutputError: the output exists or cannot be written.
     """
-    job, arrow = results.job, _pyarrow()
+    job, arrow = results.job, pyarrow()
     number = arrow.from_numpy_dtype(job.options.dtype.stored)
     vector = arrow.list_(number, job.width)
     fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
@@ -83,7 +64,12 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _pyarrow() -> Any:
+def pyarrow() -> Any:
+    """Returns the package.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         import_module("pyarrow.parquet")
         return import_module("pyarrow")

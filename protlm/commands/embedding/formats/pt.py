@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.options import Dtype, EmbedOptions
+from protlm.commands.embedding.options import Dtype
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.outputs import entry_name
 from protlm.model.pooling import Pooling
@@ -25,10 +25,6 @@ SUFFIXES, WHAT = ("",), "a folder of .pt files"
 # The longest file names have 255 bytes.
 _LONGEST_NAME = 240
 _NAMES = {Pooling.per_tok: "representations", Pooling.ranges: "range_representations"}
-
-
-def check(options: EmbedOptions) -> None:
-    """Accepts all settings."""
 
 
 def write(results: Results, output: Path) -> None:

@@ -9,21 +9,11 @@ from pathlib import Path
 
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job, Key
-from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.commands.outputs import TEXT, hdf5_file, sanitize
 from protlm.terminal import JobProgress
 
 SUFFIXES, WHAT = hdf5.SUFFIXES, hdf5.WHAT
-
-
-def check(options: EmbedOptions) -> None:
-    """Refuses what HDF5 cannot hold.
-
-    Raises:
-        UserError: bfloat16.
-    """
-    hdf5.check(options)
 
 
 def group_of(job: Job, key: Key) -> str:
