@@ -34,7 +34,6 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
         UserError: the sequence is longer than the model accepts, or rows of its maps are not
             distributions.
     """
-    is_distribution = model.network.mechanism(1).rows_are_distributions
     batch = model.tokenize([sequence])
     with torch.inference_mode():
         inputs = dict(
@@ -48,13 +47,13 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
         row_L = row_L / (0.5 * (sums_L + 1.0))
         row_L = 0.5 * (row_L + operator.transposed_product(row_L))
         # An estimate of weights may be negative; rounding in float32 is not meant.
-        is_distribution &= bool(row_L.min() > -1e-6)
-    if not is_distribution:
-        raise UserError(
-            "rollout multiplies distributions over positions, and rows of the maps of attention="
-            f"{model.description.attention} are not: weights may be negative (docs/mechanisms.md); "
-            "use a model with another attention, or read its maps: protlm attention"
-        )
+        if not row_L.min() > -1e-6:
+            raise UserError(
+                "rollout multiplies distributions over positions, and rows of the maps of "
+                f"attention={model.description.attention} are not: weights may be negative "
+                "(docs/mechanisms.md); use a model with another attention, or read its maps: "
+                "protlm attention"
+            )
     return row_L.cpu()
 
 

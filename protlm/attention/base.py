@@ -60,8 +60,6 @@ class Attention(nn.Module, ABC):
     map_meaning: ClassVar[str] = "the weight of value j in output i"
     # Whether outputs are the map times the values, of any width; an instance may override it.
     is_map_times_values: bool = True
-    # Whether rows of a map are distributions over positions, or estimates of distributions.
-    rows_are_distributions: ClassVar[bool] = True
     # The longest input, in positions; None for no limit.
     max_length: int | None = None
 

@@ -59,7 +59,6 @@ class Linformer(Attention, SharesParameters):
     cost: ClassVar[str] = "L P K"
     advice: ClassVar[str] = "proteins of similar length, if no map over residues is needed"
     map_meaning: ClassVar[str] = "the weight of value j in output i; rows do not sum to 1"
-    rows_are_distributions = False
 
     def __init__(
         self,

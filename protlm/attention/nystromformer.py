@@ -58,7 +58,6 @@ class Nystromformer(Attention):
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i, the skip included; may be negative"
     )
-    rows_are_distributions = False
 
     def __init__(
         self,
