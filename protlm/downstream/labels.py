@@ -6,6 +6,7 @@ second FASTA file, with one letter for each residue.
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -154,7 +155,7 @@ def _examples(
                 f"{one.place}: {one.identifier} is repeated; remove one of the two"
             )
         seen.add(one.identifier)
-        sequence, reason = residues(_sequence_of(one, found, sequences), tally, ReadOptions())
+        sequence, reason = _residues_of(one, found, sequences, tally)
         if reason:
             counts[f"with a rejected sequence ({reason})"] += 1
             continue
@@ -166,16 +167,18 @@ def _examples(
         yield replace(one, sequence=sequence)
 
 
-def _sequence_of(one: Example, found: Mapping[str, str] | None, sequences: Path | None) -> str:
-    sequence = one.sequence
+def _residues_of(
+    one: Example, found: Mapping[str, tuple[str, str]] | None, sequences: Path | None, tally: Tally
+) -> tuple[str, str]:
+    """Returns the sequence, and the reason why it is rejected or an empty string."""
     if found is not None:
         name = one.identifier if one.identifier in found else accession(one.identifier)
         if name not in found:
             raise InputDataError(f"{one.place}: {sequences} has no sequence of {one.identifier}")
-        sequence = found[name]
-    elif not sequence:
+        return found[name]
+    if not one.sequence:
         raise UserError(f"{one.place} has no sequence; add a column sequence, or --sequences FASTA")
-    return sequence
+    return residues(one.sequence, tally, ReadOptions())
 
 
 def _check_fasta(path: Path, text: str, *, per_residue: bool, has_sequences: bool) -> None:
@@ -207,21 +210,23 @@ def _check_sequences(path: Path, examples: Sequence[Example]) -> None:
         raise InputDataError(f"{path}: the sequences look like DNA or RNA; translate them first")
 
 
-def _sequences(path: Path, wanted: Set[str]) -> dict[str, str]:
-    """Returns the wanted sequences of a file by identifier, and by the accession in it."""
-    found, tally = {}, Tally()
+def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:
+    """Returns the wanted sequences, or why they are rejected, by identifier and its accession."""
+    # The rows of all rejected records are counted.
+    found, tally = {}, Tally(max_listed=sys.maxsize)
     for record in read_records(path, tally):
+        usable = record.sequence, ""
         if record.identifier in wanted:
-            if found.get(record.identifier, record.sequence) != record.sequence:
+            if found.get(record.identifier, usable) != usable:
                 raise InputDataError(
                     f"{path} has different sequences of {record.identifier}; remove all but one"
                 )
-            found[record.identifier] = record.sequence
+            found[record.identifier] = usable
         if (name := accession(record.identifier)) in wanted:
-            found.setdefault(name, record.sequence)
-    # The rows of rejected records are counted.
-    for identifier, _, _ in (one for some in tally.listed.values() for one in some):
-        found.setdefault(accession(identifier), found.setdefault(identifier, ""))
+            found.setdefault(name, usable)
+    for reason, some in tally.listed.items():
+        for identifier, _, _ in some:
+            found.setdefault(accession(identifier), found.setdefault(identifier, ("", reason)))
     tally.warn_of_rejected(path)
     return found
 

@@ -268,10 +268,19 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
         assert words in said
     with pytest.raises(InputDataError, match="look like DNA or RNA"):
         take(NUMBERS, ["GATTACA"] * 80)
-    (tmp_path / "x.fasta").write_text(">A\nMK1\n>B\nMKTC\n")
-    with pytest.warns(UserWarning, match="1 of 2 records rejected"):
-        found = read("id\tlabel\nA\t1\nB\t2\n", sequences=tmp_path / "x.fasta")
+    text = "".join(f">{n}\nMK1\n" for n in range(1_200))
+    (tmp_path / "x.fasta").write_text(f"{text}>sp|A|A_B\n\n>B\nMKTC\n")
+    labels = "id\tlabel\n3\t1\nA\t1\n1100\t1\nB\t2\n"
+    with pytest.warns(UserWarning, match="1,201 of 1,202 records rejected"):
+        found = read(labels, sequences=tmp_path / "x.fasta")
     assert [one.identifier for one in found.examples] == ["B"]
+    reasons = {"digit": 2, "blank sequence": 1}
+    assert found.left_out == {f"with a rejected sequence ({why})": n for why, n in reasons.items()}
+    with (
+        pytest.warns(UserWarning, match="rejected"),
+        pytest.raises(InputDataError, match="line 6: .*x.fasta has no sequence of C"),
+    ):
+        read(f"{labels}C\t1\n", sequences=tmp_path / "x.fasta")
 
 
 HEADERS = {

@@ -14,7 +14,7 @@ class Tally:
 
     `records` counts all records that were read, `rejected` those that cannot be used, `filtered`
     those that were not selected, `changed` those kept with a change, `noted` those kept unchanged
-    but worth reporting. For every reason for rejection, the first 1,000 records are listed as
+    but worth reporting. For every reason for rejection, the first `max_listed` records are listed as
     (identifier, name of the file, line).
     """
 
@@ -24,12 +24,13 @@ class Tally:
     changed: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     listed: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
+    max_listed: int = MAX_LISTED
 
     def reject(self, reason: str, identifier: str, file: str, line: int) -> None:
         """Counts a record that cannot be used, and lists it."""
         self.rejected[reason] += 1
         listed = self.listed.setdefault(reason, [])
-        if len(listed) < MAX_LISTED:
+        if len(listed) < self.max_listed:
             listed.append((identifier, file, line))
 
     def filter(self, reason: str) -> None:
@@ -53,7 +54,7 @@ class Tally:
         self.noted.update(other.noted)
         for reason, listed in other.listed.items():
             mine = self.listed.setdefault(reason, [])
-            mine += listed[: MAX_LISTED - len(mine)]
+            mine += listed[: self.max_listed - len(mine)]
 
     def warn_of_rejected(self, path: Path) -> None:
         """Warns in one line of the records of a file that cannot be used, if there are any."""
