@@ -10,15 +10,17 @@ _FORMATS = (
         "them out: awk '/^>/{keep=!/^>(ss|sa|aa|bb)_/} keep' FILE > SEQUENCES.a3m",
     ),
     (
-        re.compile(rb"\S+:(?:secstr|disorder)\s*\n"),
-        "this is RCSB's file of secondary structures (:secstr, :disorder); keep its sequences: "
-        "awk '/^>/{keep=/:sequence/} keep' FILE > SEQUENCES.fasta",
+        re.compile(
+            rb"\S+[:_](?:(?<=:)(?:secstr|disorder)\s*\n|(?:ss|pred|dssp)\d*\s*\n[-HECGIBTS\s]+$)"
+        ),
+        "this file has records of secondary structures (:secstr, :disorder, _ss); leave them out: "
+        "awk '/^>/{keep=!/[:_](secstr|disorder|ss|pred|dssp)[^a-z]*$/} keep' FILE > SEQUENCES.fa",
     ),
     (
-        re.compile(rb"(?:P1|F1|D[LC]|R[LC]|N[13]|XX);\S.*\n.*\n[^*]*\*"),
+        re.compile(rb"(?:[PF]1|[DR][LC]|N[13]|XX);\S.*\n.*(?:\n[^*]*\*|[\d:;,(]|\S[ \t]+\S)"),
         "this is PIR (NBRF), where a line of description follows '>P1;ID' and '*' ends a sequence; "
-        "convert it: python -c \"from Bio import SeqIO; SeqIO.convert('FILE', 'pir', "
-        "'SEQUENCES.fasta', 'fasta')\"; if it is FASTA, remove the '*' at the ends",
+        "convert it: awk '/^>/{sub(/..;/,\"\"); print; getline; on=1; next} on; /[*]/{on=0}' FILE "
+        "> SEQUENCES.fasta; if it is FASTA, remove '*' and blanks from the lines",
     ),
 )
 _RUN = re.compile(rb"(.)\1*")
@@ -31,19 +33,23 @@ def annotation(data: bytes) -> str:
         if any(map(pattern.match, records)):
             return sentence
     lines = [[s for s in record.split(b"\n")[1:] if s.strip()] for record in records]
-    pairs = [some for some in lines if len(some) == 2 and len(some[0]) == len(some[1])]
-    letters = b"".join(second for _, second in pairs).translate(None, b" -.~")
-    # Few of the letters of a protein, of which a wrapped one has lines of the file's width.
+    lines = [some for some in lines if len(some) > 1]
+    # The lower half of the lines, or two thirds, if they have the lengths of those above.
+    counts = [(some, len(some) // (2 + len(some) % 2)) for some in lines]
+    labels = [some[n:] for some, n in counts if [*map(len, some[n:])] == [*map(len, some[:-n])]]
+    letters = b"".join(map(b"".join, labels)).translate(None, b" -.~")
+    # Few of the letters of a protein, of which one or two may have tags or be low in complexity.
     are_few = len(set(letters)) <= min(9, len(letters) // 6)
-    lengths = {len(first) for first, _ in pairs}
-    is_wrapped = len(lengths) == 1 and not _are_labels(letters.upper())
-    if len(pairs) < 0.9 * len(records) or not are_few or is_wrapped:
+    is_sure = len(labels) > 2 or _are_labels(letters.upper())
+    if not labels or len(labels) < 0.9 * len(lines) or not (are_few and is_sure):
         return ""
     shown = bytes(sorted(set(letters))).decode("ascii", "backslashreplace")
     return (
         f"each record has two lines of the same length, the second of the letters {shown} alone: "
         "this looks like a file of three lines, as SignalP and DeepTMHMM write them, with labels "
-        "below each sequence; leave the labels out: awk 'NF && ++n % 3' FILE > SEQUENCES.fasta; "
+        "below each sequence; leave the labels out: awk 'function p(){m=int(n/(2+n%2)); "
+        "if(!m||length(s[n-1])!=length(s[m-1]))m=n; for(i=0;i<m;)print s[i++]; n=0} "
+        "/^>/{p(); print; next} NF{s[n++]=$0} END{p()}' FILE > SEQUENCES.fasta; "
         "if they are residues, write each sequence in one line"
     )
 
