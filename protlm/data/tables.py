@@ -16,10 +16,10 @@ from protlm.paths import existing_file
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
 _MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-# A cell is missing if it is one of these, as pandas writes and reads them; `none` may be a class.
+# A cell is missing if it is one of these, as pandas or people write them; `none` may be a class.
 MISSING = frozenset(
     ["", "#N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "NAN", "None"]
-)
+) | {"-", ".", "N.A.", "n.a.", "N.D.", "n.d."}
 # What spreadsheets run as a formula: not numbers or ranges of them, or a single sign.
 _FORMULA = re.compile(
     r"(?!.$)(?:[=@\t\r\n＝＠]|[+\-＋－](?!([0-9.,%eE+-]*|inf|infinity|nan)$))", re.IGNORECASE
@@ -65,7 +65,7 @@ def write_rows(file: IO[str], delimiter: str, rows: Iterable[Sequence[str]]) -> 
 
 
 def read_table(
-    path: Path, what: str, names: Iterable[str] = ()
+    path: Path, what: str, names: Sequence[str] = ()
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Returns the header, and an iterator over the line numbers and cells of the rows.
 
@@ -81,9 +81,9 @@ def read_table(
             row does not have the width of the header.
     """
     lines = _rows(path, read_text(path, what))
-    _, columns = next(lines, (0, []))
-    wanted = {name.lower(): name for name in names}
-    columns = [wanted.get(name.strip().lower(), name.strip()) for name in columns]
+    columns = [name.strip() for name in next(lines, (0, []))[1]]
+    wanted = {name.lower(): name for name in names if name not in columns}
+    columns = [one if one in names else wanted.get(one.lower(), one) for one in columns]
     repeated = sorted(name for name, count in Counter(columns).items() if name and count > 1)
     if repeated:
         raise InputDataError(

@@ -75,11 +75,12 @@ def read_variants(
         InputDataError: the table is missing or damaged, or rows do not fit the wild type; the
             message has their lines.
     """
-    columns, lines = read_table(path, "a table of variants")
+    names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin")
+    columns, lines = read_table(path, "a table of variants", names)
     if not {"mutant", "mutated_sequence"} & set(columns):
         raise InputDataError(
             f"{path} has the columns {', '.join(columns)[:200]}; name one of them mutant (A1P:D2N) "
-            "or mutated_sequence"
+            "or mutated_sequence; of MaveDB, rename hgvs_pro to mutant and score to DMS_score"
         )
     table, invalid, numbers = VariantTable(columns, [], [], None, None, [], []), 0, []
     for line, row in lines:
@@ -95,8 +96,9 @@ def read_variants(
     if not table.rows:
         raise InputDataError(f"{path} has no variants; give a table with a row for each variant")
     if not table.variants or (invalid and not skip_invalid):
-        skip = ", or type --skip-invalid to leave their scores empty" if table.variants else ""
-        raise InputDataError(f"{table.describe_unscored(path)}; correct this{skip}")
+        skip = "correct this, or type --skip-invalid to leave their scores empty"
+        advice = skip if table.variants else "give a table whose mutants fit the wild type"
+        raise InputDataError(f"{table.describe_unscored(path)}; {advice}")
     scores, bins = (_numbers(path, table, numbers, name) for name in ("DMS_score", "DMS_score_bin"))
     if scores is None or bins is None:
         return replace(table, measured=scores)
@@ -177,7 +179,8 @@ def read_reference(path: Path) -> dict[str, Assay]:
     Raises:
         InputDataError: the file is missing or damaged, or lacks a column.
     """
-    columns, lines = read_table(path, "a reference file")
+    names = ("DMS_id", "target_seq", "UniProt_ID", "coarse_selection_type")
+    columns, lines = read_table(path, "a reference file", names)
     for name in ("DMS_id", "target_seq"):
         if name not in columns:
             raise InputDataError(

@@ -23,6 +23,10 @@ def test_a_substitution_assay(tmp_path: Path) -> None:
     header = "mutant,mutated_sequence,DMS_score,DMS_score_bin"
     text = f"{header}\nM1A,AKTAYIAK,0.5,1\nK2R:T3S,MRSAYIAK,NA,0\n"
     table = read_variants(written(tmp_path, text), WILD_TYPE)
+    in_capitals = written(tmp_path, text.replace(header, header.upper()), "capitals.csv")
+    again = read_variants(in_capitals, WILD_TYPE)
+    assert (again.columns, again.variants) == (header.split(","), table.variants)
+    assert again.measured is not None and again.is_fit is not None
     assert table.variants == [parse_mutant(one, WILD_TYPE) for one in ("M1A", "K2R:T3S")]
     assert table.measured is not None and table.is_fit is not None
     np.testing.assert_array_equal(table.measured, [0.5, np.nan])
@@ -71,6 +75,8 @@ WRONG = {
     ),
     "an unknown residue": ("mutant\nM1A\nK2X\n", "line 3: K replaced by X has no score"),
     "no column": ("variant,score\nM1A,1\n", "columns variant, score; name one of them mutant"),
+    "a table of MaveDB": ("hgvs_pro,score\np.Met1Ala,1\n", "rename hgvs_pro to mutant and score"),
+    "no row that fits": ("mutant\nA2P\n", "; give a table whose mutants fit the wild type"),
     "no row": ("mutant\n", "has no variants"),
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
     "a row too long": ("mutant\nM1A,1\n", "line 2: 2 fields, not the 1 of the header"),
@@ -144,6 +150,9 @@ def test_a_reference_file(tmp_path: Path) -> None:
     assert read_reference(path) == {"A_2020": Assay(WILD_TYPE, "A_HUMAN", "Stability")}
     plain = written(tmp_path, "DMS_id,target_seq\nA_2020,MKTAYIAK\n", "plain.csv")
     assert read_reference(plain) == {"A_2020": Assay(WILD_TYPE, "A_2020", "")}
+    header, row = text.splitlines()
+    capitals = written(tmp_path, f"{header.upper()}\n{row}\n", "capitals.csv")
+    assert read_reference(capitals) == read_reference(path)
     for text, words in (
         ("DMS_id\nA\n", "not target_seq; give ProteinGym's reference file"),
         ("DMS_id,target_seq\nA,MK\nB,MK\nA,MT\n", "line 4: the DMS_id A is in an earlier line"),
