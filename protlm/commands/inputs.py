@@ -179,9 +179,10 @@ class Proteins:
             elif self.duplicates is Duplicates.first:
                 skipped.append((record.identifier, f"{_REPEATED} {record.line}"))
             else:
+                first = "" if self.duplicates is Duplicates.header else f" or first; {_FIRST_WORD}"
                 raise InputDataError(
                     f"{self.name}, line {record.line}: the identifier {record.identifier} is "
-                    f"repeated; type --duplicates first or --duplicates suffix; {_FIRST_WORD}"
+                    f"repeated; type --duplicates suffix{first}"
                 )
 
     def _read(self, tally: Tally) -> Iterator[Record]:

@@ -87,8 +87,11 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
     if reading.task is None:
         refuse_many_classes(targets)
     names = f" of {len(targets.classes)} classes ({', '.join(targets.classes)[:80]})"
+    if not targets.classes:
+        are_few = reading.task is None and 5 * len(set(labels)) <= len(labels)
+        names = " (type --task class if these are names of classes)" if are_few else ""
     rows = len(labels) + sum(proteins.left_out.values())
-    taken = f"{path}: task: {task}{names if targets.classes else ''}"
+    taken = f"{path}: task: {task}{names}"
     parts = [taken, f"{len(labels):,} of {rows:,} rows are used"]
     for what, counts in (("left out", proteins.left_out), ("changed", proteins.changed)):
         if counts:

@@ -128,7 +128,8 @@ def read_labeled_proteins(
         examples = [one for one in examples if one.split]
     if not examples:
         reasons = ", ".join(f"{n:,} {why}" for why, n in counts.items() if n)
-        raise InputDataError(f"{path} has no labels ({reasons}); give a row for each protein")
+        advice = "give a row, or in FASTA files TARGET= after a blank, for each protein"
+        raise InputDataError(f"{path} has no labels ({reasons}); {advice}")
     _check_sequences(path, examples)
     left_out = {why: number for why, number in counts.items() if number}
     return LabeledProteins(examples, per_residue, left_out, tally.changed)
@@ -146,8 +147,10 @@ def _examples(
     wanted = {name for one in rows for name in (one.identifier, accession(one.identifier))}
     found = None if sequences is None else _sequences(sequences, wanted)
     seen: set[str] = set()
+    # Beside + or ++, - is a class.
+    missing = MISSING - {"-" for one in rows if {*one.label} == {"+"}}
     for one in rows:
-        if one.label in MISSING or not one.label.strip(UNLABELED):
+        if one.label in missing or not one.label.strip(UNLABELED):
             counts["without a label"] += 1
             continue
         if one.identifier in seen:

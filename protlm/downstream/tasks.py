@@ -141,13 +141,14 @@ def _refuse_lists(labels: Sequence[str]) -> None:
 
 def refuse_labels_of_residues(examples: Sequence[Example]) -> None:
     """Refuses labels of proteins if nearly all have a letter, or an item, for each residue."""
-
-    def is_of_residues(label: str, length: int) -> bool:
-        # A decimal number may be as long as a peptide.
-        is_number = number_of(label) is not None and not label.isdigit()
-        return length > 1 and length in (0 if is_number else len(label), len(_items(label)))
-
-    number = sum(is_of_residues(one.label, len(one.sequence)) for one in examples)
+    labels = [one.label for one in examples]
+    # Names of two or three classes and numbers, not masks, may be as long as peptides.
+    is_few = len(set(labels)) <= min(3, len(labels) / 2) and max(map(len, labels)) <= 20
+    are_numbers = all(number_of(one) is not None for one in labels)
+    if is_few or (are_numbers and not any(re.match("0[0-9]|[0-9]{20}", one) for one in labels)):
+        return
+    lengths = [(len(one.label), len(_items(one.label)), len(one.sequence)) for one in examples]
+    number = sum(length > 1 and length in counts for *counts, length in lengths)
     if number >= _NEARLY_ALL * len(examples):
         raise InputDataError(
             f"{examples[0].place}: {number:,} of {len(examples):,} labels are as long as their "

@@ -177,6 +177,9 @@ def test_repeated_identifiers(tiny_run: Path, tmp_path: Path) -> None:
         with h5py.File(output) as file:
             assert set(file) == expected
             assert {file[name].attrs["original_id"] for name in expected} == three
+    fasta = write(tmp_path / "x.fasta", "P1", "P1")
+    with pytest.raises(InputDataError, match=r"is repeated; type --duplicates suffix$"):
+        embed(fasta, tiny_run, tmp_path / "e.h5", EmbedOptions(duplicates=Duplicates.header))
 
 
 def test_a_long_list_of_skipped_records_is_cut(

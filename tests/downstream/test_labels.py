@@ -166,7 +166,7 @@ def test_missing_labels_are_left_out_and_counted(take, capsys, missing: str) -> 
     assert take([*cycle("a", "b")[:79], missing]).classes == ["a", "b"]
 
 
-OTHERS = "inf -inf Infinity 1e400 >10 <0.1 0,5 12% 1_000 \u0663 - n.d. none unknown #VALUE! 1,234.5"
+OTHERS = "inf -inf Infinity 1e400 >10 <0.1 0,5 12% 1_000 \u0663 nd none unknown #VALUE! 1,234.5"
 
 
 @pytest.mark.parametrize("other", OTHERS.split())
@@ -184,6 +184,7 @@ TAKEN = {
     "a bound": (cycle("0", "1", ">1"), 3),
     "decimals and a word": (cycle("5.5", "7.4", "mixed"), 3),
     "signs": (cycle("+", "-"), 2),
+    "several signs": (cycle("++", "-", "+-", "+++"), 4),
     "none": (cycle("none", "ATP"), 2),
     "commas in a name": (cycle("Cell membrane, peripheral", "Nucleus"), 2),
     "brackets": (cycle("[2Fe-2S]", "heme"), 2),
@@ -256,8 +257,47 @@ def test_what_is_said_decides(take) -> None:
     letters = states(lambda n: n)
     assert take(letters, per_residue=True).classes == ["C", "E", "H"]
     assert take(letters, task=Task.one_class).task is Task.one_class
-    decimals = [f"{n / 7:.6f}"[:8] for n in range(80)]
-    assert take(decimals, [one[:8] for one in SEQUENCES]).task is Task.number
+
+
+PEPTIDES = {
+    "decimals": ([f"{n / 7:.6f}"[:8] for n in range(80)], 8, Task.number),
+    "classes": (cycle("positive", "negative"), 8, Task.one_class),
+    "classes of the same length": (cycle("binder", "nobind", "strong"), 6, Task.one_class),
+    "classes of two words": (cycle("T cell", "B cell"), 2, Task.one_class),
+    "dipeptides": (cycle("10", "20"), 2, Task.one_class),
+    "whole numbers": ([str(n * 9_973 + 100_000) for n in range(80)], 6, Task.number),
+    "labels of residues": ([f"{n:08b}".replace("0", "H") for n in range(80)], 8, None),
+    "masks": ([f"{n:08b}"[::-1] for n in range(80)], 8, None),
+    "labels, half of them alike": (["C" * 8] * 40 + [f"{n:08b}" for n in range(40)], 8, None),
+    "labels of proteins": (cycle("I" * 50, "O" * 50), 50, None),
+}
+
+
+@pytest.mark.parametrize("case", PEPTIDES)
+def test_labels_as_long_as_peptides(take, case: str) -> None:
+    labels, length, task = PEPTIDES[case]
+    labels, sequences = [one[:length] for one in labels], [one[:length] for one in SEQUENCES]
+    if task is not None:
+        assert take(labels, sequences).task is task
+        return
+    with pytest.raises(InputDataError, match="80 of 80 labels are as long as their sequences"):
+        take(labels, sequences)
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_said"),
+    [
+        (cycle(*(f"{n % 4 + 1}.{n}" for n in range(16))), True),
+        (cycle(*(str(9_000 + n) for n in range(16))), True),
+        (cycle(*(str(9_000 + n) for n in range(17))), False),
+        (NUMBERS, False),
+    ],
+)
+def test_numbers_that_may_be_names_of_classes_are_said(take, capsys, labels, is_said) -> None:
+    for task in (None, Task.number):
+        assert take(labels, task=task).task is Task.number
+        words = "task: number (type --task class if these are names of classes); 80 of 80"
+        assert (words in capsys.readouterr().err) == (is_said and task is None)
 
 
 def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path) -> None:
@@ -278,12 +318,16 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
     assert found.left_out == {f"with a rejected sequence ({why})": n for why, n in reasons.items()}
     with (
         pytest.warns(UserWarning, match="rejected"),
-        pytest.raises(InputDataError, match="line 6: .*x.fasta has no sequence of C"),
+        pytest.raises(InputDataError, match=r"line 6: .*x.fasta has no sequence of C"),
     ):
         read(f"{labels}C\t1\n", sequences=tmp_path / "x.fasta")
 
 
 HEADERS = {
+    "no blank": (
+        ">p|TARGET=a|SET=train\nMKTA\n",
+        r"\(1 without a label\); give a row, or .* TARGET= after",
+    ),
     "no attributes": (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET="),
     "no sequences": (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
     "a mask": (">P1 TARGET=HHE SET=train MASK=011\nMKT\n", "line 1: the header has MASK=; masks"),
@@ -316,6 +360,9 @@ def test_attributes_of_long_headers_are_read_in_linear_time(read) -> None:
 def test_names_of_columns_may_have_capitals_and_blanks(read) -> None:
     found = read("ID; Sequence ;Target;Set\nA;MKTA;1.5;train\n;;;\n\n", "x.csv").examples
     assert found == [Example("A", "MKTA", "1.5", "train")]
+    for column, label in ((None, "2"), ("label", "2"), ("Label", "1")):
+        found = read("ID,sequence,Label,label\nA,MKTA,1,2\n", column=column).examples
+        assert found[0].label == label
 
 
 def test_targets() -> None:

@@ -14,8 +14,8 @@ class Tally:
 
     `records` counts all records that were read, `rejected` those that cannot be used, `filtered`
     those that were not selected, `changed` those kept with a change, `noted` those kept unchanged
-    but worth reporting. For every reason for rejection, the first `max_listed` records are listed as
-    (identifier, name of the file, line).
+    but worth reporting. For every reason for rejection, the first `max_listed` records are listed
+    as (identifier, name of the file, line).
     """
 
     records: int = 0
