@@ -216,7 +216,8 @@ def _check_sequences(path: Path, examples: Sequence[Example]) -> None:
 def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:
     """Returns the wanted sequences, or why they are rejected, by identifier and its accession."""
     # The rows of all rejected records are counted.
-    found, tally = {}, Tally(max_listed=sys.maxsize)
+    found, tally = {}, Tally()
+    tally.max_listed = sys.maxsize
     for record in read_records(path, tally):
         usable = record.sequence, ""
         if record.identifier in wanted:

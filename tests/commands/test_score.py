@@ -101,13 +101,13 @@ def test_rows_without_scores_are_counted_and_written(
     tiny_run: Path, workplace: Path, protlm_in_process: Command
 ) -> None:
     table = workplace / "v.csv"
-    table.write_text("mutant,dms_score,note\nM1A,1,=A1\np.Lys2Ter,2,-\np.Thr3Ser,3,-x\n_wt,4,\n")
+    table.write_text("mutant,Fitness,note\nM1A,1,=A1\np.Lys2Ter,2,-\np.Thr3Ser,3,-x\n_wt,4,\n")
     typed = ["score", "v.csv", "-m", tiny_run, "-o", "s.csv", "--wild-type", "x.fasta"]
     refused = protlm_in_process(*typed, cwd=workplace)
     assert refused.returncode == 3 and "line 3: 'p.Lys2Ter' is not a" in refused.stderr
     done = protlm_in_process(*typed, "--skip-invalid", cwd=workplace)
     assert done.returncode == 0 and "; rows left unscored: 1" in done.stderr
-    assert "has no column DMS_score to compare with; if dms_score is that" in done.stderr
+    assert "has no column DMS_score to compare with; if Fitness is that" in done.stderr
     rows = read(workplace / "s.csv")
     assert [row["masked-marginals"] == "" for row in rows] == [False, True, False, False]
     assert [row["note"] for row in rows] == ["'=A1", "-", "'-x", ""]

@@ -39,7 +39,7 @@ def annotation(data: bytes) -> str:
     labels = [some[n:] for some, n in counts if [*map(len, some[n:])] == [*map(len, some[:-n])]]
     letters = b"".join(map(b"".join, labels)).translate(None, b" -.~")
     # Few of the letters of a protein, of which one or two may have tags or be low in complexity.
-    are_few = len(set(letters)) <= min(9, len(letters) // 6)
+    are_few = len(set(letters)) <= min(9, len(letters) // max(6, 3 * len(labels)))
     is_sure = len(labels) > 2 or _are_labels(letters.upper())
     if not labels or len(labels) < 0.9 * len(lines) or not (are_few and is_sure):
         return ""

@@ -24,7 +24,7 @@ class Tally:
     changed: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     listed: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
-    max_listed: int = MAX_LISTED
+    max_listed: int = field(default=MAX_LISTED, init=False)
 
     def reject(self, reason: str, identifier: str, file: str, line: int) -> None:
         """Counts a record that cannot be used, and lists it."""
