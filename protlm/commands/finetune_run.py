@@ -42,11 +42,7 @@ class FinetuneLock(FolderLock):
 
 
 def refuse_complete(output: Path) -> None:
-    """Makes sure that a run is not complete.
-
-    Raises:
-        OutputError: it has a merged model.
-    """
+    """Makes sure that a run is not complete."""
     # Unlike that of Path, this is false in a folder that cannot be read.
     if os.path.exists(output / MERGED):  # noqa: PTH110
         raise OutputError(f"{output} is complete: remove it or choose another name")
@@ -72,13 +68,7 @@ def _digest(names: Sequence[str], *arrays: np.ndarray) -> str:
 
 
 def check_same_run(output: Path, settings: dict[str, Any]) -> None:
-    """Writes the settings of a new run, or compares them with those of the run to continue.
-
-    Raises:
-        UserError: the run in the folder has other settings.
-        InputDataError: the settings of the run are damaged.
-        OutputError: the run is complete, or the folder cannot be written.
-    """
+    """Writes the settings of a new run, or compares them with those of the run to continue."""
     refuse_complete(output)
     content = json.loads(json.dumps(settings))
     path = output / SETTINGS

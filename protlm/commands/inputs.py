@@ -57,9 +57,6 @@ class Proteins:
         refuse: says why records of a length are skipped and reported; None for those that are kept.
 
     `renamed` maps the new names of records to their identifiers.
-
-    Raises:
-        InputDataError: an identifier is repeated, or no record can be used.
     """
 
     path: Path
@@ -199,11 +196,7 @@ class Proteins:
 
 
 def one_protein(path: Path) -> tuple[str, str]:
-    """Returns the identifier and the sequence of a file of one protein, the wild type of variants.
-
-    Raises:
-        InputDataError: the file does not have exactly one protein.
-    """
+    """Returns the identifier and the sequence of a file of one protein, the wild type of variants."""
     proteins = Proteins(path, duplicates=Duplicates.suffix)
     if proteins.num_records != 1:
         raise InputDataError(

@@ -49,12 +49,7 @@ class LabelOptions:
 
 
 def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:
-    """Returns the examples that the model accepts and the memory has room for.
-
-    Raises:
-        InputDataError: labels or sequences cannot be used.
-        UserError: `--cluster` and `--cluster-table`.
-    """
+    """Returns the examples that the model accepts and the memory has room for."""
     if reading.cluster is not None and reading.cluster_table is not None:
         raise UserError("--cluster and --cluster-table both give the clusters; omit one of them")
     per_residue = reading.per_residue or reading.task is Task.residue_classes
@@ -76,11 +71,7 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
 
 
 def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -> Targets:
-    """Returns the labels as numbers, and prints on standard error what they were taken for.
-
-    Raises:
-        UserError: the labels cannot be used, or their kind is ambiguous or another one.
-    """
+    """Returns the labels as numbers, and prints on standard error what they were taken for."""
     labels = [one.label for one in proteins.examples]
     task = _task_of(labels, proteins, reading)
     targets = targets_of(labels, task, min_count=reading.min_count, separator=reading.separator)
@@ -119,11 +110,7 @@ def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOpt
 
 
 def clusters_of(proteins: LabeledProteins, reading: LabelOptions) -> dict[str, str] | None:
-    """Returns the cluster of each identifier; None to use those of the labels, if any.
-
-    Raises:
-        InputDataError: the cluster table is damaged, or has none of the proteins.
-    """
+    """Returns the cluster of each identifier; None to use those of the labels, if any."""
     if reading.cluster is not None:
         numbers = reading.cluster([one.sequence for one in proteins.examples])
         pairs = zip(proteins.examples, numbers, strict=True)
@@ -141,11 +128,7 @@ def clusters_of(proteins: LabeledProteins, reading: LabelOptions) -> dict[str, s
 
 
 def read_clusters(path: Path) -> dict[str, str]:
-    """Returns the cluster of each member of a table, the `cluster.tsv` of MMseqs2.
-
-    Raises:
-        InputDataError: the table is missing or damaged.
-    """
+    """Returns the cluster of each member of a table, the `cluster.tsv` of MMseqs2."""
     clusters = {}
     lines = read_text(path, "a cluster table").splitlines()
     for line, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):

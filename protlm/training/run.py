@@ -68,11 +68,7 @@ class Finished:
 
 
 def check_trainer(config: TrainerConfig) -> None:
-    """Rejects settings that cannot work, before anything is read.
-
-    Raises:
-        UserError: the message names the setting and the allowed values.
-    """
+    """Rejects settings that cannot work, before anything is read."""
     if config.precision not in PRECISIONS:
         raise UserError(
             f"trainer.precision={config.precision} is not one of {', '.join(PRECISIONS)}; "
@@ -101,12 +97,7 @@ def check_trainer(config: TrainerConfig) -> None:
 def find_checkpoint(
     module: LanguageModeling, data: SequenceData, *, config: TrainerConfig, run_dir: Path
 ) -> Path | None:
-    """Returns the checkpoint that a run continues from, complete or not; None if it has none.
-
-    Raises:
-        UserError: it is from another training, on other data, or later than the last step.
-        InputDataError: all checkpoints are damaged.
-    """
+    """Returns the checkpoint that a run continues from, complete or not; None if it has none."""
     checkpoint, faults = newest_whole(run_dir)
     if is_first_rank():
         for fault in faults:

@@ -21,11 +21,7 @@ _SECONDS_TO_END = 10.0
 
 
 def check_processes(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
-    """Refuses several processes, or jobs, that would read standard input or have one share.
-
-    Raises:
-        UserError: says what to type.
-    """
+    """Refuses several processes, or jobs, that would read standard input or have one share."""
     flag = "--executor" if with_jobs else "--processes"
     if (options.processes > 1 or with_jobs) and fasta == STANDARD_INPUT:
         raise UserError(f"{flag} reads the sequences several times: write them to a file first")
@@ -41,9 +37,6 @@ def compute_in_processes(fasta: Path, model_path: Path, output: Path, options: E
 
     Returns:
         The number of batches that were halved.
-
-    Raises:
-        Exception: the error of the first process that fails, which ends the others.
     """
     context, (threads, shares) = get_context("spawn"), local_shares(options)
     running: dict[Connection, BaseProcess] = {}
