@@ -196,7 +196,7 @@ class Proteins:
 
 
 def one_protein(path: Path) -> tuple[str, str]:
-    """Returns the identifier and the sequence of a file of one protein, the wild type of variants."""
+    """Returns the identifier and the sequence of a file of one protein, such as a wild type."""
     proteins = Proteins(path, duplicates=Duplicates.suffix)
     if proteins.num_records != 1:
         raise InputDataError(
