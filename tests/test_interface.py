@@ -174,7 +174,9 @@ NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
     "unknown letters": ([Seq(None, length=9)], "of type Seq"),
     "one Seq": (Seq("MKV"), "one Seq is given .*write .*sequence|mutant"),
     "nothing": (None, "one NoneType is given"),
-    "empty": (["MKV", ""], "a sequence is empty"),
+    "empty": (["MKV", ""], "sequence 2 is empty"),
+    "set": ({"MKV", "MK"}, "one set is given"),
+    "letters of one": (list("MKV"), "3 single letters are given; join them"),
 }
 
 
@@ -214,7 +216,7 @@ def test_no_batch_is_larger_than_asked_for(model: Model, monkeypatch: pytest.Mon
     sizes.clear()
     with pytest.raises(InputDataError, match="'1' at residue 2"):
         model.embed([*sequences, "M1"])
-    with pytest.raises(InputDataError, match="a sequence is empty"):
+    with pytest.raises(InputDataError, match="sequence 52 is empty"):
         model.embed([*sequences, ""])
     assert sizes == []
 

@@ -48,11 +48,12 @@ def sequences_of(given: Iterable[SequenceLike], call: str) -> list[str]:
     """Returns the letters of each sequence of an iterable, which is read once.
 
     Raises:
-        UserError: it is one sequence, a mapping or a table, or has something that is not a
+        UserError: it is one sequence, a mapping, a set or a table, or has something that is not a
             sequence; the message says to type `call`.
         InputDataError: a sequence is empty.
     """
-    is_table = isinstance(given, Mapping) or (isinstance(given, _Array) and given.ndim != 1)
+    is_table = isinstance(given, _Array) and given.ndim != 1
+    is_table |= isinstance(given, Mapping | set | frozenset)
     if is_table or isinstance(given, Letters | bytes) or not isinstance(given, Iterable):
         raise UserError(
             f"one {type(given).__name__} is given where a list of sequences belongs; write {call}; "
@@ -60,5 +61,7 @@ def sequences_of(given: Iterable[SequenceLike], call: str) -> list[str]:
         )
     found = [letters_of(one, f"sequence {n}") for n, one in enumerate(given, start=1)]
     if "" in found:
-        raise InputDataError("a sequence is empty; leave it out")
+        raise InputDataError(f"sequence {found.index('') + 1} is empty; leave it out")
+    if len(found) > 2 and all(len(one) == 1 for one in found):
+        raise UserError(f"{len(found)} single letters are given; join them: ''.join(letters)")
     return found
