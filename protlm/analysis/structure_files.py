@@ -58,7 +58,7 @@ def letter_of(residue: "Residue") -> str:
     for letter, (atoms, names) in _FORCE_FIELDS.items():
         if residue.resname in names.split():
             expected, found = set(atoms.split()), heavy - _NOT_SIDE_CHAIN
-            # An incomplete side chain tells nothing: ligands are marked as heteroatoms.
+            # An incomplete side chain does not decide; ligands are marked as heteroatoms.
             is_sure = found == expected or of_pdb is None or residue.id[0] == " "
             if found <= expected and is_sure:
                 return letter

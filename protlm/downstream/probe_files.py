@@ -54,7 +54,7 @@ class Probe:
         width = model.description.model.model_dim
         if not 0 <= self.layer <= model.num_layers or self.fitted.weights.shape[0] != width:
             raise InputDataError(
-                "the probe is damaged: its layer or its width is none of its model, which has the "
+                "the probe is damaged: its layer or its width does not fit its model, with "
                 f"layers 0 to {model.num_layers} and {width} features"
             )
 
