@@ -129,7 +129,7 @@ def extrapolate(points: Mapping[int, int], length: int) -> float:
 
 def _peak(model: "PretrainedModel", length: int, *, training: bool = False) -> int:
     batch = model.tokenize([_RESIDUE * length])
-    with TensorMemory() as memory, torch.set_grad_enabled(training):
+    with TensorMemory() as memory, torch.inference_mode(not training):
         layers = [model.num_layers]
         model.network(batch.tokens_BL, batch.mask_BL, causal=model.causal, layers=layers)
     return memory.peak

@@ -12,6 +12,8 @@ from threading import Thread
 
 import pytest
 
+from protlm.data.vocabulary import VOCABULARY
+
 pytestmark = pytest.mark.peers
 pytest.importorskip("huggingface_hub")
 NAME = "someone/esm2_tiny"
@@ -22,7 +24,8 @@ COMMIT = "0" * 40
 def served(write_esm: Callable[..., Path]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The address of a Hub with one model, and what ends it."""
     folder = write_esm("served")
-    (folder / "tokenizer.json").write_text("{}")
+    numbers = {token: number for number, token in enumerate(VOCABULARY.tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": numbers}}))
     (folder / "modeling_code.py").write_text("raise SystemExit")
 
     class Hub(BaseHTTPRequestHandler):
