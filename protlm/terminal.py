@@ -91,6 +91,10 @@ class JobProgress:
         elif not self._quiet and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             self._print_line()
 
+    def advance(self, work: int) -> None:
+        """Adds to the amount of work done."""
+        self.update(self._done + work)
+
     def print(self, text: str) -> None:
         """Prints a separate line, above the progress bar if there is one."""
         if self._bar is not None:

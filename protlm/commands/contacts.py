@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,8 @@ def _predict(
 ) -> list[tuple[str, ...]]:
     """Writes the predictions, and adds the figures to `written`; returns the rows of the table."""
     lengths = [len(record.sequence) for one in inputs for record in one.records]
-    size = entry_bytes(2 * len(lengths), 2 * sum(length**2 for length in lengths), "float32")
+    pairs = sum(length**2 for length in lengths)
+    size = entry_bytes(2 * len(lengths), 2 * pairs, "float32")
     proteins = [one.records for one in inputs if isinstance(one.records, Proteins)]
     skipped = [row for one in proteins for row in one.without_entry()]
     skipped += [row for one in inputs for row in one.too_large]
@@ -141,11 +143,13 @@ def _predict(
     rows, regression, model = [], fit.regression, room.model
     with (
         protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
-        JobProgress("contact maps", len(lengths)) as progress,
+        JobProgress("residue pairs predicted", pairs) as progress,
     ):
         for one in inputs:
             for record in one.records:
-                predicted_LL = _predicted(regression, model, record)
+                predict = partial(regression.predict_protein, model, record.sequence)
+                predicted_LL = unless_full(predict)
+                progress.advance(len(record.sequence) ** 2)
                 if predicted_LL is None:
                     reason = room.reason(len(record.sequence))
                     for rows_of in (skipped, one.too_large):
@@ -165,16 +169,9 @@ def _predict(
                     # Its contacts were seen, so that a precision would flatter.
                     shown = ("in the fit", shown[1])
                 rows.append((name, f"{len(record.sequence):,}", *shown))
-                progress.update(len(rows))
         if not rows:
             raise InputDataError(f"no protein can be used: {': '.join(skipped[-1])}")
     return rows
-
-
-def _predicted(
-    regression: ContactRegression, model: PretrainedModel, record: Record
-) -> np.ndarray | None:
-    return unless_full(lambda: regression.predict_protein(model, record.sequence))
 
 
 def _write(
@@ -280,10 +277,10 @@ def _fit(model: PretrainedModel, files: list[Path]) -> SavedFit:
             print(f"{message}, and are left out", file=sys.stderr)
 
     def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with JobProgress("fitting contacts", len(structures)) as progress:
-            for done, structure in enumerate(structures, start=1):
+        with JobProgress("residue pairs fitted", sum(len(x) ** 2 for x in structures)) as progress:
+            for structure in structures:
                 yield head_features(model, structure.sequence), contact_map(structure)
-                progress.update(done)
+                progress.advance(len(structure) ** 2)
 
     fitted_to = frozenset(digest(one.sequence) for one in structures)
     return SavedFit(ContactRegression().fit(examples()), model.hash, fitted_to)

@@ -46,6 +46,8 @@ def test_many_files_and_a_kept_fit(
         truth_LL = file[f"{names[0]}/contacts"][:]
         assert "contacts" in file[names[0]] and "contacts" not in file["P1"]
         expected = file["P1/probabilities"][:]
+        pairs = sum(file[f"{name}/probabilities"].size for name in names)
+    assert f"residue pairs predicted {pairs:,}/{pairs:,}" in printed.err
     rows, columns = np.nonzero(truth_LL >= 0)
     is_far = columns - rows >= 24
     chance = (truth_LL[rows, columns][is_far] == 1).mean()
@@ -101,7 +103,7 @@ def test_long_structures_are_refused_before_and_counted_in_a_fit(
 def test_a_failure_leaves_no_figure(
     sources: list[Path], tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, done = command._predicted, []
+    work, done = command.unless_full, []
 
     def fails(*given: Any) -> Any:
         done.append(given)
@@ -109,7 +111,7 @@ def test_a_failure_leaves_no_figure(
             raise KeyboardInterrupt
         return work(*given)
 
-    monkeypatch.setattr(command, "_predicted", fails)
+    monkeypatch.setattr(command, "unless_full", fails)
     with pytest.raises(InterruptedJobError):
         contacts(sources, tiny_run, tmp_path / "c.h5", ContactOptions(figure=tmp_path / "c.png"))
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
