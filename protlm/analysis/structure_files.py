@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import ByteSource
 from protlm.errors import InputDataError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from Bio.PDB.Residue import Residue
 
 _MAX_BYTES = 1 << 27
+_ATOMS = ("ATOM  ", "HETATM", "ANISOU")
 # A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
 _PEPTIDE_BOND_ANGSTROM = 2.0
 # Without these atoms, neighbors are told by CA, which are 3.8 Å apart.
@@ -65,7 +67,7 @@ def letter_of(residue: "Residue") -> str:
     return of_pdb or "X"
 
 
-def read_model(path: Path, *, is_mmcif: bool) -> "tuple[Model, dict[str, list[str]], list[str]]":
+def read_model(path: Path) -> "tuple[Model, dict[str, list[str]], list[str]]":
     """Reads the first model, the names in the sequence of each chain, and notes for the user.
 
     In mmCIF chains are those of `auth_asym_id`, and numbers of `label_seq_id`, where they exist.
@@ -83,35 +85,43 @@ def read_model(path: Path, *, is_mmcif: bool) -> "tuple[Model, dict[str, list[st
                 raise InputDataError(
                     f"{path} has more than {_MAX_BYTES >> 20} MB of text; give the chain alone"
                 )
+    is_mmcif = structure_format(contents) == "mmCIF"
     text = io.StringIO(contents.decode("utf-8", errors="replace"), newline=None)
+    lost = ("defined twice", "Blank altlocs in duplicate")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model, sequences = (_read_mmcif if is_mmcif else _read_pdb)(text)
+        count = sum(any(word in str(one.message) for word in lost) for one in caught)
+        if count and all(len({residue.id[1] for residue in chain}) < 2 for chain in model):
+            raise ValueError("all residues have one number, so that atoms are defined twice")
     except StopIteration:
         raise InputDataError(f"{path} has no atoms; give a complete PDB or mmCIF file") from None
     except (ValueError, LookupError, TypeError, PDBConstructionException) as error:
         kind = "an mmCIF" if is_mmcif else "a PDB"
-        raise InputDataError(
-            f"{path} cannot be read as {kind} file ({error}); give a complete one"
-        ) from error
-    lost = ("defined twice", "Blank altlocs in duplicate")
-    count = sum(any(word in str(one.message) for word in lost) for one in caught)
-    note = (
-        f"{count:,} atoms or residues are there twice, the first is used; name chains differently"
-    )
-    return model, sequences, [note] if count else []
+        is_lost = any(word in str(error) for word in lost)
+        advice = "give each residue of a chain its own number" if is_lost else "give a complete one"
+        message = f"{path} cannot be read as {kind} file ({error}); {advice}"
+        raise InputDataError(message) from error
+    note = "atoms or residues are there twice, the first is used; name chains differently"
+    return model, sequences, [f"{count:,} {note}"] if count else []
 
 
 def _read_pdb(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
     from Bio.PDB.PDBParser import PDBParser
 
-    structure: Any = PDBParser().get_structure("", text)
     sequences: dict[str, list[str]] = {}
-    text.seek(0)
+    shortest, line = 80, "\n"
     for line in text:
         if line.startswith("SEQRES"):
             sequences.setdefault(line[11:12], []).extend(line[19:70].split())
+        elif line.startswith(_ATOMS) and line.endswith("\n"):
+            shortest = min(shortest, len(line.rstrip()))
+    columns = 54 if line.endswith("\n") else shortest
+    if any(x.startswith(line[:6]) for x in _ATOMS) and len(line.rstrip()) < columns:
+        raise ValueError("its last line ends within an atom")
+    text.seek(0)
+    structure: Any = PDBParser().get_structure("", text)
     return next(structure.get_models()), sequences
 
 

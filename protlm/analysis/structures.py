@@ -17,16 +17,17 @@ from protlm.analysis.structure_files import (
     read_model,
     residue_letters,
 )
+from protlm.data.records.format_detection import structure_format
+from protlm.data.records.source import STANDARD_INPUT, ByteSource
 from protlm.errors import InputDataError, one_of
 from protlm.terminal import printable
 
 if TYPE_CHECKING:
     from Bio.PDB.Chain import Chain
-    from Bio.PDB.Model import Model
     from Bio.PDB.Residue import Residue
 
 CONTACT_ANGSTROM = 8.0
-_NAME = re.compile(r"(?P<stem>.+)(?P<kind>\.pdb|\.ent|\.cif)(\.gz)?", re.IGNORECASE)
+_ENDING = re.compile(r"(?<=.)\.(pdb|ent|cif|mmcif)(\.gz)?\Z", re.IGNORECASE)
 # A larger jump in the numbering counts no missing residues: it may mark a fusion.
 _MAX_GAP = 1_000
 # What ends a chain in place of a residue.
@@ -43,7 +44,7 @@ class Structure:
     """One protein chain.
 
     Attributes:
-        identifier: the file's name without its suffixes, such as `1fuk_A`.
+        identifier: the file's name without .pdb, .ent, .cif, .mmcif and .gz, such as `1fuk_A`.
         sequence: one letter a residue, also of those without coordinates; X where unknown.
         cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
         backbone_L43: coordinates of N, CA, C and O.
@@ -70,12 +71,15 @@ class Structure:
 
 
 def is_structure(path: Path) -> bool:
-    """Returns whether a file is a structure by its name.
+    """Returns whether a file is a structure by its name or its first line.
 
     >>> is_structure(Path("1fuk_A.PDB.gz")), is_structure(Path("1fuk.fasta"))
     (True, False)
     """
-    return _NAME.fullmatch(path.name) is not None
+    if _ENDING.search(path.name) or path == STANDARD_INPUT or not path.is_file():
+        return _ENDING.search(path.name) is not None
+    with ByteSource(path, "a sequence file or a structure") as source:
+        return bool(structure_format(next(source.chunks())))
 
 
 def structure_files(directory: Path) -> list[Path]:
@@ -86,10 +90,10 @@ def structure_files(directory: Path) -> list[Path]:
     """
     if not directory.is_dir():
         raise InputDataError(f"{directory}: no such folder; give a folder of .pdb or .cif files")
-    files = sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
+    files = sorted(path for path in directory.iterdir() if _ENDING.search(path.name))
     if not files:
         raise InputDataError(
-            f"{directory} has no structures: files must end in .pdb, .ent or .cif, each also .gz"
+            f"{directory} has no structures: files must end in .pdb, .ent, .cif or .mmcif, also .gz"
         )
     return files
 
@@ -104,26 +108,20 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     ignored.
 
     Args:
-        path: a .pdb, .ent or .cif file, each also gzipped.
+        path: a PDB or mmCIF file, also gzipped.
         chain: the chain's identifier, in mmCIF `auth_asym_id`; by default the first protein one.
 
     Raises:
-        InputDataError: an unknown suffix, a damaged file, no protein, or no such chain.
+        InputDataError: a damaged file, no protein, or no such chain.
     """
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise InputDataError(
-            f"{path} is not a structure by its name: it must end in .pdb, .ent or .cif, also .gz"
-        )
-    is_mmcif = match["kind"].lower() == ".cif"
-    model, sequences, notes = read_model(path, is_mmcif=is_mmcif)
-    chains = _protein_chains(model)
+    model, sequences, notes = read_model(path)
+    chains = {chain.id: residues for chain in model if (residues := _residues(chain))}
     if not chains:
         raise InputDataError(f"{path} has no protein chain; give a PDB or mmCIF file of one")
     if chain is not None and chain not in chains:
         raise InputDataError(
             f"{path} has no protein chain {chain!r}; it has: {one_of(list(chains))}"
-            f"{' (auth_asym_id)' if is_mmcif else ''}"
+            " (auth_asym_id in mmCIF)"
         )
     chosen = next(iter(chains)) if chain is None else chain
     others = tuple(name for name in chains if name != chosen)
@@ -131,7 +129,9 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     letters, atoms_L53, unknown = _with_gaps(rows)
     notes += [f"chain {chosen}: {note}" for note in (*more, *unknown)]
     cb_L3, backbone_L43 = atoms_L53[:, 0], atoms_L53[:, 1:]
-    return Structure(match["stem"], letters, cb_L3, backbone_L43, chosen, others, tuple(notes))
+    return Structure(
+        _ENDING.sub("", path.name), letters, cb_L3, backbone_L43, chosen, others, tuple(notes)
+    )
 
 
 def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
@@ -144,11 +144,6 @@ def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) ->
     contacts_LM = (distance_LM < threshold).astype(np.int8)
     contacts_LM[np.isnan(distance_LM)] = -1
     return contacts_LM
-
-
-def _protein_chains(model: "Model") -> dict[str, "list[Residue]"]:
-    chains = {chain.id: _residues(chain) for chain in model}
-    return {name: residues for name, residues in chains.items() if residues}
 
 
 def _residues(chain: "Chain") -> "list[Residue]":
@@ -201,12 +196,8 @@ def _rows(
             what = "the sequence that the file states has them"
             return rows, [f"{absent} of {len(rows)} residues have no coordinates; {what}"]
         return rows, []
-    notes = (
-        ["the sequence that the file states does not fit its atoms, and is not used"]
-        if stated
-        else []
-    )
-    rows = []
+    unfit = "the sequence that the file states does not fit its atoms, and is not used"
+    rows, notes = [], [unfit] if stated else []
     for before, residue in zip([None, *residues], residues, strict=False):
         if before is not None and not is_bonded(before, residue):
             skipped = residue.id[1] - before.id[1] - 1

