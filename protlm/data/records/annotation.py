@@ -24,6 +24,7 @@ _FORMATS = (
     ),
 )
 _RUN = re.compile(rb"(.)\1*")
+_3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
 
 
 def annotation(data: bytes) -> str:
@@ -32,26 +33,37 @@ def annotation(data: bytes) -> str:
     for pattern, sentence in _FORMATS:
         if any(map(pattern.match, records)):
             return sentence
+    named = [*filter(_3DI.match, records)] or records
+    states = [b"".join(one.partition(b"\n")[2].split()).upper() for one in named]
+    # Foldseek writes D at both ends, and D or V at every third residue.
+    joined, least = b"".join(states), 0.2 if len(states) > 1 else 0.3
+    is_rich = joined.count(b"D") + joined.count(b"V") > max(8, least * len(joined))
+    if is_rich and sum(one[:1] == one[-1:] == b"D" for one in states) >= 0.9 * len(states):
+        return (
+            "records begin and end with D and are rich in D and V: these are 3Di states of "
+            "Foldseek; leave them out, and give residues: foldseek convert2fasta DB, not DB_ss"
+        )
     lines = [[s for s in record.split(b"\n")[1:] if s.strip()] for record in records]
-    lines = [some for some in lines if len(some) > 1]
-    # The lower half of the lines, or two thirds, if they have the lengths of those above.
-    counts = [(some, len(some) // (2 + len(some) % 2)) for some in lines]
-    labels = [some[n:] for some, n in counts if [*map(len, some[n:])] == [*map(len, some[:-n])]]
-    letters = b"".join(map(b"".join, labels)).translate(None, b" -.~")
-    # Few of the letters of a protein, of which one or two may have tags or be low in complexity.
-    are_few = len(set(letters)) <= min(9, len(letters) // max(6, 3 * len(labels)))
-    is_sure = len(labels) > 2 or _are_labels(letters.upper())
-    if not labels or len(labels) < 0.9 * len(lines) or not (are_few and is_sure):
-        return ""
-    shown = bytes(sorted(set(letters))).decode("ascii", "backslashreplace")
-    return (
-        f"each record has two lines of the same length, the second of the letters {shown} alone: "
-        "this looks like a file of three lines, as SignalP and DeepTMHMM write them, with labels "
-        "below each sequence; leave the labels out: awk 'function p(){m=int(n/(2+n%2)); "
-        "if(!m||length(s[n-1])!=length(s[m-1]))m=n; for(i=0;i<m;)print s[i++]; n=0} "
-        "/^>/{p(); print; next} NF{s[n++]=$0} END{p()}' FILE > SEQUENCES.fasta; "
-        "if they are residues, write each sequence in one line"
-    )
+    texts = [b"".join(some) for some in lines if len(some) > 1]
+    # Labels are the last two thirds, or the lower half, however a record is wrapped.
+    for n in (3, 2):
+        whole = [s for s in texts if len(s) % n == 0]
+        above = b"".join(s[: len(s) // n] for s in whole)
+        letters = b"".join(s[len(s) // n :] for s in whole).translate(None, b" -.~")
+        # Few letters for proteins, of which one or two may have tags or be low in complexity.
+        are_few = len(set(letters)) <= min(9, len(letters) // max(6, 3 * len(whole)))
+        is_sure = (len(whole) > 2 and len(set(above)) > 8) or _are_labels(letters.upper())
+        if whole and len(whole) >= 0.9 * len(texts) and are_few and is_sure:
+            shown = bytes(sorted(set(letters))).decode("ascii", "backslashreplace")
+            return (
+                f"the last {n - 1}/{n} of each record has the letters {shown} alone: this looks "
+                "like a file of three lines, as SignalP and DeepTMHMM write them, with labels "
+                "below each sequence; leave the labels out: awk 'function p(){if(k)print substr("
+                f't,1,length(t)/(k>1&&length(t)%{n}==0?{n}:1)); t=""; k=0}} '
+                "/^>/{p(); print; next} NF{t=t $0; k++} END{p()}' FILE > SEQUENCES.fasta; "
+                "if they are residues, write each sequence in one line"
+            )
+    return ""
 
 
 def _are_labels(letters: bytes) -> bool:

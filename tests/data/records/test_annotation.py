@@ -10,6 +10,7 @@ from protlm.errors import InputDataError
 # 60 residues of human titin, and others.
 ONE = "MTTQAPTFTQPLQSVVVLEGSTATFEAHISGFPVPEVSWFRDGQVISTSTLPGVQISFSD"
 TWO = "GRAKLTIPAVTKANSGRYSLKATNGSGQATSTAELLVKAETAPPNFVQRLQSMTVRQGSQ"
+STATES = "DDDFDEDPAEDAAQFKFKADFDPDDDDDFFAKKFKAFVVPRHGAFMTGHPPDGD"
 TOPOLOGY = "SSSSSSSSSSOOOOOOOOOOOOMMMMMMMMMMMMMMMMMMMMMIIIIIIIIIIIIIIIII"
 
 
@@ -34,6 +35,7 @@ THREE_LINES = {
     "disorder": records((ONE, "D" * 60), (TWO, "D" * 20 + "S" * 40), (ONE[::-1], "S" * 60)),
     "two lines of labels": records((ONE, f"{TOPOLOGY}\n{'0' * 60}")),
     "wrapped": records((f"{ONE}\n{TWO[:9]}", f"{TOPOLOGY}\n{'M' * 9}")),
+    "wrapped sequences": records((f"{ONE[:40]}\n{ONE[40:]}", TOPOLOGY)),
     "wrapped to one length": records((f"{ONE}\n{TWO}", f"{TOPOLOGY}\n{'O' * 60}")),
     "some without labels": records((ONE, TOPOLOGY)) * 2
     + f">p3\n{TWO}\n"
@@ -45,6 +47,8 @@ NAMED = {
     ":disorder": ">101M:A:sequence\nMVLSEGEWQ\n>101M:A:disorder\nXXXXXXXXX\n",
     "_ss": f">p1\n{ONE}\n>p1_ss\n{'CCHHH' * 12}\n>p2\n{TWO}\n>p2_ss\n{'EEEEE' * 12}\n",
     "records of sec": f">p1 x\n{ONE}\n>p1:pred\nCCHH-\n{'C' * 55}\n>p2\n{TWO}\n>p2:pred\nHHHE\n",
+    "3Di": f">p\n{ONE}\n>p_ss\n{STATES}\n>q\n{TWO}\n>q_ss\n{STATES}",
+    "3Di states": f">p\n{STATES}\n>q\n{STATES.lower()}\n",
     "ss_pred": ">ss_pred PSIPRED\nCCHHHHH\n>ss_conf\n9999999\n>q\nMKVLLAA\n",
     "ss_dssp": ">ss_dssp\nCCHHHHH\n>aa_dssp\nMKVLLAA\n>q\nMKVLLAA\n",
     "PIR": ">P1;CRAB\nCrystallin alpha chain\nMDIAIHHPWI\nRRPF*\n",
@@ -66,6 +70,7 @@ SEQUENCES = [
     records((ONE, f"{TWO}\n{ONE}")),
     records(*[("MKVLW", "DEYRQ")] * 80),
     records((ONE, TWO[:9]), (TWO, ONE[:30])) + records((ONE, "S" * 60)),
+    f">p\n{STATES[:-1]}\n>q\n{STATES}\n",
     ">p\nMKV\n>p_ss\nMKV\n>p_pred\nMKVHEC\n>q_class\nHEC\n",
     records(("MK", "VL"), ("MKV", "ILM")),
     ">P1\nMKV\nLLA*\n",
