@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from protlm.commands.inputs import Duplicates, Proteins
-from protlm.data.records.in_memory import SequenceLike, letters_of, sequences_of
-from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
+from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.estimators import Estimator, default_estimator, score
-from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
+from protlm.downstream.mutations import is_mutant, parse_mutant, parse_sequence
 from protlm.downstream.predictions import Predictor
 from protlm.embedded_file import EmbeddedFile, embed_all
 from protlm.errors import InputDataError, UserError, refuse_unknown
@@ -116,22 +116,20 @@ class Model(PretrainedModel):
         >>> sorted(model.embed(["MKV"], layers=[0, 2]))
         [0, 2]
         """
-        given = sequences_of(sequences, "embed([sequence]), or embed_file(path)")
+        texts = sequences_of(sequences, "embed([sequence]), or embed_file(path)")
         kind, numbers = _pooling(pooling), [layers] if isinstance(layers, int) else list(layers)
         own = {layer: self.layer_number(layer, first=0) for layer in numbers}
         embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
         # Before the first of many batches; all in one batch would have the length of the longest.
-        for sequence in given:
-            self.encode(sequence)
-        found = embed_all(embedder, [capitals(one) for one in given], tokens_per_batch)
+        given = residues_of(texts, longest=self.max_residues)
         vectors: list[Vectors] = []
-        for sequence, one in zip(given, found, strict=True):
+        for number, one in enumerate(embed_all(embedder, given, tokens_per_batch), start=1):
+            name = f"sequence {number} ({len(given[number - 1]):,} residues)"
             if one is None:
                 raise UserError(
-                    f"a sequence of {len(sequence):,} residues does not fit into the memory of "
-                    f"{self.device}; use another device"
+                    f"{name} does not fit into the memory of {self.device}; use another device"
                 )
-            embedder.check_finite(one, f"a sequence of {len(sequence):,} residues")
+            embedder.check_finite(one, name)
             vectors.append(one)
         result = {}
         for layer, number in own.items():
@@ -205,16 +203,19 @@ class Model(PretrainedModel):
         >>> model.score("MKTAYIAKQR", ["K2R", "K2R:Y5W"], "wt-marginals").shape
         (2,)
         """
-        texts = sequences_of(mutants, "score(wild_type, [mutant])")
-        letters = capitals(letters_of(wild_type, "the wild type"))
-        if not letters:
-            raise InputDataError("the wild type is empty; give its residues")
+        texts = sequences_of(mutants, "score(wild_type, [mutant])", "mutant")
+        (letters,) = residues_of([letters_of(wild_type, "the wild type")], "the wild type")
         predictor = Predictor(self, tokens_per_batch)
         chosen = default_estimator(predictor)
         if estimator is not None:
             refuse_unknown("estimator", estimator, Estimator)
             chosen = Estimator(estimator)
-        variants = [_variant(text, letters, first_residue) for text in texts]
+        variants = [
+            parse_mutant(text, letters, first_residue=first_residue)
+            if is_mutant(text)
+            else parse_sequence(*residues_of([text], f"mutant {number}"), letters)
+            for number, text in enumerate(texts, start=1)
+        ]
         return score(chosen, predictor, letters, variants).values
 
     def predict_masked(
@@ -240,12 +241,13 @@ class Model(PretrainedModel):
         >>> [(position, len(letters)) for position, letters in found[0].items()]
         [(3, 20), (9, 20)]
         """
-        given = sequences_of(sequences, "predict_masked([sequence])")
+        texts = sequences_of(sequences, "predict_masked([sequence])")
         if self.causal:
             raise UserError("this model is causal, and predict_masked needs a masked model")
+        given = ["".join(one.split()) for one in texts]
         places = [_masks(sequence) for sequence in given]
         # Any residue keeps the place of a mask.
-        filled = [sequence.replace(_MASK, STANDARD[0]) for sequence in given]
+        filled = residues_of([one.replace(_MASK, "A") for one in given], longest=self.max_residues)
         found: list[dict[int, dict[str, float]]] = [{} for _ in given]
         for some in batches([len(one) for one in filled], tokens_per_batch):
             batch = self.tokenize([filled[index] for index in some])
@@ -267,12 +269,6 @@ def _stack(some: list, width: int) -> np.ndarray | Tensor:
     if not some:
         return np.zeros((0, width), np.float32)
     return torch.stack(some) if isinstance(some[0], Tensor) else np.stack(some)
-
-
-def _variant(mutant: str, wild_type: str, first_residue: int) -> Variant:
-    if is_mutant(mutant):
-        return parse_mutant(mutant, wild_type, first_residue=first_residue)
-    return parse_sequence(mutant, wild_type)
 
 
 def _masks(sequence: str) -> list[int]:

@@ -123,7 +123,7 @@ def test_mistakes_are_one_sentence(
         lambda: model.attention_maps(wrong),
         lambda: model.estimate_errors(wrong),
     ):
-        with pytest.raises(UserError, match=r"write model\(model.tokenize\(sequences\)\)"):
+        with pytest.raises(UserError, match=r"one list .* write model.tokenize\(sequences\)"):
             call()
     with pytest.raises(UserError, match="pooling=median does not exist; there are: bos, cls"):
         model.embed(["MKV"], pooling="median")
@@ -163,18 +163,22 @@ def test_sequences_are_read_by_their_letters_everywhere(model: Model, kind: str)
 
 
 NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
-    "letters": ([list("MKV")], "sequence 1 is .* of type list; .*join letters"),
+    "letters": ([list("MKV")], "(sequence|mutant) 1 is .* of type list; .*join letters"),
     "no array": (np.array("MKV"), "one ndarray is given"),
     "dictionary": ({"MKV": "x"}, r"one dict is given .*values\(\)"),
     "table": (pandas.DataFrame({"SEQ": ["MKV"]}), "one DataFrame is given .*one column"),
     "bytes": ([b"MKV"], "of type bytes"),
-    "missing": (pandas.Series(["MKV", np.nan]), "sequence 2 is nan of type float; .*leave out"),
+    "missing": (
+        pandas.Series(["MKV", np.nan]),
+        "(sequence|mutant) 2 is nan of type float; .*leave out",
+    ),
     "numbers": (np.array([20, 15]), "of type int64"),
     "list of pairs": ([["P1", "MKV"]], "of type list"),
     "unknown letters": ([Seq(None, length=9)], "of type Seq"),
     "one Seq": (Seq("MKV"), "one Seq is given .*write .*sequence|mutant"),
+    "one text": ("MKV", "one str is given .*a list of sequences"),
     "nothing": (None, "one NoneType is given"),
-    "empty": (["MKV", ""], "sequence 2 is empty"),
+    "empty": (["MKV", ""], "(sequence|mutant) 2 is empty"),
     "set": ({"MKV", "MK"}, "one set is given"),
     "letters of one": (list("MKV"), "3 single letters are given; join them"),
 }
@@ -190,6 +194,19 @@ def test_what_is_not_a_sequence_is_a_sentence_everywhere(model: Model, kind: str
     for wild_type in ([given], ""):
         with pytest.raises(UserError, match="the wild type is"):
             model.score(wild_type, ["K2R"])
+
+
+def test_letters_are_read_as_in_a_file_and_a_pair_needs_a_list(model: Model) -> None:
+    with pytest.warns(UserWarning, match=r"changed: 1 terminal '\*' removed, 1 J written as X"):
+        assert model.embed(["mKT j\nY\n*"])[0] == pytest.approx(model.embed(["MKTXY"])[0])
+    assert model.predict_masked(["M\nK<mask> V"]) == model.predict_masked(["MK<mask>V"])
+    for letters, advice in (("M-K", "remove gaps"), ("M*K", "cut the"), ("M?", "write X")):
+        with pytest.raises(InputDataError, match=f"sequence 2: .* at residue 2 .*{advice}"):
+            model.embed(["MKV", letters])
+    for pair in (("a", "MKTAY"), ["a", "MKTAY"], ["P1", "MKV"], ("INS", "M" * 9)):
+        with pytest.raises(UserError, match=r"write \[\(name, sequence\)\], or for two"):
+            model.embed(pair)
+    assert len(model.embed(["A", "MKTAY"])) == len(model.embed(("MKTAY", "MKVLAAG"))) == 2
 
 
 def test_iterators_of_layers_and_heads_are_read_once(model: Model) -> None:
@@ -225,7 +242,7 @@ def test_vectors_that_are_not_finite_are_refused(tiny_run: Path, tiny_fasta: Pat
     model = protlm.load(tiny_run)
     with torch.no_grad():
         next(model.network.parameters()).fill_(float("nan"))
-    with pytest.raises(UserError, match="a sequence of 3 residues are not finite"):
+    with pytest.raises(UserError, match=r"sequence 1 \(3 residues\) are not finite"):
         model.embed(["MKV"])
     with pytest.raises(UserError, match="weights of this model are unusable"):
         next(iter(model.embed_file(tiny_fasta)))

@@ -81,11 +81,11 @@ class Vocabulary:
             codes[self._number[letter]] = ord(letter)
         return bytes(codes)
 
-    def encode(self, sequence: str | bytes) -> np.ndarray:
+    def encode(self, sequence: str | bytes, where: str = "") -> np.ndarray:
         """Encodes a sequence without special tokens, as a read-only uint8 array.
 
         Raises:
-            InputDataError: a letter is not a residue; the message names it and its position.
+            InputDataError: a letter is not a residue; the message names it after `where`.
 
         >>> VOCABULARY.encode("MKV").tolist()
         [20, 15, 7]
@@ -96,8 +96,8 @@ class Vocabulary:
         if bad >= 0:
             letter = sequence[bad] if isinstance(sequence, str) else chr(sequence[bad])
             raise InputDataError(
-                f"{letter!r} at residue {bad + 1} is not one of {''.join(sorted(RESIDUES))}: "
-                "write X for an unknown residue"
+                f"{where}{letter!r} at residue {bad + 1} is not one of {_LETTERS}: "
+                + _ADVICE.get(letter, "write X for an unknown residue")
             )
         return np.frombuffer(tokens, dtype=np.uint8)
 
@@ -116,6 +116,8 @@ class Vocabulary:
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO"
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 
+_LETTERS = "".join(sorted(RESIDUES))
+_ADVICE = {"*": "cut the sequence there", **dict.fromkeys("-.~ \t\n", "remove gaps and blanks")}
 _CAPITALS = str.maketrans(ascii_lowercase, ascii_uppercase)
 
 

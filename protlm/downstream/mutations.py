@@ -141,7 +141,7 @@ def _parse(match: re.Match[str], wild_type: str, first_residue: int) -> Substitu
             f"{_ADVICE}"
         )
     mutant = expected if mutant == "=" else mutant
-    check_residues(mutant, part)
+    VOCABULARY.encode(mutant, f"{part}: ")
     return Substitution(expected, position, mutant)
 
 
@@ -158,20 +158,8 @@ def parse_sequence(sequence: str, wild_type: str) -> Variant:
     'MKKT'
     """
     sequence = capitals(sequence)
-    check_residues(sequence, "mutated_sequence")
+    VOCABULARY.encode(sequence, "mutated_sequence: ")
     if len(sequence) != len(wild_type):
         return Variant(indel=sequence)
     pairs = enumerate(zip(wild_type, sequence, strict=True))
     return Variant(tuple(Substitution(a, i, b) for i, (a, b) in pairs if a != b))
-
-
-def check_residues(letters: str, where: str) -> None:
-    """Refuses letters that are not residues; `where` begins the message.
-
-    Raises:
-        InputDataError: names the letter and its position.
-    """
-    try:
-        VOCABULARY.encode(letters)
-    except InputDataError as error:
-        raise InputDataError(f"{where}: {error}") from None

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +18,9 @@ from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective, Positions
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
-from protlm.data.records.in_memory import SequenceLike, letters_of, sequences_of
-from protlm.data.vocabulary import VOCABULARY, capitals
-from protlm.errors import InputDataError, UserError, one_of
+from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
+from protlm.data.vocabulary import VOCABULARY
+from protlm.errors import UserError, one_of
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
 
@@ -109,28 +108,11 @@ class PretrainedModel:
             InputDataError: a letter is not a residue, or a sequence is empty.
             UserError: something else, or more positions than the model has.
         """
-        encoded = [self.encode(one) for one in sequences_of(sequences, "tokenize([sequence])")]
+        texts = sequences_of(sequences, "tokenize([sequence])")
+        encoded = [*map(VOCABULARY.encode, residues_of(texts, longest=self.max_residues))]
         tokens_BL, mask_BL = collate(encoded)
         lengths = tuple(len(tokens) for tokens in encoded)
         return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
-
-    def encode(self, sequence: SequenceLike) -> np.ndarray:
-        """Returns the tokens of residues in upper or lower case, L, without special tokens.
-
-        Raises:
-            InputDataError: a letter is not a residue, or the sequence is empty.
-            UserError: more positions than the model has.
-        """
-        letters = letters_of(sequence)
-        if not letters:
-            raise InputDataError("a sequence is empty; leave it out")
-        tokens_L = VOCABULARY.encode(capitals(letters))
-        if self.max_residues is not None and len(tokens_L) > self.max_residues:
-            raise UserError(
-                f"a sequence of {len(tokens_L)} residues is longer than the {self.max_residues} "
-                "that this model accepts"
-            )
-        return tokens_L
 
     @torch.inference_mode()
     def __call__(
@@ -273,7 +255,8 @@ class PretrainedModel:
         for (name, value), least in zip(counts.items(), (1, 1, 0), strict=True):
             if value < least:
                 raise UserError(f"{name} {value} must be at least {least}")
-        tokens = VOCABULARY.encode(letters_of(prefix, "the prefix"))
+        texts = [*filter(None, [letters_of(prefix, "the prefix")])]
+        tokens = VOCABULARY.encode("".join(residues_of(texts, "the prefix")))
         longest = self._longest_generated(max_residues)
         if len(tokens) >= longest:
             raise UserError(
@@ -341,4 +324,5 @@ class PretrainedModel:
 
 def _check_tokens(batch: TokenBatch) -> None:
     if not isinstance(batch, TokenBatch):
-        raise UserError("a model takes tokens; write model(model.tokenize(sequences))")
+        given = type(batch).__name__
+        raise UserError(f"one {given} is given for tokens; write model.tokenize(sequences) there")

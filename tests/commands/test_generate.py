@@ -266,6 +266,7 @@ WRONG = {
     "no batch": ({"number": 1, "batch_size": 0}, "batch size 0 must be"),
     "no seed": ({"number": 1, "seed": -1}, "seed -1 must be"),
     "no room": ({"number": 1, "prefix": "MKT", "max_residues": 3}, "3 residues leaves nothing"),
+    "no residue": ({"number": 1, "prefix": "m1"}, "the prefix: '1' at residue 2"),
     "no length": ({"number": 1, "max_residues": 0}, "0 residues leaves nothing"),
 }
 
@@ -277,9 +278,8 @@ def test_impossible_settings_are_user_errors(case: str, model: PretrainedModel) 
         model.generate(**settings)
 
 
-def test_in_python_a_prefix_is_in_upper_case(model: PretrainedModel) -> None:
-    with pytest.raises(InputDataError, match="'m' at residue 1"):
-        model.generate(1, prefix="mkt")
+def test_in_python_a_prefix_is_read_as_in_a_file(model: PretrainedModel) -> None:
+    assert next(model.generate(1, prefix="mk\nt")).sequence.startswith("MKT")
 
 
 def test_an_output_is_never_overwritten(causal_run: Path, tmp_path: Path) -> None:

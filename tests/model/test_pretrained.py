@@ -11,7 +11,7 @@ import protlm
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
-from protlm.errors import InputDataError, UserError
+from protlm.errors import UserError
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from tests.small_models import small_model
@@ -132,11 +132,6 @@ def test_estimate_errors_are_those_of_the_linear_heads_of_a_hybrid() -> None:
         torch.testing.assert_close(errors[number][1], relative_error(linear, norms))
 
 
-def test_a_wrong_letter_is_reported_with_its_position(model: PretrainedModel) -> None:
-    with pytest.raises(InputDataError, match="'J' at residue 3"):
-        model.tokenize(["MKj"])
-
-
 def test_learned_positions_bound_the_length(
     train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -145,10 +140,3 @@ def test_learned_positions_bound_the_length(
     bounded.tokenize(["A" * 126])
     with pytest.raises(UserError, match="127 residues is longer than the 126"):
         bounded.tokenize(["A" * 127])
-
-
-def test_a_string_instead_of_a_list_is_rejected(model: PretrainedModel) -> None:
-    with pytest.raises(UserError, match="a list of sequences"):
-        model.tokenize("MKT")
-    with pytest.raises(InputDataError, match="empty"):
-        model.tokenize(["MKT", ""])

@@ -1,5 +1,7 @@
 """Sequences as Python programs hold them: text, objects of Biopython, pairs, lists of these."""
 
+import re
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from reprlib import repr as short_repr
@@ -8,7 +10,10 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from Bio.Seq import MutableSeq, Seq, UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
 
-from protlm.data.records.record import Record
+from protlm.data.records.record import STRICT, Record
+from protlm.data.records.residues import residues
+from protlm.data.records.tally import Tally
+from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.errors import InputDataError, UserError
 
 Letters: TypeAlias = str | Seq | MutableSeq | SeqRecord | Record
@@ -22,10 +27,7 @@ class _Array(Protocol):
 
 
 def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
-    """Returns the letters of a sequence.
-
-    Raises:
-        UserError: it is something else; the message has `name`.
+    """Returns the letters of a sequence, which messages call `name`.
 
     >>> letters_of(("P1", "MKV")), letters_of(SeqRecord(Seq("MKV")))
     ('MKV', 'MKV')
@@ -44,14 +46,8 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
     )
 
 
-def sequences_of(given: Iterable[SequenceLike], call: str) -> list[str]:
-    """Returns the letters of each sequence of an iterable, which is read once.
-
-    Raises:
-        UserError: it is one sequence, a mapping, a set or a table, or has something that is not a
-            sequence; the message says to type `call`.
-        InputDataError: a sequence is empty.
-    """
+def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence") -> list[str]:
+    """Returns the letters of each of an iterable; else the message says to type `call`."""
     is_table = isinstance(given, _Array) and given.ndim != 1
     is_table |= isinstance(given, Mapping | set | frozenset)
     if is_table or isinstance(given, Letters | bytes) or not isinstance(given, Iterable):
@@ -59,9 +55,39 @@ def sequences_of(given: Iterable[SequenceLike], call: str) -> list[str]:
             f"one {type(given).__name__} is given where a list of sequences belongs; write {call}; "
             "of a dictionary give the values(), of a table one column"
         )
-    found = [letters_of(one, f"sequence {n}") for n, one in enumerate(given, start=1)]
+    found = [letters_of(one, f"{name} {n}") for n, one in enumerate(given, start=1)]
     if "" in found:
-        raise InputDataError(f"sequence {found.index('') + 1} is empty; leave it out")
+        raise InputDataError(f"{name} {found.index('') + 1} is empty; leave it out")
     if len(found) > 2 and all(len(one) == 1 for one in found):
         raise UserError(f"{len(found)} single letters are given; join them: ''.join(letters)")
+    if isinstance(given, tuple | list) and len(found) == 2 and name == "sequence":
+        first, second = found
+        is_lower = re.search("[a-z]", first) and not re.search("[a-z]", second)
+        is_short = isinstance(given, tuple) and first.isalpha() and 3 * len(first) <= len(second)
+        is_name = (is_lower and len(first) < len(second)) or re.search("[0-9_|]", first)
+        if isinstance(given[0], str) and (is_name or is_short):
+            raise UserError(
+                f"{short_repr(given)} may be a name and its sequence; write [(name, sequence)], or "
+                "for two sequences a list of them in capitals: [sequence, sequence]"
+            )
+    return found
+
+
+def residues_of(
+    texts: Iterable[str], name: str = "sequence {}", longest: int | None = None
+) -> list[str]:
+    """Returns the residues of letters, read as in a file, and warns of what is changed."""
+    tally, found = Tally(), []
+    for number, letters in enumerate(texts, start=1):
+        sequence, reason = residues(letters, tally, STRICT)
+        where, size = name.format(number), len(sequence)
+        if reason:
+            VOCABULARY.encode(capitals("".join(letters.split())).replace("J", "X"), f"{where}: ")
+            raise InputDataError(f"{where} is refused: {reason}; leave it out")
+        if longest is not None and size > longest:
+            raise UserError(f"{where} of {size} residues is longer than the {longest} accepted")
+        found.append(sequence)
+    del tally.changed["lower case raised"]
+    if changed := ", ".join(f"{n:,} {what}" for what, n in tally.changed.items()):
+        warnings.warn(f"changed: {changed}", stacklevel=2)
     return found
