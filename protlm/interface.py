@@ -213,7 +213,7 @@ class Model(PretrainedModel):
         variants = [
             parse_mutant(text, letters, first_residue=first_residue)
             if is_mutant(text)
-            else parse_sequence(*residues_of([text], f"mutant {number}"), letters)
+            else parse_sequence(residues_of([text], f"mutant {number}")[0], letters)
             for number, text in enumerate(texts, start=1)
         ]
         return score(chosen, predictor, letters, variants).values
