@@ -16,6 +16,11 @@ from protlm.paths import existing_file
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
 _MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# A number with commas, and perhaps an uncertainty and a unit.
+_NOTATION = re.compile(
+    r"([-+]?[0-9.,]{1,40}(?:[eE][-+]?[0-9]{1,9})?)(?:\s*(?:±|\+/-)[\s0-9.,]{1,40})?"
+    r"(?:\s*[a-zµμ°Å%/][^\s\d]{0,9}|\s+[A-Z][^\s\d]{0,9})?"
+)
 # A cell is missing if it is one of these, as pandas or people write them; `none` may be a class.
 MISSING = frozenset(
     ["", "#N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "NAN", "None"]
@@ -53,9 +58,18 @@ def read_text(path: Path, what: str) -> str:
 
 
 def number_of(text: str) -> float | None:
-    """Returns a finite number that is written with ASCII digits and a point; None of other text."""
+    """Returns a number in ASCII, to ±1e100, as squares of others overflow; None of other text."""
     value = float(text) if _NUMBER.fullmatch(text) else math.inf
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= 1e100 else None
+
+
+def number_meant(text: str) -> str:
+    """Returns how to type what a text such as 1,234 or 5±1 nM may mean: 1234 or 1.234; or ""."""
+    found = _NOTATION.fullmatch(re.sub("[\u2010-\u2015\u2212]", "-", text))
+    number = found[1] if found else ""
+    whole = re.sub(r"(?<!\b0),(?=[0-9]{3}(?![0-9]))", "", number)
+    point = re.sub(r"\.(?=.*,)", "", number).replace(",", ".")
+    return " or ".join(one for one in dict.fromkeys([whole, point]) if number_of(one) is not None)
 
 
 def write_rows(file: IO[str], delimiter: str, rows: Iterable[Sequence[str]]) -> None:
@@ -90,7 +104,7 @@ def read_table(
             f"{path} has several columns of the name {', '.join(repeated)[:200]}; rename all but "
             "one of each"
         )
-    return columns, _of_width(path, len(columns), lines)
+    return columns, lines
 
 
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
@@ -121,20 +135,14 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     header = text.lstrip("\r\n ").partition("\n")[0]
     delimiter = "\t" if "\t" in header else max(",;", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    width = 0
     try:
         for row in reader:
             if any(map(str.strip, row)):
-                yield reader.line_num, row
+                width, line = width or len(row), reader.line_num
+                if len(row) != width:
+                    fields = f"{len(row)} fields, not the {width} of the header"
+                    raise InputDataError(f"{path}, line {line}: {fields}")
+                yield line, row
     except csv.Error as error:
         raise InputDataError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _of_width(
-    path: Path, width: int, lines: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, list[str]]]:
-    for line, row in lines:
-        if len(row) != width:
-            raise InputDataError(
-                f"{path}, line {line}: {len(row)} fields, not the {width} of the header"
-            )
-        yield line, row

@@ -20,14 +20,8 @@ from protlm.errors import InputDataError, UserError
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 UNLABELED = "?"
-_SPLITS = {
-    "train": TRAIN,
-    "valid": VALID,
-    "validation": VALID,
-    "val": VALID,
-    "dev": VALID,
-    "test": TEST,
-}
+_SPLITS = {"train": TRAIN} | dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
+_SPLITS["test"] = TEST
 _NAMES = ("identifier", "accession", "id")
 _LABELS = ("label", "target")
 _OTHERS = ("sequence", "split", "set", "validation", "cluster")

@@ -84,7 +84,7 @@ def probe(
         Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
 
     Raises:
-        InputDataError: the labels to fit to are of one class, or of one cluster.
+        InputDataError: the labels to fit to are alike, or of one cluster.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}
@@ -106,9 +106,10 @@ class _Rows:
         train, of = split.train, targets.rows_of
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
-        if targets.values.ndim == 1 and targets.classes and not np.ptp(targets.values[self.fit]):
-            one = targets.classes[targets.values[self.fit][0]]
-            raise InputDataError(f"all labels to fit to are {one}; give two classes or more")
+        values = targets.values[self.fit]
+        if values.ndim == 1 and not np.ptp(values):
+            one = targets.classes[values[0]] if targets.classes else values[0]
+            raise InputDataError(f"all labels to fit to are {one}; give two or more that differ")
         self.units = split.units(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from protlm.data.tables import number_of
+from protlm.data.tables import number_meant, number_of
 from protlm.downstream.labels import UNLABELED, Example
 from protlm.errors import InputDataError, UserError
 
@@ -80,9 +80,10 @@ def guess_task(
         row = next(row for row, label in enumerate(labels) if number_of(label) is None)
         commas = ", --separator , if commas separate classes" if "," in labels[row] else ""
         raise InputDataError(
-            f"{places[row] if places else 'labels'}: {labels[row]!r} is not a number with digits "
-            f"and a decimal point, and {len(values):,} of {len(labels):,} labels are; correct it "
-            f"or leave it empty, or type --task class if the labels are classes{commas}"
+            f"{places[row] if places else 'labels'}: {labels[row]!r} is not a number (0-9, a point "
+            f"and a hyphen, up to 1e100), and {len(values):,} of {len(labels):,} labels are; "
+            f"type {number_meant(labels[row]) or 'one'} or leave it empty, or type --task class if "
+            f"the labels are classes{commas}"
         )
     _refuse_lists(labels)
     if not any(separator in label for label in labels):
@@ -105,8 +106,8 @@ def _task_of_numbers(values: Sequence[float]) -> Task:
 
 def _are_numbers(labels: Sequence[str], separator: str) -> bool:
     """Returns whether labels, not all of them plain numbers, seem to be meant as numbers."""
-    # Such as 12% or 0,5 throughout.
-    if None not in [_meant(label, separator) for label in labels]:
+    # Such as 12% or 0,5 throughout, but not 7 TM, which may be classes.
+    if not any(one[-1:].isalpha() or _meant(one, separator) is None for one in labels):
         return True
     meant = [_meant(label.lstrip("<>=~≤≥≈ "), separator) for label in labels]
     values = [value for value in meant if value is not None]
@@ -117,10 +118,10 @@ def _are_numbers(labels: Sequence[str], separator: str) -> bool:
 
 
 def _meant(label: str, separator: str) -> float | None:
-    """Returns the number that a label such as 12%, 0,5, 1e400 or 1_000 means, or None."""
-    text = label.rstrip("% ")
+    """Returns the number that a label such as 0,5, 3 nM, 1e400 or 1_000 means, or None."""
+    typed = "" if separator in label else number_meant(label)
     try:
-        return float(text if separator == "," else text.replace(",", "."))
+        return float(typed.rpartition(" ")[2] or label)
     except ValueError:
         return None
 
@@ -190,9 +191,11 @@ def targets_of(
     if task is Task.number:
         values = [number_of(label) for label in labels]
         if None in values:
+            other = labels[values.index(None)]
             raise InputDataError(
-                f"{labels[values.index(None)]!r} is not a number; type --task class, or correct it"
+                f"{other!r} is not a number; type --task class, or {number_meant(other) or 'one'}"
             )
+        _at_least_two([*set(map(str, values))])
         return Targets(task, [], np.array(values, dtype=np.float64), each)
     if task is Task.one_class:
         classes = _at_least_two(sorted(set(labels)))
@@ -210,12 +213,7 @@ def targets_of(
 
 
 def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
-    """Returns a sentence on classes that the test proteins lack, or None.
-
-    Args:
-        targets: the labels.
-        proteins: the rows of the test proteins.
-    """
+    """Returns a sentence on classes that the test proteins, by their rows, lack, or None."""
     if not targets.classes:
         return None
     values = targets.values[np.isin(targets.groups, proteins)]
@@ -248,5 +246,5 @@ def _several(labels: Sequence[str], min_count: int, separator: str) -> Targets:
 
 def _at_least_two(classes: list[str]) -> list[str]:
     if len(classes) < 2:
-        raise InputDataError(f"all labels are {classes[0]}; a probe needs two classes or more")
+        raise InputDataError(f"all labels are {classes[0]}; give two or more that differ")
     return classes

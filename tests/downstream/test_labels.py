@@ -166,7 +166,7 @@ def test_missing_labels_are_left_out_and_counted(take, capsys, missing: str) -> 
     assert take([*cycle("a", "b")[:79], missing]).classes == ["a", "b"]
 
 
-OTHERS = "inf -inf Infinity 1e400 >10 <0.1 0,5 12% 1_000 \u0663 nd none unknown #VALUE! 1,234.5"
+OTHERS = "inf -inf Infinity 1e400 >10 <0.1 0,5 12% 1_000 1e300 \u0663 nd none #VALUE! 1,234.5"
 
 
 @pytest.mark.parametrize("other", OTHERS.split())
@@ -183,6 +183,7 @@ TAKEN = {
     "integers and a word": (cycle("1", "2", "mixed"), 3),
     "a bound": (cycle("0", "1", ">1"), 3),
     "decimals and a word": (cycle("5.5", "7.4", "mixed"), 3),
+    "helices": (cycle("7 TM", "12 TM", "1 TM", "2 TM"), 4),
     "signs": (cycle("+", "-"), 2),
     "several signs": (cycle("++", "-", "+-", "+++"), 4),
     "none": (cycle("none", "ATP"), 2),
@@ -226,9 +227,14 @@ def states(length: Callable[[int], int], join: str = "", letters: str = "HEC") -
     ]
 
 
+MEANT = {"\u22127.5": "type -100.5 or", "7.5 nM": "type 100.5 or", "7µg/mL": "type 100 or"}
+MEANT |= {"7±0.1": "type 100 or", "1,7": "type 1100 or 1.100 or", "1,7,000": "type 1100000 or"}
+MEANT |= {"0,7": "type 0.100 or", "1.7,5": "type 1100.5 or", "-1,7.25": "type -1100.25 or"}
 REFUSED = {
-    "percent": (cycle("12%", "13%", "14.5%"), "line 2: '12%' is not a number"),
-    "decimal commas": (cycle("0,5", "1"), "'0,5' is not a number .* --separator ,"),
+    "percent": (cycle("12%", "13%", "14.5%"), "line 2: '12%' is not a number .* type 12 or leave"),
+    "decimal commas": (cycle("0,5", "1"), "'0,5' is not a number .* type 0.5 or .* --separator ,"),
+    "equal numbers": (cycle("1.5", "1.50"), "all labels are 1.5; give two or more that differ"),
+    **{a: ([a.replace("7", str(n)) for n in range(100, 180)], b) for a, b in MEANT.items()},
     "mostly bounds": ([NUMBERS[n] if n % 5 < 2 else ">9" for n in range(80)], "line 4: '>9' is"),
     "lists of pandas": (cycle("['a', 'b']", "['a']"), "is a list as programs write it"),
     "lists of numpy": (cycle("[0.1 0.2]", "[0.3 0.4]"), "is a list as programs write it"),

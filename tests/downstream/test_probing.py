@@ -213,11 +213,12 @@ def test_planted_labels_are_found(numbers, split: Split, tiny_run: Path) -> None
     assert 0.2 < low < high < 0.9
 
 
-def test_one_class_to_fit_to_is_refused(split: Split, tiny_run: Path) -> None:
+@pytest.mark.parametrize(("task", "classes"), [(Task.one_class, ["a", "b"]), (Task.number, [])])
+def test_equal_labels_to_fit_to_are_refused(split, tiny_run: Path, task: Task, classes) -> None:
     labels = np.zeros(60, dtype=np.int64)
     labels[split.test] = 1
-    targets = Targets(Task.one_class, ["a", "b"], labels, np.arange(60))
-    with pytest.raises(InputDataError, match="all labels to fit to are a; give two classes"):
+    targets = Targets(task, classes, labels, np.arange(60))
+    with pytest.raises(InputDataError, match=r"labels to fit to are [a0]; give two or more"):
         probe(protlm.load(tiny_run), ["MKT"] * 60, targets, split, ProbeOptions())
 
 
