@@ -16,9 +16,10 @@ _CODES = dict(
     )
 )
 _LETTER = "|".join(["[A-Z]", *_CODES])
-_SUBSTITUTION = re.compile(rf"({_LETTER})([0-9]{{1,9}})({_LETTER}|[=*])")
+_SUBSTITUTION = re.compile(rf"(?ai)({_LETTER})([0-9]{{1,9}})({_LETTER}|[=*])")
+_INDEL = re.compile(r"[0-9](?:del|dup|ins|[-Δ∆]$)|^[Δ∆]", re.IGNORECASE)
 # Names of HGVS, also with the accession of the protein: NP_000537.3:p.[Ala1Pro;Asp2Asn].
-_HGVS = re.compile(r"(?:(?:NP_|XP_|ENSP)[0-9]+(?:\.[0-9]+)?:)?P\.(\[[^][]*\]|[^][;:]*)")
+_HGVS = re.compile(r"(?ai)(?:(?:NP_|XP_|ENSP)[0-9.]+:)?P\.(\[[^][]*\]|[^][;:]*)")
 # Those of Enrich2 and MaveDB, synonymous variants among them, and others that people write.
 _WILD_TYPES = ("=", "_WT", "_SY", "WT", "WILD TYPE", "WILD-TYPE", "WILDTYPE", "SYNONYMOUS")
 _ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
@@ -87,12 +88,12 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
     (Substitution(wild_type='K', position=1, mutant='R'),)
     """
     for match in (parts := [_SUBSTITUTION.fullmatch(part) for part in _parts(text)]):
-        if match is None or match[3] in ("*", "TER"):
+        if match is None or capitals(match[3]) in ("*", "TER"):
             stop = "" if match is None else " but a stop, which has no score"
-            raise InputDataError(
-                f"{text.strip()[:50]!r} is not a substitution{stop}; write it as A1P or p.Ala1Pro, "
-                "and several as A1P:D2N"
-            )
+            advice = "write it as A1P or p.Ala1Pro, and several as A1P:D2N"
+            if match is None and _INDEL.search(text):
+                advice = "to score insertions and deletions, add a column mutated_sequence"
+            raise InputDataError(f"{text.strip()[:50]!r} is not a substitution{stop}; {advice}")
     found = [_parse(match, wild_type, first_residue) for match in parts if match]
     positions = Counter(substitution.position for substitution in found)
     for position, count in positions.items():
@@ -114,20 +115,17 @@ def is_mutant(text: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """Returns the substitutions of a text, in capitals; none of the wild type."""
-    letters = capitals(text.strip())
+    """Returns the substitutions of a text; none of the wild type."""
+    letters = text.strip()
     parts = letters.split(":")
     if hgvs := _HGVS.fullmatch(letters):
-        parts = [
-            part.strip().removeprefix("(").removesuffix(")")
-            for part in hgvs[1].strip("[]").split(";")
-        ]
-    return [] if parts[0] in _WILD_TYPES and len(parts) == 1 else parts
+        parts = [part.strip(" ()") for part in hgvs[1].strip("[]").split(";")]
+    return [] if capitals(parts[0]) in _WILD_TYPES and len(parts) == 1 else parts
 
 
 def _parse(match: re.Match[str], wild_type: str, first_residue: int) -> Substitution:
     part, number = match[0], int(match[2])
-    expected, mutant = (_CODES.get(match[group], match[group]) for group in (1, 3))
+    expected, mutant = (_CODES.get(one, one) for one in map(capitals, match.group(1, 3)))
     position = number - first_residue
     last_residue = first_residue + len(wild_type) - 1
     if not 0 <= position < len(wild_type):

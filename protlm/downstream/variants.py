@@ -13,7 +13,7 @@ import numpy as np
 
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.residues import residues
-from protlm.data.tables import MISSING, number_of, read_table
+from protlm.data.tables import MISSING, number_meant, number_of, read_table
 from protlm.data.vocabulary import capitals
 from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
 from protlm.errors import InputDataError
@@ -54,7 +54,11 @@ class VariantTable:
         if len(self.unscored) == 1:
             return f"{path}, {self.unscored[0]}"
         rows = f"{len(self.unscored):,} of {len(self.rows):,} rows"
-        return f"{path}: {rows} cannot be scored: {'; '.join(self.unscored[:_MOST_LISTED])}; ..."
+        listed = [one.rpartition("; ") for one in self.unscored[:_MOST_LISTED]]
+        more = ["..."] if len(self.unscored) > _MOST_LISTED else []
+        parts = [*(reason or whole for reason, _, whole in listed), *more]
+        parts += dict.fromkeys(advice for reason, _, advice in listed if reason)
+        return f"{path}: {rows} cannot be scored: {'; '.join(parts)}"
 
 
 def read_variants(
@@ -128,7 +132,8 @@ def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Varia
             f"{len(wild_type)}, as the wild type; correct one of the two"
         )
     # ProteinGym's tables of insertions and deletions repeat the sequence as `mutant`.
-    if mutant and capitals(mutant) not in (sequence, capitals(given)) and variant.indel is None:
+    is_sequence = capitals(mutant) in ("", sequence, capitals(given))
+    if not is_sequence and "delins" not in mutant and variant.indel is None:
         named = parse_mutant(mutant, wild_type, first_residue=first_residue).apply(wild_type)
         for number, (a, b) in enumerate(zip(named, sequence, strict=True), start=first_residue):
             if a != b:
@@ -152,7 +157,7 @@ def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np
         if (value := number_of(cell)) is None:
             raise InputDataError(
                 f"{path}, line {lines[row]}: {name} of variant {row + 1} is {cell!r}, not a "
-                "number with a decimal point; correct it or leave it empty"
+                f"number with a decimal point; type {number_meant(cell) or 'one'} or leave it empty"
             )
         values[number] = value
     return values

@@ -29,7 +29,8 @@ def test_sequences_are_compared_with_the_wild_type() -> None:
 
 
 WRONG = {
-    "A1P": "position 1 of the wild type is M, not A",
+    "p.Ala1Pro": "Ala1Pro: position 1 of the wild type is M, not A",
+    "p.Lys3del": "'p.Lys3del' is not a substitution; to score insertions and deletions, add",
     "K9P": "position 9 does not exist, the wild type has the residues 1 to 8",
     "M0P": "position 0 does not exist",
     "M1A:M1C": "replaces position 1 more than once",

@@ -43,11 +43,12 @@ def test_bins_are_needed_where_scores_are(tmp_path: Path) -> None:
 
 def test_an_indel_assay(tmp_path: Path) -> None:
     text = "mutant,mutated_sequence\nMKTAYIAKK,MKTAYIAKK\n,MKTAYIAK\nMRTAYIAK,MRTAYIAK\n"
+    text += "p.Lys2delinsArg,MRTAYIAK\nM1W,\n"
     table = read_variants(written(tmp_path, text), WILD_TYPE)
     assert table.variants == [
         Variant(indel="MKTAYIAKK"),
         Variant(),
-        parse_mutant("K2R", WILD_TYPE),
+        *(parse_mutant(one, WILD_TYPE) for one in ("K2R", "K2R", "M1W")),
     ]
     assert table.measured is None and table.is_fit is None
 
@@ -76,7 +77,7 @@ WRONG = {
     "an unknown residue": ("mutant\nM1A\nK2X\n", "line 3: K replaced by X has no score"),
     "no column": ("variant,score\nM1A,1\n", "columns variant, score; name one of them mutant"),
     "a table of MaveDB": ("hgvs_pro,score\np.Met1Ala,1\n", "rename hgvs_pro to mutant and score"),
-    "no row that fits": ("mutant\nA2P\n", "; give a table whose mutants fit the wild type"),
+    "no row that fits": ("mutant\nA2P\na3p\n", "K, not A; line 3: a3p: position 3 of the wild"),
     "no row": ("mutant\n", "has no variants"),
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
     "a row too long": ("mutant\nM1A,1\n", "line 2: 2 fields, not the 1 of the header"),
@@ -129,7 +130,7 @@ def test_sequences_are_rejected_as_in_fasta_files(tmp_path: Path) -> None:
     text = "mutated_sequence\nMKTAYIAK*\nMKT*YIAK\nmrtayiak\nMKTA-IAK\n"
     table = read_variants(written(tmp_path, text), WILD_TYPE)
     assert table.variants == [Variant(), parse_mutant("K2R", WILD_TYPE)] and table.scored == [0, 2]
-    assert "x: 2 of 4 rows cannot be scored: line 3: mutat" in table.describe_unscored(Path("x"))
+    assert table.describe_unscored(Path("x")).endswith("mutated_sequence is rejected: gap")
 
 
 @pytest.mark.parametrize("case", WRONG)
