@@ -143,26 +143,25 @@ def one_of(names: list[str]) -> str:
 def did_you_mean(name: str, typed: Mapping[str, str]) -> str:
     """Returns a question that suggests similar names, or "" if none is similar.
 
-    These are the names that begin with the unknown one or else contain it, or the most similar one.
+    These are those that begin with it or else contain it, the shortest first, or the most similar.
 
     Args:
         name: the unknown name.
         typed: the known names, and how each is typed.
 
     >>> did_you_mean("tyni", {"tiny": "model=tiny", "small": "model=small"})
-    '; did you mean model=tiny?'
+    ' (did you mean model=tiny?)'
     >>> did_you_mean("ti", {"titan": "titan", "tiny": "tiny", "small": "small"})
-    '; did you mean tiny or titan?'
+    ' (did you mean tiny or titan?)'
     """
     part = name.lower()
     starting = [one for one in typed if part and one.startswith(part)]
     # Two letters are in many names.
     containing = [one for one in typed if len(part) > 2 and part in one]
-    if found := sorted(starting or containing):
-        return f"; did you mean {' or '.join(typed[one] for one in found)}?"
+    found = sorted(starting or containing, key=lambda one: (len(one), one))
     # Two exchanged letters of four leave a similarity of a half.
-    close = difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
-    return f"; did you mean {typed[close[0]]}?" if close else ""
+    found = found or difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
+    return f" (did you mean {' or '.join(typed[one] for one in found)}?)" if found else ""
 
 
 def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:

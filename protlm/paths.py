@@ -133,6 +133,11 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
         while not parent.exists():
             _refuse_dangling_link(parent, path)
             parent = parent.parent
+        if name := re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent))):
+            raise UserError(
+                f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
+                f"settings such as run_dir) ${{oc.env:{name[1]}}}"
+            )
         if not parent.is_dir():
             raise OutputError(f"{path} cannot be written: {parent} is not a folder")
         with tempfile.TemporaryFile(dir=parent):

@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "a misspelled model": (
         ["embed", "x.fasta", "-m", "hybird-6m", "-o", "o.h5"],
         3,
-        ["hybird-6m: no such model; did you mean hybrid-6m?"],
+        ["hybird-6m: no such model (did you mean hybrid-6m?); give a run"],
     ),
     "broken model": (["embed", "x.fasta", "-m", "broken", "-o", "o.h5"], 3, ["step-00000004.ckpt"]),
     "output is there": (["embed", "x.fasta", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
@@ -235,14 +235,15 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "a misspelled choice": (
         ["train", "model=tyni", "run_dir=o"],
         2,
-        ["model=tyni does not exist; did you mean model=tiny?; there are: esm2_8m, medium"],
+        ["model=tyni does not exist (did you mean model=tiny?); there are: esm2_8m, medium"],
     ),
     "a misspelled choice, and a flag": (
         ["evaluate", "--cfg", "job", "evaluation=contact"],
         2,
-        ["evaluation=contact does not exist; did you mean evaluation=contacts?; there are: "],
+        ["evaluation=contact does not exist (did you mean evaluation=contacts?); there are: "],
     ),
     "train on nothing": (["train", "data.dir=none", "run_dir=o"], 3, ["none", "protlm prepare"]),
+    "single quotes": (["train", "run_dir=$J", "trainer.max_steps=1"], 2, ["$J", "${oc.env:J}"]),
     "train on no split": (
         ["train", "data.dir=data", "data.train_split=tran", "run_dir=o"],
         2,
