@@ -6,7 +6,7 @@ PEERS := build/peers
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
+.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 docs: $(INSTALLED) ## Write the tables of docs/mechanisms.md and docs/settings.md
 	$(PYTHON) -m protlm.attention.docs_table docs/mechanisms.md
 	$(PYTHON) -m protlm.commands.settings docs/settings.md
+
+site: $(INSTALLED) ## Build the site of the documentation in build/site
+	$(PYTHON) -m sphinx -W --keep-going --quiet -c docs . build/site
 
 notebooks: $(INSTALLED) ## Execute the notebooks on the shipped model (MODEL=RUN: on another)
 	$(PYTHON) -m pytest --nbmake notebooks

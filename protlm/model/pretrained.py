@@ -210,7 +210,7 @@ class PretrainedModel:
 
         Returns:
             For each layer of `performer_softmax`, also as a part of `hybrid`, per head of it: the
-            mean |q̂ + k̂|² over pairs of positions, and the relative standard deviation of a
+            mean `|q̂ + k̂|²` over pairs of positions, and the relative standard deviation of a
             weight, computed from it.
         """
         _check_tokens(batch)
