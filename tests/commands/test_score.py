@@ -317,7 +317,7 @@ def test_the_commands_of_the_page_run(
 ) -> None:
     """All commands of docs/score.md, with the files that it names."""
     page = (ROOT / "docs" / "score.md").read_text()
-    shown = re.findall(r"^```csv\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (workplace / "variants.csv").write_text(shown[0])
     (workplace / "protein.fasta").write_text(f">P1\n{WILD_TYPE}\n")
     (workplace / "indels.csv").write_text(f"mutated_sequence,DMS_score\n{WILD_TYPE}K,1\n")
