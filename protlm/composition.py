@@ -13,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from protlm.config import RENAMED, EvaluateConfig, TrainConfig, drop_removed
+from protlm.config import EvaluateConfig, TrainConfig
 from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.paths import conf_dir, existing_file, in_home
 
@@ -70,8 +70,6 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     register_schemas()
     for override in overrides:
         _check_is_setting(override, schema)
-        if (old := key_of(override)) in RENAMED:
-            raise UserError(f"{old} is now called {RENAMED[old]}; type {RENAMED[old]}=VALUE")
         if unknown := _unknown_key_of(key_of(override), schema):
             raise UserError(unknown)
     name = "train" if schema is TrainConfig else "evaluate"
@@ -320,12 +318,6 @@ def _load(path: Path) -> Any:
         if depth > _DEEPEST:
             raise ValueError(f"it is nested more than {_DEEPEST} deep")
     settings: Any = OmegaConf.create(text)
-    for old, new in RENAMED.items():
-        section, _, name = old.partition(".")
-        if name in settings.get(section, {}):
-            OmegaConf.update(settings, new, settings[section].pop(name))
     if missing := [name for name in _SECTIONS if name not in settings]:
         raise ValueError(f"it has no section {missing[0]!r}")
-    if OmegaConf.is_dict(settings.model):
-        drop_removed(path, settings.model)
     return settings

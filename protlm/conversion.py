@@ -13,7 +13,7 @@ from protlm.config import Objective
 from protlm.errors import UserError
 from protlm.loading import model_of
 from protlm.model.network import build_network
-from protlm.model.selfattention import BoundedNorm, NormsByKind, keep_stored_norms
+from protlm.model.selfattention import BoundedNorm, FreeNorm, NormsByKind
 from protlm.model.transformer import ProteinLM
 
 _MECHANISM = ".attention.mechanism."
@@ -52,8 +52,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     _check(found, name, options)
     seed = described.seed if seed is None else seed
     network = build_network(described.model, {"name": name, **options}, seed=seed)
-    old = _norms_by_kind(network, found)
-    keep_stored_norms(network, old)
+    old = _with_norms_of(network, found)
     new = network.state_dict()
     kept = {n: v for n, v in old.items() if _MECHANISM not in n and n in new}
     _check_shapes(name, kept, new)
@@ -78,20 +77,22 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     )
 
 
-def _norms_by_kind(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
-    """Returns the weights, with query-key norms split by kind of head where the network has those.
+def _with_norms_of(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
+    """Returns the weights, with query-key norms as the network has them, by kind of head or free.
 
     A bounded norm s is a free one with the gain s K^(-1/4).
     """
     weights, model = dict(found.weights), found.description.model
+    factor = (model.model_dim // model.num_heads) ** -0.25
     for name, norm in network.named_modules():
+        if isinstance(norm, FreeNorm) and f"{name}.scale" in weights:
+            weights[f"{name}.gain"] = BoundedNorm.norms(weights.pop(f"{name}.scale")) * factor
         if isinstance(norm, NormsByKind):
             exact, num_exact = f"{name}.exact.gain", len(norm.exact.gain)
             if (gain_H := weights.pop(f"{name}.gain", None)) is not None:
                 weights[exact] = gain_H[:num_exact]
             if (scale_H := weights.pop(f"{name}.scale", None)) is not None:
-                norm_H = BoundedNorm.norms(scale_H[:num_exact])
-                weights[exact] = norm_H * (model.model_dim // model.num_heads) ** -0.25
+                weights[exact] = BoundedNorm.norms(scale_H[:num_exact]) * factor
                 weights[f"{name}.linear.scale"] = scale_H[num_exact:]
     return weights
 

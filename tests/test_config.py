@@ -1,16 +1,14 @@
 """Configs: every shipped one composes; errors of keys, choices and types list alternatives."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from protlm.attention import names
 from protlm.build import describe
 from protlm.composition import PATHS, compose, read_run_config, to_plain
-from protlm.config import RENAMED, EvaluateConfig, TrainConfig
+from protlm.config import EvaluateConfig, TrainConfig
 from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
 from protlm.paths import conf_dir
@@ -197,22 +195,6 @@ def test_the_36_layer_experiments_step_on_two_ranks(
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000001.ckpt").is_file()
-
-
-@pytest.mark.parametrize("old, new", RENAMED.items())
-def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"{old} is now called {new}")):
-        compose(TrainConfig, [f"{old}=1"])
-
-
-def test_the_config_of_an_older_run_is_read_with_its_old_names(tmp_path: Path) -> None:
-    plain = to_plain(compose(TrainConfig, ["schedule=wsd"]))
-    for old, new in RENAMED.items():
-        section, name = new.split(".")
-        plain[section][old.split(".")[1]] = plain[section].pop(name)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
-    read = read_run_config(tmp_path / "config.yaml")
-    assert read == to_plain(compose(TrainConfig, ["schedule=wsd"]))
 
 
 def test_a_home_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

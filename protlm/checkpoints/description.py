@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_type_hints
 
 from protlm.checkpoints.weight_checks import not_usable
-from protlm.config import ModelConfig, Norm, Objective, Positions, drop_removed
+from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.errors import InputDataError, UserError, one_of
 
 # The version of the stored form.
@@ -132,8 +132,6 @@ def _source(path: Path, stored: object) -> dict[str, str] | None:
 
 
 def _model_config(path: Path, settings: dict[Any, Any]) -> ModelConfig:
-    settings = dict(settings)
-    drop_removed(path, settings)
     hints = get_type_hints(ModelConfig)
     if unknown := [key for key in settings if key not in hints]:
         raise not_usable(path, f"model.{unknown[0]!r:.60} is not a setting of this protlm")

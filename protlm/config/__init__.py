@@ -26,7 +26,7 @@ from protlm.config.choices import (
 )
 from protlm.config.data import DataConfig, EvaluationDataConfig, MixtureConfig
 from protlm.config.fields import Checked, at_least, setting
-from protlm.config.model import ModelConfig, drop_removed
+from protlm.config.model import ModelConfig
 from protlm.config.training import (
     LoggerConfig,
     ObjectiveConfig,
@@ -37,7 +37,6 @@ from protlm.config.training import (
 from protlm.errors import UserError
 
 __all__ = [
-    "RENAMED",
     "Activation",
     "BestMetric",
     "Crop",
@@ -68,21 +67,7 @@ __all__ = [
     "TrainerConfig",
     "Verify",
     "WandbMode",
-    "drop_removed",
 ]
-
-# Old names of settings: refused on the command line, but read from the config of a run.
-RENAMED = {
-    "objective.fraction": "objective.mask_fraction",
-    "objective.fraction_range": "objective.mask_fraction_range",
-    "objective.fraction_falls": "objective.mask_fraction_decays",
-    "objective.mask_share": "objective.mask_prob",
-    "objective.random_share": "objective.random_prob",
-    "schedule.final_share": "schedule.min_lr_ratio",
-    "schedule.decay_share": "schedule.decay_fraction",
-    "trainer.accumulate": "trainer.accumulate_grad_batches",
-    "trainer.spike_guard": "trainer.max_gradient_norm_ratio",
-}
 
 
 @dataclass

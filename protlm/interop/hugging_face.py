@@ -90,7 +90,6 @@ def _config(model: Checkpoint) -> dict[str, Any]:
         "pad_token_id": VOCABULARY.pad,
         "mask_token_id": VOCABULARY.mask,
         "protlm": described.to_plain(),
-        "stored_norms": [name for name in model.weights if name.endswith(".query_norm.scale")],
     }
 
 

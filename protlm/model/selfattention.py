@@ -13,7 +13,6 @@ from protlm.attention import Attention
 from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.config import ModelConfig, QueryKeyWidth
-from protlm.errors import UserError
 from protlm.model.convolution import ShortConvolution
 from protlm.model.linear import Linear, is_plain, linear
 from protlm.model.positions import rotate
@@ -290,20 +289,3 @@ def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:
         return norm(num_heads=config.num_heads)
     others = norm(num_heads=config.num_heads - num_exact)
     return NormsByKind(num_exact_heads=num_exact, linear=others)
-
-
-def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Gives a network bounded query-key norms where its stored weights have them.
-
-    Earlier versions used bounded norms for every mechanism. Their parameter is named `scale`.
-    """
-    for name, module in network.named_modules():
-        if isinstance(module, SelfAttention) and f"{name}.query_norm.scale" in weights:
-            if module.mechanism.qk_norm is QueryKeyNorms.none:
-                raise UserError(
-                    "it was trained by an earlier version, in which this attention was computed "
-                    "with query-key norms; use that version, or train the model again"
-                )
-            module.query_norm = BoundedNorm(num_heads=module.num_heads)
-            if module.key is not None:
-                module.key_norm = BoundedNorm(num_heads=module.num_heads)

@@ -19,8 +19,6 @@ _RESUMED = {
     "optimizer_states": list,
     "lr_schedulers": list,
 }
-# Callbacks whose state earlier versions saved under another name.
-_RENAMED_CALLBACKS = {"WatchBadSteps": "SkipBadSteps"}
 
 
 class VerifiedCheckpointIO(CheckpointIO):
@@ -62,10 +60,6 @@ class VerifiedCheckpointIO(CheckpointIO):
                     "missing or damaged; remove it to continue from the one before, or choose "
                     "another run_dir="
                 )
-        callbacks = contents["callbacks"].items()
-        contents["callbacks"] = {
-            _RENAMED_CALLBACKS.get(key, key): state for key, state in callbacks
-        }
         return contents
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -113,7 +113,7 @@ class CsvFile(Logger):
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
         ):
-            # Another version may have written other columns.
+            # A run that is continued may have fewer probes.
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)

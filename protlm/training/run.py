@@ -19,7 +19,6 @@ from protlm.checkpoints.metrics import is_validated
 from protlm.config import Strategy as StrategyName
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
-from protlm.loading import refuse_bounded_exact_heads
 from protlm.lock import FolderLock
 from protlm.training.callbacks.data_progress import TrackDataProgress
 from protlm.training.callbacks.ema import AverageWeights
@@ -109,7 +108,6 @@ def find_checkpoint(
                 f"trainer.max_steps={step} or more"
             )
         contents = read_facts(checkpoint)
-        refuse_bounded_exact_heads(checkpoint, module.description, contents.get("state_dict", ()))
         module.check_continues(contents)
         # A checkpoint that lacks the position is rejected when it is loaded.
         if place := contents.get(type(data).__qualname__):

@@ -208,14 +208,6 @@ EXTRAS: dict[str, Any] = {
 }
 
 
-def with_bounded_norms(model: Checkpoint) -> Checkpoint:
-    """A model as trained by an earlier version."""
-    weights = {n: v for n, v in model.weights.items() if "_norm.gain" not in n}
-    for name in set(model.weights) - set(weights):
-        weights[name.replace("gain", "scale")] = model.weights[name] - 0.5
-    return replace(model, weights=weights)
-
-
 @pytest.mark.peers
 @pytest.mark.slow
 def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
@@ -226,7 +218,6 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
         "hybrid": model_with("hybrid", qk_norm=True),
         "width": model_with("softmax", qk_norm=True, qk_norm_width=QueryKeyWidth.layer),
         "stored": model_with("performer_relu", stored_frequencies=True),
-        "earlier": with_bounded_norms(model_with("performer_relu", qk_norm=True)),
         "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
     }
     assert_transformers_agrees(models, tmp_path)

@@ -18,7 +18,6 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
 from protlm.errors import UserError
 from protlm.model.network import build_network
-from protlm.model.selfattention import keep_stored_norms
 
 # The mechanisms of the model, by name.
 MECHANISMS: dict[str, type[Attention]] = {}
@@ -45,20 +44,13 @@ class ProtlmConfig(PreTrainedConfig):
 
     Args:
         protlm: the description of the model, as in the `config.json` of protlm's own format.
-        stored_norms: names of the query-key norms that an earlier version of protlm trained.
         others: settings of every Hugging Face model.
     """
 
     model_type = "protlm"
 
-    def __init__(
-        self,
-        protlm: dict[str, Any] | None = None,
-        stored_norms: list[str] | None = None,
-        **others: Any,
-    ) -> None:
+    def __init__(self, protlm: dict[str, Any] | None = None, **others: Any) -> None:
         self.protlm = protlm
-        self.stored_norms = stored_norms
         super().__init__(**others)
 
 
@@ -78,9 +70,6 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         with torch.device("cpu"):
             self.network = build_network(
                 described.model, described.attention_config, seed=described.seed
-            )
-            keep_stored_norms(
-                self.network, dict.fromkeys(config.stored_norms or [], torch.empty(0))
             )
         self._constants = {
             module: {name: module.get_buffer(name).clone() for name in unsaved}
