@@ -1,7 +1,6 @@
 """`protlm train [overrides]`: one training run, composed by Hydra."""
 
 import signal
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -199,12 +198,12 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
     if directory != _SAMPLE_DATA or directory.exists():
         return
+    from protlm.data_prep.prepare import prepare
+    from protlm.data_prep.split import TableSplit
+
     sample = sample_dir()
-    command = [sys.executable, "-m", "protlm", "prepare", str(sample / "uniprot_sample.fasta.gz")]
-    command += ["--out", str(directory)]
-    command += ["--split-table", str(sample / "uniprot_sample.splits.tsv.gz")]
-    if code := subprocess.run(command, check=False).returncode:
-        sys.exit(code)
+    rule = TableSplit(sample / "uniprot_sample.splits.tsv.gz")
+    prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
 
 
 def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:

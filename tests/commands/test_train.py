@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +38,8 @@ def test_the_run_directory_is_checked_before_data_are_prepared(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.parent)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("data are prepared"))
+    told = "protlm.data_prep.prepare.prepare"
+    monkeypatch.setattr(told, lambda *_, **__: pytest.fail("data are prepared"))
     with pytest.raises(UserError, match="run contains a run with"):
         train(compose(TrainConfig, ["run_dir=run", "data=sample"]))
     assert [path.name for path in run.parent.iterdir()] == ["run"]
