@@ -104,7 +104,7 @@ def finetune(
     """Train all weights, or LoRA, on labels; resumable."""
     from protlm.commands.finetune import FinetuneOptions, finetune_labels
     from protlm.loading import pick_device
-    from protlm.training.finetuning import FinetuneSettings
+    from protlm.training.labels import FinetuneSettings
 
     reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
     reading = replace(reading, per_residue=per_residue)

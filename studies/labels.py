@@ -29,7 +29,7 @@ from protlm.downstream.probe_tables import comparison, metric_rows
 from protlm.downstream.probing import ProbeOptions
 from protlm.loading import pick_device
 from protlm.paths import complete_file
-from protlm.training.finetuning import FinetuneSettings
+from protlm.training.labels import FinetuneSettings
 from studies.settings import keep_settings
 from studies.tables import markdown
 

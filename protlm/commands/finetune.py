@@ -35,9 +35,9 @@ from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
 from protlm.training import lora
-from protlm.training.finetuning import FinetuneSettings, Finetuning, Metric
-from protlm.training.finetuning_run import check_devices, finetune
-from protlm.training.labeled_batches import LabeledTokens
+from protlm.training.finetuning import check_devices, finetune
+from protlm.training.labeled_batches import LabeledData, LabeledTokens
+from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
 from protlm.training.launch import is_first_rank
 from protlm.training.run_lock import locked
 
@@ -241,17 +241,22 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
             targets=options.targets,
             seed=options.training.seed,
         )
-    train, valid = (_labeled(work, rows) for rows in (work.split.train, work.split.valid))
-    module = Finetuning(
+    training = options.training
+    data = LabeledData(
+        *(_labeled(work, rows) for rows in (work.split.train, work.split.valid)),
+        batch_size=training.batch_size,
+        seed=training.seed,
+    )
+    module = LabelLearning(
         model.network,
         head,
         loss=_LOSSES[work.targets.task],
         metric=_metric(work.targets.task),
-        valid=valid,
+        data=data,
         causal=model.causal,
-        settings=options.training,
+        settings=training,
     )
-    code = finetune(module, train, valid, folder=output, settings=options.training, lock=work.lock)
+    code = finetune(module, data, folder=output, settings=training, lock=work.lock)
     if code or options.rank is None or not is_first_rank():
         return code
     with complete_folder(output / ADAPTER, overwrite=True) as folder:

@@ -198,12 +198,11 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
     if directory != _SAMPLE_DATA or directory.exists():
         return
-    from protlm.data_prep.prepare import prepare
-    from protlm.data_prep.split import TableSplit
+    from protlm.data_prep import prepare, split
 
     sample = sample_dir()
-    rule = TableSplit(sample / "uniprot_sample.splits.tsv.gz")
-    prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
+    rule = split.TableSplit(sample / "uniprot_sample.splits.tsv.gz")
+    prepare.prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
 
 
 def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:

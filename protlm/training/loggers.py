@@ -24,7 +24,6 @@ from protlm.paths import complete_file
 WANDB_ID = "wandb_id"
 
 COLUMNS: tuple[str, ...] = (
-    "step",
     "epoch",
     "samples",
     "seconds",
@@ -52,14 +51,14 @@ class CsvFile(Logger):
 
     Args:
         run_dir: the folder of the run.
+        columns: the names of the values, after the step.
         from_step: the step that the run resumes from.
-        more_columns: columns that depend on the model, after `COLUMNS`.
     """
 
-    def __init__(self, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()) -> None:
+    def __init__(self, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int) -> None:
         super().__init__()
         self.path = run_dir / METRICS
-        self._columns = (*COLUMNS, *more_columns)
+        self._columns = ("step", *columns)
         self._from_step = from_step
         self._started = False
         self._failed = False
@@ -169,10 +168,10 @@ class Guarded(Logger):
 
 
 def make_loggers(
-    config: LoggerConfig, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()
+    config: LoggerConfig, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int
 ) -> list[Logger]:
     """Returns the loggers of a run; the CSV file is first."""
-    loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step, more_columns=more_columns)]
+    loggers: list[Logger] = [CsvFile(run_dir, columns, from_step=from_step)]
     if config.tensorboard:
         loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir, from_step)))
     if config.wandb is not WandbMode.off:

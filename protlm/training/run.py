@@ -1,4 +1,4 @@
-"""A training run: resumes the run in its directory, trains, and writes checkpoints and logs."""
+"""The loop of every training: resumes the run in its folder, writes checkpoints and logs."""
 
 import logging
 import os
@@ -11,6 +11,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.plugins.environments import (
+    ClusterEnvironment,  # pyright: ignore[reportPrivateImportUsage]
+)
 from pytorch_lightning.profilers import Profiler
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 
@@ -48,14 +51,14 @@ from protlm.training.lightning_internals import (
     end_with_exit_code_of_ranks,
     quiet_and_interruptible,
 )
-from protlm.training.loggers import make_loggers
-from protlm.training.module import LanguageModeling
+from protlm.training.loggers import COLUMNS, make_loggers
+from protlm.training.module import LanguageModeling, Objective
 from protlm.training.precision import PRECISIONS, resolved_precision
 
 # Sums are float64, which Apple's GPUs do not support.
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 # Ranks per processor: more than one is useful only to test a launch.
-_MOST_RANKS = 4
+MOST_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def check_trainer(config: TrainerConfig) -> None:
             "trainer.accelerator=cpu, or fewer devices"
         )
     processors = os.cpu_count() or 1
-    if _accelerator(config.accelerator) == "cpu" and config.devices > _MOST_RANKS * processors:
+    if _accelerator(config.accelerator) == "cpu" and config.devices > MOST_RANKS * processors:
         raise UserError(
             f"trainer.devices={config.devices} on the CPU starts as many processes, and this "
             f"machine has {processors} processors; type trainer.devices={processors} or fewer"
@@ -93,14 +96,20 @@ def check_trainer(config: TrainerConfig) -> None:
     check_launch(config)
 
 
-def find_checkpoint(
-    module: LanguageModeling, data: SequenceData, *, config: TrainerConfig, run_dir: Path
-) -> Path | None:
-    """Returns the checkpoint that a run continues from, complete or not; None if it has none."""
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """Returns the newest checkpoint that is whole, or None; warns of later ones."""
     checkpoint, faults = newest_whole(run_dir)
     if is_first_rank():
         for fault in faults:
             warnings.warn(f"{fault}; resuming from {checkpoint}", stacklevel=2)
+    return checkpoint
+
+
+def find_checkpoint(
+    module: LanguageModeling, data: SequenceData, *, config: TrainerConfig, run_dir: Path
+) -> Path | None:
+    """Returns the checkpoint that a run continues from, complete or not; None if it has none."""
+    checkpoint = newest_checkpoint(run_dir)
     if checkpoint is not None:
         if (step := step_of(checkpoint)) > config.max_steps:
             raise UserError(
@@ -131,45 +140,38 @@ def train(
     """
     run_dir, config = Path(settings.run_dir), settings.trainer
     step = 0 if checkpoint is None else step_of(checkpoint)
-    lacks_validation = _lacks_validation(run_dir, step, config)
-    if step >= config.max_steps and not lacks_validation:
-        return Finished(step, ExitCode.OK)
-    # Hides Lightning's notices about devices and its products.
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    stop, data_wait = StopOnSignal(), DataWait()
+    data_wait = DataWait()
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = _callbacks(config, run_dir, data, data_wait=data_wait, estimates=estimates)
-    columns = list(estimates.columns)
+    columns = [*COLUMNS, *estimates.columns]
     if probe is not None and config.probe_every is not None:
         callbacks.append(ProbeModel(probe, every=config.probe_every))
         columns += probe.columns
-    callbacks += [stop, SaveCheckpoints(run_dir, config, from_step=step, lock=lock)]
     if config.compile:
         compile_blocks(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
-    if lacks_validation:
-        callbacks.append(ResumeValidation(config.max_steps))
-    trainer = _trainer(
-        config,
-        run_dir,
-        loggers=make_loggers(settings.logger, run_dir, from_step=step, more_columns=columns),
-        callbacks=callbacks,
-        profiler=data_wait,
-        batches_per_step=config.accumulate_grad_batches * data.share.parts,
+    additions = Additions(
+        callbacks,
+        make_loggers(settings.logger, run_dir, columns, from_step=step),
+        cluster_environment(),
+        data_wait,
+        data.share.parts,
     )
-    end_with_exit_code_of_ranks()
     with (
-        quiet_and_interruptible(),
         lost_ranks_explained(config),
         loader_errors_explained(
             data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
         ),
     ):
-        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-    step = trainer.global_step
-    is_cut_off = stop.received and _lacks_validation(run_dir, step, config)
-    is_complete = step >= config.max_steps and not is_cut_off
-    return Finished(step, ExitCode.OK if is_complete else stop.exit_code)
+        return fit(
+            module,
+            data,
+            additions,
+            run_dir=run_dir,
+            config=config,
+            checkpoint=checkpoint,
+            lock=lock,
+        )
 
 
 def _callbacks(
@@ -180,10 +182,9 @@ def _callbacks(
     data_wait: DataWait,
     estimates: WatchEstimates,
 ) -> list[Callback]:
-    """Returns the callbacks that run before those that stop and save, in this order."""
+    """Returns the callbacks of language modeling, in this order."""
     average = [] if config.ema_decay is None else [AverageWeights(config.ema_decay)]
     return [
-        CheckSameStep(),
         TrackDataProgress(),
         RedrawFeatures(),
         *average,
@@ -200,35 +201,92 @@ def _callbacks(
             max_in_a_row=config.max_bad_steps,
             max_gradient_norm_ratio=config.max_gradient_norm_ratio,
         ),
-        StallWatchdog(timeout_minutes=config.timeout_minutes),
         WriteHistory(run_dir),
-        ValidateLastStep(config.max_steps),
     ]
 
 
-def _lacks_validation(run_dir: Path, step: int, config: TrainerConfig) -> bool:
+@dataclass(frozen=True)
+class Additions:
+    """What a kind of training adds to the loop.
+
+    Attributes:
+        callbacks: run before those that stop and save.
+        loggers: the first one is `metrics.csv`.
+        environment: plugins for the launcher.
+        profiler: is told what the loop does.
+        parts: micro-batches of a batch.
+    """
+
+    callbacks: list[Callback]
+    loggers: list[Logger]
+    environment: list[ClusterEnvironment]
+    profiler: Profiler | None = None
+    parts: int = 1
+
+
+def fit(
+    module: Objective,
+    data: pl.LightningDataModule,
+    additions: Additions,
+    *,
+    run_dir: Path,
+    config: TrainerConfig,
+    checkpoint: Path | None,
+    lock: FolderLock | None = None,
+) -> Finished:
+    """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
+    step = 0 if checkpoint is None else step_of(checkpoint)
+    first = 0 if module.keeps_start else 1
+    lacks_validation = _lacks_validation(run_dir, step, config, first=first)
+    if step >= config.max_steps and not lacks_validation:
+        return Finished(step, ExitCode.OK)
+    # Hides Lightning's notices about devices and its products.
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    stop = StopOnSignal()
+    keeps_start = module.keeps_start and checkpoint is None
+    callbacks = [
+        CheckSameStep(),
+        *additions.callbacks,
+        StallWatchdog(timeout_minutes=config.timeout_minutes),
+        ValidateLastStep(config.max_steps),
+        stop,
+        SaveCheckpoints(run_dir, config, from_step=step, lock=lock, keeps_start=keeps_start),
+    ]
+    if lacks_validation:
+        callbacks.append(ResumeValidation(config.max_steps))
+    trainer = _trainer(module, additions, callbacks, run_dir=run_dir, config=config)
+    end_with_exit_code_of_ranks()
+    with quiet_and_interruptible():
+        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+    step = trainer.global_step
+    is_cut_off = _lacks_validation(run_dir, step, config, first=first)
+    is_complete = not stop.received or (step >= config.max_steps and not is_cut_off)
+    return Finished(step, ExitCode.OK if is_complete else stop.exit_code)
+
+
+def _lacks_validation(run_dir: Path, step: int, config: TrainerConfig, *, first: int) -> bool:
     """Returns whether the validation after this step is due but not in the log."""
-    is_due = step > 0 and (step % config.valid_every == 0 or step >= config.max_steps)
+    is_due = step >= first and (step % config.valid_every == 0 or step >= config.max_steps)
     return is_due and not is_validated(run_dir, step)
 
 
 def _trainer(
-    config: TrainerConfig,
-    run_dir: Path,
-    *,
-    loggers: list[Logger],
+    module: Objective,
+    additions: Additions,
     callbacks: list[Callback],
-    profiler: Profiler,
-    batches_per_step: int,
+    *,
+    run_dir: Path,
+    config: TrainerConfig,
 ) -> pl.Trainer:
-    accelerator = _accelerator(config.accelerator)
+    accelerator, _, index = _accelerator(config.accelerator).partition(":")
     precision = resolved_precision(config.precision, accelerator)
+    batches_per_step = config.accumulate_grad_batches * additions.parts
     return pl.Trainer(
         default_root_dir=run_dir,
         accelerator=accelerator,
-        devices=config.devices,
+        devices=[int(index)] if index else config.devices,
         num_nodes=config.num_nodes,
-        strategy=_strategy(config),
+        strategy=_strategy(config, module),
         precision=precision,  # pyright: ignore[reportArgumentType]
         max_steps=config.max_steps,
         max_epochs=-1,
@@ -241,10 +299,10 @@ def _trainer(
         use_distributed_sampler=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=loggers,
-        plugins=[VerifiedCheckpointIO(), *cluster_environment()],
+        logger=additions.loggers,
+        plugins=[VerifiedCheckpointIO(), *additions.environment],
         callbacks=callbacks,
-        profiler=profiler,
+        profiler=additions.profiler,
     )
 
 
@@ -253,9 +311,13 @@ def _accelerator(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
-def _strategy(config: TrainerConfig) -> Strategy | str:
+def _strategy(config: TrainerConfig, module: Objective) -> Strategy | str:
     """Returns the strategy: a single process, or ranks with a time-out."""
     if config.strategy is StrategyName.auto and config.devices * config.num_nodes == 1:
         return "auto"
     timeout = timedelta(minutes=config.timeout_minutes)
-    return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)
+    return DDPStrategy(
+        timeout=timeout,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=not module.uses_all_parameters,
+    )

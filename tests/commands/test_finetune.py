@@ -23,8 +23,8 @@ from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.lock import LOCK
-from protlm.training.callbacks.keep_best import KeepBest
-from protlm.training.finetuning import FinetuneSettings
+from protlm.training.callbacks.epochs import ReportEpochs
+from protlm.training.labels import FinetuneSettings
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SETTINGS = FinetuneSettings(epochs=4, patience=9, learning_rate=3e-3, batch_size=8)
@@ -111,17 +111,17 @@ def test_two_processes_do_not_share_a_folder(labels: Path, tiny_run: Path, tmp_p
 
 
 def test_a_run_that_lost_its_lock_stops(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
-    run, begin = tmp_path / "run", KeepBest.on_train_epoch_start
+    run, begin = tmp_path / "run", ReportEpochs.on_train_batch_start
 
-    def interfere(self: KeepBest, *given: Any) -> None:
-        (run / LOCK).unlink()
+    def interfere(self: ReportEpochs, *given: Any) -> None:
+        (run / LOCK).unlink(missing_ok=True)
         begin(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeepBest, "on_train_epoch_start", interfere)
+        patch.setattr(ReportEpochs, "on_train_batch_start", interfere)
         with pytest.raises(OutputError, match=r"lock.json is gone"):
             finetune_labels(labels, tiny_run, run, FinetuneOptions(SETTINGS), LabelOptions())
-    assert not (run / "checkpoints").exists()
+    assert [path.name for path in all_checkpoints(run)] == ["step-00000000.ckpt"]
 
 
 def test_all_weights_are_trained_and_resumed(
@@ -142,20 +142,20 @@ def test_all_weights_are_trained_and_resumed(
     check_predictions(tmp_path / "run", tmp_path)
     results = json.loads((tmp_path / "run" / "probe" / "results.json").read_text())
     assert {"model", "frozen", "random_weights"} <= set(results["predictors"])
-    # Stopped in the third epoch and continued: the same weights.
-    start = KeepBest.on_train_epoch_start
+    # Stopped in the middle of the third epoch and continued: the same weights.
+    start = ReportEpochs.on_train_batch_start
 
-    def stopped(self, trainer, module) -> None:
-        start(self, trainer, module)
-        if trainer.current_epoch == 2:
+    def stopped(self, trainer, *given) -> None:
+        start(self, trainer, *given)
+        if trainer.global_step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(KeepBest, "on_train_epoch_start", stopped)
+        patch.setattr(ReportEpochs, "on_train_batch_start", stopped)
         finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
     assert end.value.code == 75
     assert "the same command continues" in capsys.readouterr().err
-    assert len(list((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))) == 2
+    assert all_checkpoints(tmp_path / "cut")[-1].name == "step-00000010.ckpt"
     other = replace(options, training=replace(SETTINGS, learning_rate=1e-2))
     with pytest.raises(UserError, match=r"another --learning-rate: 0\.003, not 0\.01;"):
         finetune_labels(labels, tiny_run, tmp_path / "cut", other, LabelOptions())
@@ -177,14 +177,14 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     more = [row.replace("P", "Q", 1) for row in rows[1:] if row.endswith(("train", "valid"))]
     labels.write_text("\n".join([*rows, *(row.replace("train", "valid") for row in more), ""]))
     options = FinetuneOptions(replace(SETTINGS, epochs=1, batch_size=1))
-    count = KeepBest.on_validation_batch_end
+    count = ReportEpochs.on_validation_batch_end
 
     def stopped(self, trainer, *given) -> None:
         count(self, trainer, *given)
         os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(KeepBest, "on_validation_batch_end", count)
+        monkeypatch.setattr(ReportEpochs, "on_validation_batch_end", count)
 
-    monkeypatch.setattr(KeepBest, "on_validation_batch_end", stopped)
+    monkeypatch.setattr(ReportEpochs, "on_validation_batch_end", stopped)
     with pytest.raises(SystemExit) as end:
         finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
     assert end.value.code == 75

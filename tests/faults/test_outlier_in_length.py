@@ -19,8 +19,8 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.errors import InputDataError, OutputError
 from protlm.model import gibbs, memory
 from protlm.model.decoding import Sampling
-from protlm.training.finetuning import FinetuneSettings, Finetuning, Metric
-from protlm.training.labeled_batches import Batches, LabeledTokens
+from protlm.training.labeled_batches import Batches, LabeledData, LabeledTokens
+from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
 from tests.small_models import small_model
 
 
@@ -121,12 +121,12 @@ def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues: bool) -> 
     for limit in (10_000, 60):
         network = small_model("softmax").network
         network.register_forward_pre_hook(lambda _, given: tokens.append(given[0].numel()))
-        module = Finetuning(
+        module = LabelLearning(
             network,
             head,
             loss="mean_squares",
             metric=Metric("x", lambda *_: 0.0),
-            valid=data,
+            data=LabeledData(data, data, batch_size=6, seed=1),
             causal=False,
             settings=FinetuneSettings(tokens_per_batch=limit),
         )

@@ -35,6 +35,7 @@ class SaveCheckpoints(Checkpoint):
         config: when to save, and how many to keep.
         from_step: the step that the run resumes from, whose checkpoint exists.
         lock: the lock of the run, on the first rank; checked before each checkpoint.
+        keeps_start: saves the weights that the run starts from, as step 0.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class SaveCheckpoints(Checkpoint):
         *,
         from_step: int,
         lock: FolderLock | None = None,
+        keeps_start: bool = False,
     ) -> None:
         self._run_dir, self._config, self._lock = run_dir, config, lock
-        self._saved = from_step
+        self._saved = -1 if keeps_start else from_step
         self._save_time = time.monotonic()
         # Damaged checkpoints after the step that the run resumes from are neither counted nor
         # removed; they are replaced when the run reaches their step again.
@@ -57,6 +59,11 @@ class SaveCheckpoints(Checkpoint):
         """Removes unfinished checkpoints of killed processes."""
         if trainer.is_global_zero:
             sweep(self._run_dir)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Saves the start, unless a signal has cut its validation off."""
+        if self._saved < 0 and not trainer.should_stop:
+            self._save(trainer)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -133,7 +140,9 @@ class SaveCheckpoints(Checkpoint):
             raise OutputError(failure)
 
     def _last(self) -> str:
-        return f"the last checkpoint is step {self._saved}" if self._saved else "there is none yet"
+        return (
+            f"the last checkpoint is step {self._saved}" if self._saved > 0 else "there is none yet"
+        )
 
     def _report(self, failure: str, trainer: pl.Trainer) -> None:
         """Warns, or ends the run on all ranks."""

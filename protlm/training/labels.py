@@ -1,0 +1,177 @@
+"""Learning of labels: a network, or its LoRA adapters, with a linear head.
+
+Hu et al. 2021 (arXiv:2106.09685) for LoRA. The head begins as a linear probe, as Kumar et al. 2022
+(arXiv:2202.10054) recommend: a random head distorts the features in the first steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from protlm.config import ScheduleConfig
+from protlm.data.vocabulary import VOCABULARY
+from protlm.model.embedding import batches
+from protlm.model.objective import TargetSums
+from protlm.model.transformer import ProteinLM
+from protlm.training.labeled_batches import LabeledData, TokenRows
+from protlm.training.module import Objective
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """The settings of the training.
+
+    Attributes:
+        epochs: passes over the training proteins, at most.
+        patience: epochs without a lower validation loss after which training stops.
+        learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
+        batch_size: proteins per step, of all devices.
+        tokens_per_batch: rows times length of a pass, at most; a larger batch takes several.
+        seed: seed of order and dropout.
+        device: `cpu` or `cuda`.
+        devices: the number of devices, which divide each batch.
+    """
+
+    epochs: int = 20
+    patience: int = 3
+    learning_rate: float = 1e-4
+    batch_size: int = 16
+    tokens_per_batch: int = 16_384
+    seed: int = 0
+    device: str = "cpu"
+    devices: int = 1
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of outputs, values and the protein of each, all NumPy arrays [labels, ...]."""
+
+    name: str
+    of: Callable[[np.ndarray, np.ndarray, np.ndarray], float]
+
+
+@final
+class LabelLearning(Objective):
+    """A linear head on the last hidden states of a network: their mean, or those of residues.
+
+    Args:
+        network: the model; parameters that do not require gradients are not trained.
+        head: outputs for each label.
+        loss: of outputs and targets: `mean_squares`, `cross_entropy` or `binary_cross_entropy`.
+        metric: what is measured beside the validation loss.
+        data: the batches.
+        causal: how the model was trained.
+        settings: the settings.
+    """
+
+    keeps_start = True
+    uses_all_parameters = False
+
+    def __init__(
+        self,
+        network: ProteinLM,
+        head: nn.Linear,
+        *,
+        loss: str,
+        metric: Metric,
+        data: LabeledData,
+        causal: bool,
+        settings: FinetuneSettings,
+    ) -> None:
+        steps = data.steps_per_epoch
+        super().__init__(
+            network,
+            schedule=ScheduleConfig(warmup_steps=max(steps // 10, 1)),
+            max_steps=settings.epochs * steps,
+            seed=settings.seed,
+        )
+        self.head, self.metric = head, metric
+        self._loss, self._causal, self._settings = _LOSSES[loss], causal, settings
+        self._valid = data.valid
+        self._valid_outputs = torch.zeros(0)
+
+    def forward(self, batch: TokenRows) -> Tensor:
+        """Returns the outputs of the head, [labels, outputs].
+
+        The activations of a batch of several passes are computed again for the gradient, one pass
+        at a time.
+        """
+        tokens_BL, mask_BL, is_label_BL = batch.tokens_BL, batch.mask_BL, batch.is_label_BL
+        if tokens_BL.numel() <= self._settings.tokens_per_batch:
+            return self._outputs(tokens_BL, mask_BL, is_label_BL)
+        lengths = mask_BL.sum(1).tolist()
+        outputs, passes = [], list(batches(lengths, self._settings.tokens_per_batch))
+        for rows in passes:
+            given = (tokens_BL, mask_BL, is_label_BL)
+            cut = [None if x is None else x[rows, : lengths[rows[-1]]] for x in given]
+            outputs.append(checkpoint(self._outputs, *cut, use_reentrant=False))
+        counts = [1] * len(lengths) if is_label_BL is None else is_label_BL.sum(1).tolist()
+        labels = torch.arange(sum(counts)).split(counts)
+        order = torch.cat([labels[row] for rows in passes for row in rows])
+        return torch.cat(outputs)[order.argsort()]
+
+    def _outputs(self, tokens_BL: Tensor, mask_BL: Tensor, is_label_BL: Tensor | None) -> Tensor:
+        last = self.network.num_layers
+        out = self.network(tokens_BL, mask_BL, causal=self._causal, layers=[last])
+        hidden_BLD = out.hidden[last]
+        if is_label_BL is not None:
+            return self.head(hidden_BLD[is_label_BL])
+        is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
+        sums_BD = (hidden_BLD * is_residue_BL[..., None]).sum(dim=1)
+        return self.head(sums_BD / is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1))
+
+    def _losses(self, batch: TokenRows) -> tuple[Tensor, TargetSums]:
+        total = self._loss(self(batch), batch.values) * batch.is_used
+        count = torch.tensor(len(batch.values) * batch.is_used, device=self.device)
+        return total, TargetSums(total, torch.zeros_like(count), count)
+
+    def _place(self, batch: TokenRows) -> tuple[int, ...]:
+        return batch.place
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=self._settings.learning_rate)
+
+    def on_validation_epoch_start(self) -> None:
+        """Makes room for the outputs of all validation labels."""
+        shape = (len(self._valid.values), self.head.out_features)
+        self._valid_outputs = torch.zeros(shape, device=self.device)
+
+    def validation_step(self, batch: TokenRows, batch_index: int) -> None:
+        """Keeps the outputs of a batch."""
+        if batch.is_used:
+            self._valid_outputs[torch.from_numpy(batch.rows).to(self.device)] = self(batch)
+
+    def valid_scores(self) -> tuple[float, float]:
+        """Returns the mean loss of the validation labels and the metric, of all processes."""
+        outputs = self.all_ranks(self._valid_outputs).cpu()
+        values = self._valid.values
+        loss = self._loss(outputs.double(), torch.from_numpy(values)) / len(values)
+        return float(loss), self.metric.of(outputs.numpy(), values, self._valid.groups)
+
+
+# Sums over the labels.
+def _mean_squares(outputs: Tensor, values: Tensor) -> Tensor:
+    return F.mse_loss(outputs[:, 0], values.to(outputs.dtype), reduction="sum")
+
+
+def _cross_entropy(outputs: Tensor, values: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, values, reduction="sum")
+
+
+def _binary(outputs: Tensor, values: Tensor) -> Tensor:
+    sums = F.binary_cross_entropy_with_logits(outputs, values.to(outputs.dtype), reduction="sum")
+    return sums / outputs.shape[1]
+
+
+_LOSSES = {
+    "mean_squares": _mean_squares,
+    "cross_entropy": _cross_entropy,
+    "binary_cross_entropy": _binary,
+}
