@@ -28,8 +28,8 @@ from protlm.errors import exit_with_message
 from protlm.model.network import build_network
 from protlm.model.objective import target_sums
 from protlm.paths import check_output, sample_dir
+from protlm.training.devices import resolved_precision
 from protlm.training.module import LanguageModeling
-from protlm.training.precision import resolved_precision
 from protlm.training.run import train
 
 TRAINER, BARE = "trainer", "bare loop"

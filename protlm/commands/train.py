@@ -41,8 +41,9 @@ from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.paths import sample_dir
 from protlm.plots import loss_curve, save_figure
 from protlm.training.callbacks.probe import Probe
+from protlm.training.devices import check_trainer
 from protlm.training.launch import is_first_rank, leave_other_ranks
-from protlm.training.run import Finished, check_trainer, find_checkpoint
+from protlm.training.run import Finished, find_checkpoint
 from protlm.training.run import train as run
 from protlm.training.run_lock import locked
 from protlm.training.schedule import check_schedule

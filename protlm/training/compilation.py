@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
 
-from protlm.data.dataset import Batch
 from protlm.model.block import Block
 from protlm.model.transformer import ProteinLM
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.module import Objective
 
 # Beyond this number torch runs eagerly. There are 65 lengths up to 1,024 tokens, and 16 more for
 # each doubling.
@@ -34,7 +34,7 @@ def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
         block.forward = torch.compile(block.forward, dynamic=False, backend=backend)
 
 
-class RunEagerly(Callback):
+class RunEagerly(LoopCallback):
     """Runs compiled blocks eagerly where a graph does not pay off.
 
     This applies to validation, which would need a second graph for each shape, and to batches that
@@ -48,27 +48,16 @@ class RunEagerly(Callback):
         self._every = every
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Switches to eager execution if the step of this batch is logged."""
         if self._every is not None and (trainer.global_step + 1) % self._every == 0:
             torch.compiler.set_stance("force_eager")
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Switches back to graphs."""
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         torch.compiler.set_stance("default")
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Switches to eager execution."""
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch.compiler.set_stance("force_eager")
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Switches back to graphs."""
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch.compiler.set_stance("default")

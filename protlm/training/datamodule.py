@@ -31,7 +31,7 @@ from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.unigram import Unigram, count_residues
 from protlm.errors import UserError
-from protlm.training.callbacks.preemption import SIGNALS
+from protlm.training.launch import SIGNALS
 
 # Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run
 # is given in optimizer steps. Lightning's epochs end early or repeat data after a restart.

@@ -9,16 +9,17 @@ from pytorch_lightning.plugins.environments import (
 )
 
 from protlm.checkpoints.best import best_checkpoints
-from protlm.checkpoints.format import load_training, step_of
+from protlm.checkpoints.format import load_training
 from protlm.config import BestMetric, OnSaveError, TrainerConfig
 from protlm.errors import ExitCode, UserError
 from protlm.lock import FolderLock
 from protlm.training.callbacks.epochs import ReportEpochs, stale_epochs, valid_losses
+from protlm.training.devices import MOST_RANKS
 from protlm.training.labeled_batches import LabeledData
 from protlm.training.labels import FinetuneSettings, LabelLearning
 from protlm.training.launch import leave_other_ranks
 from protlm.training.loggers import CsvFile
-from protlm.training.run import MOST_RANKS, Additions, fit, newest_checkpoint
+from protlm.training.run import Additions, Place, fit, newest_checkpoint
 
 
 def check_devices(settings: FinetuneSettings) -> None:
@@ -58,27 +59,19 @@ def finetune(
     Returns:
         Not 0 if a signal ended the training.
     """
-    checkpoint = newest_checkpoint(folder)
-    step = 0 if checkpoint is None else step_of(checkpoint)
-    if checkpoint is None or stale_epochs(valid_losses(folder, until=step)) < settings.patience:
+    place = Place(folder, newest_checkpoint(folder), lock)
+    is_new, losses = place.checkpoint is None, valid_losses(folder, until=place.step)
+    if is_new or stale_epochs(losses) < settings.patience:
         columns = ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}")
         additions = Additions(
             [ReportEpochs(folder, data, settings)],
-            [CsvFile(folder, columns, from_step=step)],
+            [CsvFile(folder, columns, from_step=place.step)],
             # Also in a job of SLURM, whose tasks would otherwise be taken for the ranks.
             [LightningEnvironment()],
         )
         device = next(module.parameters()).device
         config = _config(settings, data.steps_per_epoch)
-        finished = fit(
-            module.train(),
-            data,
-            additions,
-            run_dir=folder,
-            config=config,
-            checkpoint=checkpoint,
-            lock=lock,
-        )
+        finished = fit(module.train(), data, additions, config, place)
         leave_other_ranks()
         # Lightning leaves the weights on the CPU.
         module.to(device)

@@ -4,9 +4,10 @@ Hu et al. 2021 (arXiv:2106.09685) for LoRA. The head begins as a linear probe, a
 (arXiv:2202.10054) recommend: a random head distorts the features in the first steps.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from protlm.model.objective import TargetSums
 from protlm.model.transformer import ProteinLM
 from protlm.training.labeled_batches import LabeledData, TokenRows
 from protlm.training.module import Objective
+
+# The key of a checkpoint under which the training loss of its epoch is saved.
+_SUMS = "epoch_sums"
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class LabelLearning(Objective):
         self.head, self.metric = head, metric
         self._loss, self._causal, self._settings = _LOSSES[loss], causal, settings
         self._valid = data.valid
+        # The total training loss of the epoch, and its labels.
+        self._epoch_sums = torch.zeros(2, dtype=torch.float64)
         self._valid_outputs = torch.zeros(0)
 
     def forward(self, batch: TokenRows) -> Tensor:
@@ -129,12 +135,20 @@ class LabelLearning(Objective):
     def _losses(self, batch: TokenRows) -> tuple[Tensor, TargetSums]:
         total = self._loss(self(batch), batch.values) * batch.is_used
         count = torch.tensor(len(batch.values) * batch.is_used, device=self.device)
+        _, number, _ = batch.place
+        before = self._epoch_sums.to(self.device) if number else 0.0
+        self._epoch_sums = before + torch.stack([total.detach().double(), count.double()])
         return total, TargetSums(total, torch.zeros_like(count), count)
+
+    def train_loss(self) -> float:
+        """Returns the mean loss of the labels of this epoch, of all processes; NaN before it."""
+        total, count = self.all_ranks(self._epoch_sums.to(self.device)).tolist()
+        return total / count if count else math.nan
 
     def _place(self, batch: TokenRows) -> tuple[int, ...]:
         return batch.place
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def make_optimizer(self) -> torch.optim.Optimizer:
         trained = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.AdamW(trained, lr=self._settings.learning_rate)
 
@@ -154,6 +168,13 @@ class LabelLearning(Objective):
         values = self._valid.values
         loss = self._loss(outputs.double(), torch.from_numpy(values)) / len(values)
         return float(loss), self.metric.of(outputs.numpy(), values, self._valid.groups)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[_SUMS] = self.all_ranks(self._epoch_sums.to(self.device)).tolist()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.is_global_zero:
+            self._epoch_sums = self._epoch_sums.new_tensor(checkpoint[_SUMS])
 
 
 # Sums over the labels.

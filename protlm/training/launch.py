@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from pytorch_lightning.plugins.environments import (
 from protlm.config import TrainerConfig
 from protlm.errors import InputDataError, LostRankError, OutputError, UserError
 
+# Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
+# SIGTERM, SLURM's `--signal=USR1@120`, and submitit's SIGUSR2.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Where workers put batches, and the free space that is too little for some.
 _SHARED, _LITTLE = Path("/dev/shm"), 64 << 20  # noqa: S108
 # The prefix that torch's loader adds to the message of a worker's exception.

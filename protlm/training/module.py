@@ -74,7 +74,7 @@ class Objective(pl.LightningModule, ABC):
         """Returns the place of a batch in the run, and of this rank's rows in it."""
 
     @abstractmethod
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def make_optimizer(self) -> torch.optim.Optimizer:
         """Returns the optimizer, with its peak learning rate."""
 
     def check_start(self, config: TrainConfig) -> None:
@@ -162,7 +162,7 @@ class Objective(pl.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """Returns the optimizer and its learning-rate schedule."""
-        optimizer = self._optimizer()
+        optimizer = self.make_optimizer()
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
             lambda step: rate_factor(step, self._schedule, max_steps=self._max_steps),
@@ -199,15 +199,15 @@ class LanguageModeling(Objective):
     ) -> None:
         super().__init__(network, schedule=schedule, max_steps=max_steps, seed=seed)
         self.description, self.causal = description, causal
-        self._optimizer_config = optimizer
+        self._optimizer = optimizer
         # Log-probabilities by input and target. Not a buffer, which would be saved as a weight.
         self._unigram_VV = torch.empty(0, 0)
 
     def _place(self, batch: Batch) -> tuple[int, ...]:
         return (*batch.after, batch.slice)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.network, self._optimizer_config)
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.network, self._optimizer)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV

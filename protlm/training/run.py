@@ -1,47 +1,44 @@
 """The loop of every training: resumes the run in its folder, writes checkpoints and logs."""
 
 import logging
-import os
 import warnings
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import (
     ClusterEnvironment,  # pyright: ignore[reportPrivateImportUsage]
 )
 from pytorch_lightning.profilers import Profiler
-from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.metrics import is_validated
-from protlm.config import Strategy as StrategyName
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
 from protlm.lock import FolderLock
-from protlm.training.callbacks.data_progress import TrackDataProgress
 from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates
 from protlm.training.callbacks.history import WriteHistory
-from protlm.training.callbacks.monitor import Monitor
+from protlm.training.callbacks.hooks import (
+    CheckSameStep,
+    RedrawFeatures,
+    ResumeValidation,
+    TrackDataProgress,
+    ValidateLastStep,
+)
+from protlm.training.callbacks.monitor import DataWait, Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.callbacks.probe import Probe, ProbeModel
-from protlm.training.callbacks.redraw import RedrawFeatures
-from protlm.training.callbacks.resume_validation import ResumeValidation, ValidateLastStep
-from protlm.training.callbacks.same_step import CheckSameStep
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.callbacks.skipped_steps import SkipBadSteps
 from protlm.training.callbacks.stall import StallWatchdog
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.compilation import RunEagerly, compile_blocks
-from protlm.training.data_wait import DataWait
 from protlm.training.datamodule import SequenceData
+from protlm.training.devices import resolved_accelerator, resolved_precision, strategy
 from protlm.training.launch import (
-    check_launch,
     cluster_environment,
     is_first_rank,
     loader_errors_explained,
@@ -53,12 +50,6 @@ from protlm.training.lightning_internals import (
 )
 from protlm.training.loggers import COLUMNS, make_loggers
 from protlm.training.module import LanguageModeling, Objective
-from protlm.training.precision import PRECISIONS, resolved_precision
-
-# Sums are float64, which Apple's GPUs do not support.
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-# Ranks per processor: more than one is useful only to test a launch.
-MOST_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -67,33 +58,6 @@ class Finished:
 
     step: int
     exit_code: ExitCode
-
-
-def check_trainer(config: TrainerConfig) -> None:
-    """Rejects settings that cannot work, before anything is read."""
-    if config.precision not in PRECISIONS:
-        raise UserError(
-            f"trainer.precision={config.precision} is not one of {', '.join(PRECISIONS)}; "
-            "float16 and bfloat16 weights are not precise enough for a Performer's features"
-        )
-    if config.accelerator not in ACCELERATORS:
-        raise UserError(
-            f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"
-        )
-    is_gpu = _accelerator(config.accelerator) != "cpu"
-    if is_gpu and torch.cuda.device_count() < config.devices:
-        raise UserError(
-            f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}: this "
-            f"machine has {torch.cuda.device_count()} GPUs that torch can use; type "
-            "trainer.accelerator=cpu, or fewer devices"
-        )
-    processors = os.cpu_count() or 1
-    if _accelerator(config.accelerator) == "cpu" and config.devices > MOST_RANKS * processors:
-        raise UserError(
-            f"trainer.devices={config.devices} on the CPU starts as many processes, and this "
-            f"machine has {processors} processors; type trainer.devices={processors} or fewer"
-        )
-    check_launch(config)
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
@@ -139,55 +103,12 @@ def train(
     `trainer.probe_every` steps. Before each checkpoint the first rank checks its lock.
     """
     run_dir, config = Path(settings.run_dir), settings.trainer
-    step = 0 if checkpoint is None else step_of(checkpoint)
     data_wait = DataWait()
     estimates = WatchEstimates(module.network, every=config.log_every)
-    callbacks = _callbacks(config, run_dir, data, data_wait=data_wait, estimates=estimates)
-    columns = [*COLUMNS, *estimates.columns]
-    if probe is not None and config.probe_every is not None:
-        callbacks.append(ProbeModel(probe, every=config.probe_every))
-        columns += probe.columns
-    if config.compile:
-        compile_blocks(module.network)
-        callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
-    additions = Additions(
-        callbacks,
-        make_loggers(settings.logger, run_dir, columns, from_step=step),
-        cluster_environment(),
-        data_wait,
-        data.share.parts,
-    )
-    with (
-        lost_ranks_explained(config),
-        loader_errors_explained(
-            data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
-        ),
-    ):
-        return fit(
-            module,
-            data,
-            additions,
-            run_dir=run_dir,
-            config=config,
-            checkpoint=checkpoint,
-            lock=lock,
-        )
-
-
-def _callbacks(
-    config: TrainerConfig,
-    run_dir: Path,
-    data: SequenceData,
-    *,
-    data_wait: DataWait,
-    estimates: WatchEstimates,
-) -> list[Callback]:
-    """Returns the callbacks of language modeling, in this order."""
-    average = [] if config.ema_decay is None else [AverageWeights(config.ema_decay)]
-    return [
+    callbacks = [
         TrackDataProgress(),
         RedrawFeatures(),
-        *average,
+        *([] if config.ema_decay is None else [AverageWeights(config.ema_decay)]),
         Monitor(
             every=config.log_every,
             max_steps=config.max_steps,
@@ -203,6 +124,25 @@ def _callbacks(
         ),
         WriteHistory(run_dir),
     ]
+    columns = [*COLUMNS, *estimates.columns]
+    if probe is not None and config.probe_every is not None:
+        callbacks.append(ProbeModel(probe, every=config.probe_every))
+        columns += probe.columns
+    if config.compile:
+        compile_blocks(module.network)
+        callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
+    step = 0 if checkpoint is None else step_of(checkpoint)
+    loggers = make_loggers(settings.logger, run_dir, columns, from_step=step)
+    parts = data.share.parts
+    additions = Additions(callbacks, loggers, cluster_environment(), data_wait, parts)
+    with (
+        lost_ranks_explained(config),
+        loader_errors_explained(
+            data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
+        ),
+    ):
+        place = Place(run_dir, checkpoint, lock)
+        return fit(module, data, additions, config, place)
 
 
 @dataclass(frozen=True)
@@ -224,18 +164,29 @@ class Additions:
     parts: int = 1
 
 
+@dataclass(frozen=True)
+class Place:
+    """The folder of a run, the checkpoint that it continues from, and its lock on rank 0."""
+
+    run_dir: Path
+    checkpoint: Path | None
+    lock: FolderLock | None
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint."""
+        return 0 if self.checkpoint is None else step_of(self.checkpoint)
+
+
 def fit(
     module: Objective,
     data: pl.LightningDataModule,
     additions: Additions,
-    *,
-    run_dir: Path,
     config: TrainerConfig,
-    checkpoint: Path | None,
-    lock: FolderLock | None = None,
+    place: Place,
 ) -> Finished:
     """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
-    step = 0 if checkpoint is None else step_of(checkpoint)
+    run_dir, step = place.run_dir, place.step
     first = 0 if module.keeps_start else 1
     lacks_validation = _lacks_validation(run_dir, step, config, first=first)
     if step >= config.max_steps and not lacks_validation:
@@ -243,21 +194,26 @@ def fit(
     # Hides Lightning's notices about devices and its products.
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     stop = StopOnSignal()
-    keeps_start = module.keeps_start and checkpoint is None
     callbacks = [
         CheckSameStep(),
         *additions.callbacks,
         StallWatchdog(timeout_minutes=config.timeout_minutes),
         ValidateLastStep(config.max_steps),
         stop,
-        SaveCheckpoints(run_dir, config, from_step=step, lock=lock, keeps_start=keeps_start),
+        SaveCheckpoints(
+            run_dir,
+            config,
+            from_step=step,
+            lock=place.lock,
+            keeps_start=module.keeps_start and place.checkpoint is None,
+        ),
     ]
     if lacks_validation:
         callbacks.append(ResumeValidation(config.max_steps))
-    trainer = _trainer(module, additions, callbacks, run_dir=run_dir, config=config)
+    trainer = _trainer(module, additions, callbacks, config, run_dir)
     end_with_exit_code_of_ranks()
     with quiet_and_interruptible():
-        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(module, data, ckpt_path=place.checkpoint, weights_only=True)
     step = trainer.global_step
     is_cut_off = _lacks_validation(run_dir, step, config, first=first)
     is_complete = not stop.received or (step >= config.max_steps and not is_cut_off)
@@ -274,11 +230,10 @@ def _trainer(
     module: Objective,
     additions: Additions,
     callbacks: list[Callback],
-    *,
-    run_dir: Path,
     config: TrainerConfig,
+    run_dir: Path,
 ) -> pl.Trainer:
-    accelerator, _, index = _accelerator(config.accelerator).partition(":")
+    accelerator, _, index = resolved_accelerator(config.accelerator).partition(":")
     precision = resolved_precision(config.precision, accelerator)
     batches_per_step = config.accumulate_grad_batches * additions.parts
     return pl.Trainer(
@@ -286,7 +241,7 @@ def _trainer(
         accelerator=accelerator,
         devices=[int(index)] if index else config.devices,
         num_nodes=config.num_nodes,
-        strategy=_strategy(config, module),
+        strategy=strategy(config, uses_all_parameters=module.uses_all_parameters),
         precision=precision,  # pyright: ignore[reportArgumentType]
         max_steps=config.max_steps,
         max_epochs=-1,
@@ -303,21 +258,4 @@ def _trainer(
         plugins=[VerifiedCheckpointIO(), *additions.environment],
         callbacks=callbacks,
         profiler=additions.profiler,
-    )
-
-
-def _accelerator(name: str) -> str:
-    """Resolves `auto`; Lightning's `auto` would select any type of device."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
-def _strategy(config: TrainerConfig, module: Objective) -> Strategy | str:
-    """Returns the strategy: a single process, or ranks with a time-out."""
-    if config.strategy is StrategyName.auto and config.devices * config.num_nodes == 1:
-        return "auto"
-    timeout = timedelta(minutes=config.timeout_minutes)
-    return DDPStrategy(
-        timeout=timeout,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=not module.uses_all_parameters,
     )

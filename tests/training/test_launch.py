@@ -12,6 +12,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
 from protlm.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.training.devices import check_trainer
 from protlm.training.launch import (
     check_launch,
     cluster_environment,
@@ -19,7 +20,6 @@ from protlm.training.launch import (
     leave_other_ranks,
     loader_errors_explained,
 )
-from protlm.training.run import check_trainer
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
 SLURM = {

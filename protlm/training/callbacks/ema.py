@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from protlm.checkpoints.format import AVERAGE
-from protlm.training.module import LanguageModeling
+from protlm.training.module import Objective
 
 
 class AverageWeights(Callback):
@@ -31,28 +30,24 @@ class AverageWeights(Callback):
         self._restored: dict[str, Tensor] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of averaged steps."""
         return {"num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the count."""
         self._num_updates = state_dict["num_updates"]
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Saves the average with the weights."""
         checkpoint[AVERAGE] = self._average
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Restores the average."""
         self._restored = checkpoint[AVERAGE]
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts from the weights, or from the restored average."""
-        assert isinstance(pl_module, LanguageModeling)
+        assert isinstance(pl_module, Objective)
         weights = _weights(pl_module)
         self._average = {name: weight.detach().clone() for name, weight in weights.items()}
         with torch.no_grad():
@@ -61,18 +56,16 @@ class AverageWeights(Callback):
         self._restored = {}
         trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Exchanges the weights with the average."""
-        assert isinstance(pl_module, LanguageModeling)
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Objective)
         self._exchange(pl_module)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restores the weights."""
-        assert isinstance(pl_module, LanguageModeling)
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Objective)
         self._exchange(pl_module)
 
     @torch.no_grad()
-    def _update(self, module: LanguageModeling) -> None:
+    def _update(self, module: Objective) -> None:
         if module.is_skipped:
             return
         weights = _weights(module)
@@ -82,12 +75,12 @@ class AverageWeights(Callback):
         get_ema_multi_avg_fn(decay)(average, list(weights.values()), self._num_updates)
 
     @torch.no_grad()
-    def _exchange(self, module: LanguageModeling) -> None:
+    def _exchange(self, module: Objective) -> None:
         for name, weight in _weights(module).items():
             kept = weight.clone()
             weight.copy_(self._average[name])
             self._average[name].copy_(kept)
 
 
-def _weights(module: LanguageModeling) -> dict[str, Tensor]:
+def _weights(module: Objective) -> dict[str, Tensor]:
     return dict(module.network.named_parameters())

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
 
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.errors import TrainingDivergedError
 from protlm.terminal import JobProgress
-from protlm.training.labeled_batches import LabeledData, TokenRows
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.labeled_batches import LabeledData
 from protlm.training.labels import FinetuneSettings, LabelLearning
+from protlm.training.module import Objective
 
 
 def valid_losses(folder: Path, *, until: int) -> list[float]:
@@ -31,8 +31,8 @@ def stale_epochs(losses: Sequence[float]) -> int:
     return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
-class ReportEpochs(Callback):
-    """Validates, logs and prints the start and each epoch, and ends the run by its patience.
+class ReportEpochs(LoopCallback):
+    """Logs and prints the start and each epoch, and ends the run by its patience.
 
     Args:
         folder: the folder of the run.
@@ -46,94 +46,47 @@ class ReportEpochs(Callback):
         self._progress: JobProgress | None = None
         self._done = 0
         self._losses: list[float] = []
-        # The total training loss of this epoch, and its labels.
-        self._sums = torch.zeros(2, dtype=torch.float64)
-        self._trainer: pl.Trainer | None = None
-        self._advice = f"remove {folder} and type a smaller --learning-rate"
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the sums of this epoch, of all ranks."""
-        return {"sums": self._total()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the sums."""
-        self._sums = torch.tensor(state_dict["sums"], dtype=torch.float64)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Finds the place in the epochs."""
-        self._trainer, step = trainer, trainer.global_step
-        self._sums = self._sums.to(pl_module.device) * trainer.is_global_zero
-        self._losses = valid_losses(self._folder, until=step)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finds the place of the run among its batches."""
+        self._losses = valid_losses(self._folder, until=trainer.global_step)
         self._refuse_divergence()
-        epoch, rest = divmod(step, self._steps)
-        self._done = epoch * self._steps + rest + len(self._losses) * self._validation
+        self._done = trainer.global_step + len(self._losses) * self._validation
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: TokenRows, batch_idx: int
-    ) -> None:
-        """Restarts the sums with each epoch."""
-        if trainer.global_step % self._steps == 0:
-            self._sums.zero_()
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: TokenRows,
-        batch_idx: int,
-    ) -> None:
-        """Counts a batch."""
-        assert isinstance(pl_module, LabelLearning)
-        if pl_module.is_skipped:
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if module.is_skipped:
             raise TrainingDivergedError(
                 f"the loss of step {trainer.global_step}, or its gradient, is not finite; "
-                f"{self._advice}"
+                f"{self._advice()}"
             )
-        self._sums += outputs["sums"][[0, 2]]
         self._count(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: TokenRows,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Counts a batch."""
+    def on_validated_batch(self, trainer: Trainer, number: int) -> None:
         self._count(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs and prints an epoch, and stops after too many without a lower validation loss."""
         if trainer.should_stop:
             # A signal cut it off; the resumed run repeats it.
             return
         assert isinstance(pl_module, LabelLearning)
+        train = pl_module.train_loss()
         valid, score = pl_module.valid_scores()
-        epoch, metric = trainer.global_step // self._steps, pl_module.metric.name
-        total, count = self._total()
+        epoch, metric = len(self._losses), pl_module.metric.name
         row = {"epoch": epoch, "valid_loss": valid, f"valid_{metric}": score}
-        training = "before training: "
-        if epoch:
-            row["train_loss"] = total / count
-            training = f"training loss {total / count:.4f}, "
         for logger in trainer.loggers:
-            logger.log_metrics(row, trainer.global_step)
-        is_lowest = epoch > 0 and valid < min(self._losses)
+            logger.log_metrics(row | ({"train_loss": train} if epoch else {}), trainer.global_step)
+        kept = ", the lowest so far" if epoch and valid < min(self._losses) else ""
         self._losses.append(valid)
         self._refuse_divergence()
+        where = "epoch 0, before training: "
+        if epoch:
+            where = f"epoch {epoch} of {self._settings.epochs} at most: training loss {train:.4f}, "
         assert self._progress is not None
-        number = f"epoch {epoch} of {self._settings.epochs} at most: " if epoch else "epoch 0, "
-        kept = ", the lowest so far" if is_lowest else ""
-        self._progress.print(
-            f"{number}{training}validation {metric} {score:.3f}, loss {valid:.4f}{kept}"
-        )
+        self._progress.print(f"{where}validation {metric} {score:.3f}, loss {valid:.4f}{kept}")
         trainer.should_stop = stale_epochs(self._losses) >= self._settings.patience
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends the progress report."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_validated = (len(self._losses) - 1) * self._steps == trainer.global_step > 0
         if self._progress is not None and is_validated and min(self._losses) == self._losses[0]:
             self._progress.print(
@@ -143,37 +96,28 @@ class ReportEpochs(Callback):
         self._end()
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Removes the progress bar so that the message can be read."""
         self._end(exception)
 
-    def _total(self) -> list[float]:
-        """Returns the sums of all ranks."""
-        if self._trainer is None:
-            return self._sums.tolist()
-        sums = self._trainer.strategy.reduce(self._sums.clone(), reduce_op="sum")
-        assert isinstance(sums, torch.Tensor)
-        return sums.tolist()
+    def _advice(self) -> str:
+        return f"remove {self._folder} and type a smaller --learning-rate"
 
     def _refuse_divergence(self) -> None:
-        epoch, last = len(self._losses) - 1, self._losses[-1] if self._losses else 0.0
-        if not math.isfinite(last):
-            at_start = "the model or the labels of `valid` have values that are not finite"
-            raise TrainingDivergedError(
-                f"the validation loss of epoch {epoch} is {last}; "
-                f"{self._advice if epoch else at_start}"
-            )
+        if self._losses and not math.isfinite(loss := self._losses[-1]):
+            epoch, advice = len(self._losses) - 1, self._advice()
+            if not epoch:
+                advice = "the model or the labels of `valid` have values that are not finite"
+            raise TrainingDivergedError(f"the validation loss of epoch {epoch} is {loss}; {advice}")
 
-    def _count(self, trainer: pl.Trainer) -> None:
+    def _count(self, trainer: Trainer) -> None:
         self._done += 1
         if self._progress is None:
             # Begins after the first batch, which is slower, so that the time left is right.
-            epochs = self._settings.epochs
-            total = self._validation + epochs * (self._steps + self._validation)
-            self._progress = JobProgress(
-                "batches", total, done=self._done, quiet=not trainer.is_global_zero
-            )
+            total = self._validation + self._settings.epochs * (self._steps + self._validation)
+            quiet = not trainer.is_global_zero
+            self._progress = JobProgress("batches", total, done=self._done, quiet=quiet)
             self._progress.__enter__()
         else:
             self._progress.update(self._done)

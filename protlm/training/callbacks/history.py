@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from protlm.checkpoints.format import weights_hash
@@ -34,7 +33,7 @@ def weights_sha256(network: nn.Module) -> str:
     return weights_hash(network.state_dict())
 
 
-def _network(module: pl.LightningModule) -> nn.Module:
+def _network(module: LightningModule) -> nn.Module:
     network = module.network
     assert isinstance(network, nn.Module)
     return network
@@ -50,17 +49,15 @@ class WriteHistory(Callback):
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / HISTORY
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Appends the row of a start."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._append("start", trainer, pl_module)
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Appends the row of a checkpoint."""
         self._append("save", trainer, pl_module)
 
-    def _append(self, event: str, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def _append(self, event: str, trainer: Trainer, module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         row = (

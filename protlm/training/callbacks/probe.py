@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import Trainer
 
-from protlm.data.dataset import Batch
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.callbacks.monitor import Monitor
-from protlm.training.module import LanguageModeling
+from protlm.training.module import LanguageModeling, Objective
 
 
 class Probe(NamedTuple):
@@ -22,7 +21,7 @@ class Probe(NamedTuple):
     columns: Sequence[str]
 
 
-class ProbeModel(Callback):
+class ProbeModel(LoopCallback):
     """Logs the values of a probe at intervals of steps, on the first rank.
 
     Training is as without it: random numbers and the modes of all modules are restored, and its
@@ -36,21 +35,12 @@ class ProbeModel(Callback):
     def __init__(self, probe: Probe, *, every: int) -> None:
         self._probe, self._every = probe, every
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Measures after the last micro-batch of a step, and logs."""
-        is_last = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if not is_last or trainer.global_step % self._every or not trainer.is_global_zero:
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if trainer.global_step % self._every or not trainer.is_global_zero:
             return
-        assert isinstance(pl_module, LanguageModeling)
+        assert isinstance(module, LanguageModeling)
         start = time.perf_counter()
-        values = self._measured(pl_module)
+        values = self._measured(module)
         for logger in trainer.loggers:
             logger.log_metrics(dict(values), trainer.global_step)
         for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]

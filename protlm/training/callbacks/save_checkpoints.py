@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 
 from protlm.checkpoints.best import best_checkpoints
@@ -20,14 +20,15 @@ from protlm.checkpoints.format import (
     sweep,
 )
 from protlm.config import OnSaveError, TrainerConfig
-from protlm.data.dataset import Batch
 from protlm.errors import OutputError
 from protlm.lock import FolderLock
+from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.lightning_internals import drop_validation_counters
+from protlm.training.module import Objective
 
 
-class SaveCheckpoints(Checkpoint):
+class SaveCheckpoints(LoopCallback, Checkpoint):
     """Saves checkpoints by step and by the clock, and keeps the newest and the best.
 
     Args:
@@ -55,42 +56,34 @@ class SaveCheckpoints(Checkpoint):
         left = (path for path in all_checkpoints(run_dir) if step_of(path) > from_step)
         self._damaged = {path.name for path in left}
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Removes unfinished checkpoints of killed processes."""
         if trainer.is_global_zero:
             sweep(self._run_dir)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the start, unless a signal has cut its validation off."""
         if self._saved < 0 and not trainer.should_stop:
             self._save(trainer)
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Drops the counters of validation batches: an interrupted validation is repeated."""
         drop_validation_counters(checkpoint)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Saves a checkpoint if one is due after this optimizer step."""
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and self._is_due(trainer):
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if self._is_due(trainer):
             self._save(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after a signal; otherwise removes checkpoints that are no longer the best."""
         if trainer.should_stop:
             self._save(trainer)
         else:
             self._prune(trainer)
 
-    def _is_due(self, trainer: pl.Trainer) -> bool:
+    def _is_due(self, trainer: Trainer) -> bool:
         """Returns whether to save after this step; the same on all ranks."""
         step, config = trainer.global_step, self._config
         is_last = trainer.should_stop or step >= config.max_steps
@@ -98,7 +91,7 @@ class SaveCheckpoints(Checkpoint):
         is_due = is_last or is_candidate or step % config.checkpoint_every == 0
         return is_due or self._is_time(trainer)
 
-    def _is_time(self, trainer: pl.Trainer) -> bool:
+    def _is_time(self, trainer: Trainer) -> bool:
         """Returns whether `checkpoint_minutes` have passed on the clock of rank 0."""
         if self._config.checkpoint_minutes is None:
             return False
@@ -108,7 +101,7 @@ class SaveCheckpoints(Checkpoint):
         )
         return bool(trainer.strategy.reduce(mine, reduce_op="max"))
 
-    def _save(self, trainer: pl.Trainer) -> None:
+    def _save(self, trainer: Trainer) -> None:
         step = trainer.global_step
         if step == self._saved:
             return
@@ -128,7 +121,7 @@ class SaveCheckpoints(Checkpoint):
         else:
             self._report(failure, trainer)
 
-    def _check_lock(self, trainer: pl.Trainer) -> None:
+    def _check_lock(self, trainer: Trainer) -> None:
         """Raises `OutputError` on all ranks if the lock was taken over or its folder went away."""
         failure = None
         try:
@@ -144,7 +137,7 @@ class SaveCheckpoints(Checkpoint):
             f"the last checkpoint is step {self._saved}" if self._saved > 0 else "there is none yet"
         )
 
-    def _report(self, failure: str, trainer: pl.Trainer) -> None:
+    def _report(self, failure: str, trainer: Trainer) -> None:
         """Warns, or ends the run on all ranks."""
         failure = f"{failure}; {self._last()}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
@@ -153,7 +146,7 @@ class SaveCheckpoints(Checkpoint):
         if trainer.is_global_zero:
             warnings.warn(f"{failure}; training continues", stacklevel=2)
 
-    def _prune(self, trainer: pl.Trainer) -> None:
+    def _prune(self, trainer: Trainer) -> None:
         """Removes checkpoints that are neither among the newest nor among the best."""
         if not trainer.is_global_zero:
             return

@@ -3,17 +3,16 @@
 import faulthandler
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
 
-from protlm.data.dataset import Batch
+from protlm.training.callbacks.hooks import LoopCallback
 
 # The fraction of the time-out after which the stacks are written, well before a rank gives up.
 _STACKS_AT = 0.5
 _APART_SECONDS = 0.25
 
 
-class StallWatchdog(Callback):
+class StallWatchdog(LoopCallback):
     """Writes the stacks of all threads if a rank completes no step for half of the time-out.
 
     All ranks do so: the log shows which rank is stuck and where, and where the others wait for it.
@@ -26,51 +25,38 @@ class StallWatchdog(Callback):
     def __init__(self, *, timeout_minutes: float) -> None:
         self._seconds = timeout_minutes * 60 * _STACKS_AT
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Starts the clock if there are several ranks."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:
             faulthandler.enable()
             self._restart(trainer)
 
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
-        batch: Batch,
+        batch: Any,
         batch_idx: int,
     ) -> None:
-        """Restarts the clock."""
         self._restart(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Restarts the clock."""
+    def on_validated_batch(self, trainer: Trainer, number: int) -> None:
         self._restart(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stops the clock."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop(trainer)
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Stops the clock."""
         self._stop(trainer)
 
-    def _restart(self, trainer: pl.Trainer) -> None:
+    def _restart(self, trainer: Trainer) -> None:
         if trainer.world_size > 1:
             # The ranks of a machine write one after another, so that stacks are not interleaved.
             wait = self._seconds + min(_APART_SECONDS * trainer.local_rank, self._seconds / 2)
             faulthandler.dump_traceback_later(wait)
 
-    def _stop(self, trainer: pl.Trainer) -> None:
+    def _stop(self, trainer: Trainer) -> None:
         if trainer.world_size > 1:
             faulthandler.cancel_dump_traceback_later()

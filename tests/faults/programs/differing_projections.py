@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from protlm.attention.ops.projection import Projection
-from protlm.training.callbacks.same_step import CheckSameStep
+from protlm.training.callbacks.hooks import CheckSameStep
 from protlm.training.module import LanguageModeling
 from tests.faults.programs.rank import RANK, train
 

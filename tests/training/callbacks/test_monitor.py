@@ -17,9 +17,8 @@ from protlm.config import TrainConfig
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
-from protlm.training import data_wait
 from protlm.training.callbacks import monitor
-from protlm.training.data_wait import DataWait
+from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling
 
@@ -141,7 +140,7 @@ def test_the_logged_rate_is_that_of_the_step(
 
 def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 3.5, 10.0, 11.0])
-    monkeypatch.setattr(data_wait.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(monitor.time, "perf_counter", lambda: next(times))
     wait = DataWait()
     for action in ("fetch.train_dataloader_next", "run_training_batch") * 2:
         with wait.profile(action):
@@ -154,8 +153,7 @@ def test_rates_exclude_the_time_of_validation(
 ) -> None:
     # A batch is waited for 3 seconds, trained on for one, validated for 100.
     now = [0.0]
-    for module in (monitor, data_wait):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def taking(seconds: float, work: Callable) -> Callable:
         def takes(*given: object) -> object:
