@@ -36,7 +36,6 @@ class VerifiedCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Saves a checkpoint atomically, and makes it the latest."""
         self.failure = None
         try:
             save_training(checkpoint, Path(path))
@@ -63,5 +62,4 @@ class VerifiedCheckpointIO(CheckpointIO):
         return contents
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Removes a checkpoint and its SHA-256."""
         remove(Path(path))

@@ -132,7 +132,6 @@ class SequenceData(pl.LightningDataModule):
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the position in the data from a checkpoint."""
         self.check_continues(state_dict)
         place = {key: value for key, value in state_dict.items() if key != "fingerprint"}
         self.progress = Progress(**place)

@@ -153,12 +153,10 @@ class LabelLearning(Objective):
         return torch.optim.AdamW(trained, lr=self._settings.learning_rate)
 
     def on_validation_epoch_start(self) -> None:
-        """Makes room for the outputs of all validation labels."""
         shape = (len(self._valid.values), self.head.out_features)
         self._valid_outputs = torch.zeros(shape, device=self.device)
 
     def validation_step(self, batch: TokenRows, batch_index: int) -> None:
-        """Keeps the outputs of a batch."""
         if batch.is_used:
             self._valid_outputs[torch.from_numpy(batch.rows).to(self.device)] = self(batch)
 

@@ -65,12 +65,10 @@ class CsvFile(Logger):
 
     @property
     def name(self) -> str:
-        """The logger's name."""
         return "csv"
 
     @property
     def version(self) -> str:
-        """Empty: a run has one log."""
         return ""
 
     @rank_zero_only
@@ -79,7 +77,6 @@ class CsvFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Appends one row; columns without a value are empty."""
         try:
             if not self._started:
                 self._start()
@@ -131,27 +128,22 @@ class Guarded(Logger):
 
     @property
     def name(self) -> str:
-        """The wrapped logger's name."""
         return self._label
 
     @property
     def version(self) -> str:
-        """Empty: a run directory has one version."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Passes the settings to the wrapped logger."""
         self._try(lambda logger: logger.log_hyperparams(params))
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Passes the metrics to the wrapped logger."""
         self._try(lambda logger: logger.log_metrics(metrics, step))
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Closes the wrapped logger."""
         if self._inner is not None:
             self._try(lambda logger: logger.finalize(status))
 

@@ -130,7 +130,6 @@ class Objective(pl.LightningModule, ABC):
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, self.gradient_norm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Advances the schedule, except after a skipped step."""
         if not self.is_skipped:
             super().lr_scheduler_step(scheduler, metric)
 
@@ -161,7 +160,6 @@ class Objective(pl.LightningModule, ABC):
         return self.trainer.strategy.reduce(value.detach().clone(), reduce_op="sum")
 
     def configure_optimizers(self) -> Any:
-        """Returns the optimizer and its learning-rate schedule."""
         optimizer = self.make_optimizer()
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer,
@@ -221,11 +219,9 @@ class LanguageModeling(Objective):
         self._unigram_VV = torch.from_numpy(data.unigram_table()).log().to(self.device)
 
     def on_validation_epoch_start(self) -> None:
-        """Starts the sums over the validation split."""
         self._validation = torch.zeros(6, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Adds a batch to the sums."""
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
         targets_BL = residues_only(batch.targets_BL)
         chosen = targets_BL != IGNORE
@@ -241,7 +237,6 @@ class LanguageModeling(Objective):
         return ValidationSums(*self.all_ranks(self._validation).tolist())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the description of the model."""
         checkpoint[DESCRIPTION] = self.description.to_plain()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

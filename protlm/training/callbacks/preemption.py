@@ -57,7 +57,6 @@ class StopOnSignal(LoopCallback):
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
-        """Makes the ranks agree."""
         self._agree(trainer)
 
     def on_validated_batch(self, trainer: Trainer, number: int) -> None:
