@@ -46,7 +46,26 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-class CsvFile(Logger):
+class _RunLogger(Logger):
+    """A logger of a run, which has one log; hyperparameters are in `config.yaml`."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self._label = label
+
+    @property
+    def name(self) -> str:
+        return self._label
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None: ...
+
+
+class CsvFile(_RunLogger):
     """Appends rows to `metrics.csv`; a resumed run first removes the rows after its checkpoint.
 
     Args:
@@ -56,24 +75,12 @@ class CsvFile(Logger):
     """
 
     def __init__(self, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int) -> None:
-        super().__init__()
+        super().__init__("csv")
         self.path = run_dir / METRICS
         self._columns = ("step", *columns)
         self._from_step = from_step
         self._started = False
         self._failed = False
-
-    @property
-    def name(self) -> str:
-        return "csv"
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Does nothing: the settings are in `config.yaml`."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -116,27 +123,14 @@ class CsvFile(Logger):
         self._started = True
 
 
-class Guarded(Logger):
+class Guarded(_RunLogger):
     """Wraps a logger that may fail: the first failure switches it off with one warning."""
 
-    def __init__(self, name: str, make: Callable[[], Logger]) -> None:
-        super().__init__()
-        self._label = name
+    def __init__(self, label: str, make: Callable[[], Logger]) -> None:
+        super().__init__(label)
         self._make = make
         self._inner: Logger | None = None
         self._off = False
-
-    @property
-    def name(self) -> str:
-        return self._label
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        self._try(lambda logger: logger.log_hyperparams(params))
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
