@@ -1,4 +1,4 @@
-"""Data of a run: joined sequences, mixtures, curricula; bitwise resumption; other data rejected."""
+"""Data of a run: joined sequences, mixtures, curricula; other data are rejected."""
 
 import shutil
 import warnings
@@ -12,7 +12,6 @@ import torch
 
 from protlm.build import batching_strategy, build_data, open_data
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.data.batching.buckets import LengthBuckets
@@ -27,13 +26,6 @@ from protlm.paths import sample_dir
 from protlm.training.module import LanguageModeling
 
 Train = Callable[..., Path]
-STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same sequences in another folder, which a mixture treats as another data set."""
-    return Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("data") / "other"))
 
 
 def mixture(one: Path, other: Path, weights: tuple[float, float] = (2, 1)) -> list[str]:
@@ -43,57 +35,8 @@ def mixture(one: Path, other: Path, weights: tuple[float, float] = (2, 1)) -> li
     return ["data.dir=null", f"data.mixture=[{parts}]"]
 
 
-def weights_of(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
-    return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["state_dict"]
-
-
 def place_of(run: Path, step: int) -> dict[str, int]:
     return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["SequenceData"]
-
-
-MODES = {
-    "joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
-    "joined, causal": ["data.mode=concatenated", "objective=causal", "data.tokens_per_batch=512"],
-    "growing": ["data.curriculum=[[0,32],[100,64]]", "data.crop=random"],
-    "mixture": ["data.crop=random"],
-    "mixture, joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
-    "clusters": ["data.sampling=cluster", "data.crop=random"],
-    "clusters, joined": [
-        "data.sampling=cluster",
-        "data.mode=concatenated",
-        "data.tokens_per_batch=512",
-    ],
-}
-
-
-# The others combine what these test with concatenated rows.
-FAST = ("growing", "mixture", "clusters, joined")
-
-
-@pytest.mark.parametrize(
-    "mode", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MODES]
-)
-def test_resumption_is_bitwise(
-    mode: str,
-    train_tiny: Train,
-    tiny_data: Path,
-    other_data: Path,
-    tiny_clusters: Path,
-    tmp_path: Path,
-) -> None:
-    settings = list(MODES[mode])
-    if mode.startswith("mixture"):
-        settings += mixture(tiny_data, other_data)
-    if mode.startswith("clusters"):
-        settings.append(f"data.dir={tiny_clusters}")
-    whole = train_tiny(tmp_path / "whole", *settings, f"trainer.max_steps={STEPS}")
-    train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
-    run = train_tiny(tmp_path / "run", *settings, f"trainer.max_steps={STEPS}")
-    place = place_of(run, 5)
-    assert ("concatenated" in " ".join(settings)) == (place["tokens"] > 0)
-    for name, value in weights_of(whole).items():
-        assert torch.equal(value, weights_of(run)[name]), name
-    assert [row["samples"] for row in read_metrics(run / "metrics.csv") if "samples" in row]
 
 
 def test_a_run_resumes_after_its_data_have_moved(
@@ -263,32 +206,6 @@ def test_devices_without_a_row_cause_a_warning(
     # One row per device is enough; warnings are errors in the tests.
     with pytest.raises(UserError, match=r"data\.mixture"):
         train_tiny(tmp_path / "run", "trainer.devices=8", *settings[1:])
-
-
-WRONG = [
-    (["data.dir=null"], "neither data.dir nor data.mixture"),
-    (["data.mixture=[{dir: x, weight: 1}]"], "data.dir=null"),
-    (["data.dir=null", "data.mixture=[{dir: x, weight: 0}]"], "weight=0.0 must be above 0"),
-    (["data.dir=null", "data.mixture=[{dir: x}]"], "weight"),
-    (["data.dir=null", "data.mixture=[{dir: x, wieght: 1}]"], "data.mixture=[{dir: x, wieght"),
-    (["data.mode=joined"], "concatenated"),
-    (["data.curriculum=[[0,9999]]"], "data.max_length=9999"),
-    (["data.curriculum=[[10,64]]"], "[[0,256],[1000000,1024]]"),
-    (["data.curriculum=[[0,many]]"], "many"),
-    (["data.sampling=clusters"], "expected one of [uniform, cluster]"),
-    (["data.sampling=cluster"], "prepare it again with --cluster-table"),
-]
-
-
-@pytest.mark.parametrize("settings, words", WRONG, ids=[settings[-1] for settings, _ in WRONG])
-def test_impossible_data_are_rejected(
-    settings: list[str], words: str, train_tiny: Train, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as raised:
-        train_tiny(tmp_path / "run", *settings)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "run").exists()
 
 
 def test_there_are_no_more_workers_than_processors(

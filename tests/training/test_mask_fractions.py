@@ -1,8 +1,8 @@
-"""Mask fractions drawn from a range that narrows in the decay: measured, and resumed exactly."""
+"""Mask fractions drawn from a range that narrows in the decay."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from protlm.build import build_data, masking_schedule, open_data
-from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.checkpoints.metrics import read_metrics
 from protlm.composition import compose
 from protlm.config import TrainConfig
@@ -39,58 +38,6 @@ FALLING = (
     "data.crop=random",
     f"trainer.max_steps={STEPS}",
 )
-
-
-def states(run: Path) -> dict[str, dict[str, Any]]:
-    return {path.name: load_training(path) for path in all_checkpoints(run)}
-
-
-def assert_same(run: Path, whole: Path) -> None:
-    """Compares weights, optimizer states and positions in the data of all checkpoints."""
-    found, expected = states(run), states(whole)
-    assert found.keys() == expected.keys()
-    for name, state in expected.items():
-        assert found[name]["SequenceData"] == state["SequenceData"], name
-        for key in ("state_dict", "optimizer_states"):
-            for a, b in zip(tensors(found[name][key]), tensors(state[key]), strict=True):
-                assert torch.equal(a, b), name
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from tensors(inner)
-
-
-@pytest.fixture(scope="module")
-def whole(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *FALLING)
-
-
-@pytest.mark.slow
-def test_killed_in_the_decay_a_run_continues_exactly(
-    whole: Path, train_tiny: Train, killed_after: Callable, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    # Before the decay, and twice in it.
-    for step in (3, 5, 6):
-        with killed_after(step):
-            train_tiny(run, *FALLING)
-    train_tiny(run, *FALLING)
-    assert_same(run, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_loader_workers_draw_the_same_fractions(
-    workers: int, whole: Path, train_tiny: Train, killed_after: Callable, tmp_path: Path
-) -> None:
-    settings = (*FALLING, f"data.num_workers={workers}")
-    with killed_after(6):
-        train_tiny(tmp_path / "run", *settings)
-    assert_same(train_tiny(tmp_path / "run", *settings), whole)
 
 
 @pytest.mark.slow
@@ -187,18 +134,10 @@ def test_configs_become_schedules() -> None:
     assert schedule is not None and schedule.narrowing == (6_000, 10_000)
 
 
-@pytest.mark.parametrize("bounds", ["[0,0.5]", "[0.5,0.1]", "[0.5,1.5]", "[-0.1,0.5]"])
-def test_an_impossible_range_is_rejected_before_anything_is_written(
-    bounds: str, train_tiny: Train, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"mask_fraction_range=\[.*0 < low <= high <= 1"):
-        train_tiny(tmp_path / "run", f"objective.mask_fraction_range={bounds}")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_is_not_continued_with_another_range(whole: Path, train_tiny: Train) -> None:
+def test_a_run_is_not_continued_with_another_range(train_tiny: Train, tmp_path: Path) -> None:
+    run = train_tiny(tmp_path / "run", *FALLING, "trainer.max_steps=2")
     with pytest.raises(UserError, match=r"objective\.mask_fraction_range"):
-        train_tiny(whole, *FALLING, "objective.mask_fraction_range=[0.1,0.5]")
+        train_tiny(run, *FALLING, "objective.mask_fraction_range=[0.1,0.5]")
 
 
 def logged(run: Path) -> list[dict[str, float]]:

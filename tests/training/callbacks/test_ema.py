@@ -1,4 +1,4 @@
-"""The average of the weights: its formula, its use, and exact resumption."""
+"""The average of the weights: its formula and its use."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from protlm.checkpoints.format import AVERAGE, NETWORK_PREFIX, load_training
-from protlm.checkpoints.metrics import read_metrics
 from protlm.commands.checkpoint import export
 from protlm.loading import load_model
 from protlm.training.module import LanguageModeling
@@ -77,20 +76,6 @@ def test_the_average_is_loaded_and_exported(run: Path, tmp_path: Path) -> None:
     for name, value in averaged.items():
         assert torch.equal(loaded[name], value) and torch.equal(exported[name], value), name
         assert not torch.equal(value, weights(run, 4)[name]), name
-
-
-def test_a_resumed_run_averages_and_validates_the_same(
-    run: Path, train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    stopped = train_tiny(tmp_path / "run", *SETTINGS, "trainer.max_steps=3")
-    train_tiny(stopped, *SETTINGS)
-    for name, value in average(run, 4).items():
-        assert torch.equal(average(stopped, 4)[name], value), name
-
-    def last_validation(of: Path) -> float:
-        return [r["valid_loss"] for r in read_metrics(of / "metrics.csv") if "valid_loss" in r][-1]
-
-    assert last_validation(stopped) == last_validation(run)
 
 
 def test_a_skipped_step_does_not_count(

@@ -98,17 +98,6 @@ def test_only_the_batch_before_a_log_is_inspected_and_once(
     assert len(looks) == 4
 
 
-def test_a_resumed_run_logs_the_same_as_an_uninterrupted_one(
-    train_tiny: Train, tmp_path: Path
-) -> None:
-    settings = (*SOUND, "trainer.accumulate_grad_batches=2", "model.dropout=0.1")
-    whole = train_tiny(tmp_path / "whole", *settings, "trainer.max_steps=6")
-    for steps in (3, 6):
-        parts = train_tiny(tmp_path / "parts", *settings, f"trainer.max_steps={steps}")
-    assert [row["step"] for row in seen(whole)] == [2, 4, 6]
-    assert seen(parts) == seen(whole)
-
-
 def test_large_norms_cause_one_warning_per_run(
     train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, latest, step_of
 from protlm.checkpoints.metrics import read_metrics
 from protlm.config import BestMetric
-from protlm.errors import UserError
 from protlm.training.callbacks import save_checkpoints
 from protlm.training.callbacks.monitor import Monitor
 
@@ -170,18 +169,3 @@ def test_the_log_is_as_durable_as_the_checkpoint(
     sync_log, names = "sync metrics.csv", [f"name {checkpoint_name(step)}" for step in (2, 4)]
     found = [event for event in done if event in {sync_log, *names, "name latest"}]
     assert found[:6] == [sync_log, names[0], "name latest", sync_log, names[1], "name latest"]
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "trainer.checkpoint_minutes=0",
-        "trainer.keep_best=-1",
-        "trainer.best_metric=train_loss",
-        "trainer.on_save_error=ignore",
-    ],
-)
-def test_impossible_settings_are_rejected(setting: str, train_tiny: Train, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=setting.partition("=")[0]):
-        train_tiny(tmp_path / "run", setting)
-    assert not (tmp_path / "run").exists()
