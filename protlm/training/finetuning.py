@@ -19,7 +19,7 @@ from protlm.training.labeled_batches import LabeledData
 from protlm.training.labels import FinetuneSettings, LabelLearning
 from protlm.training.launch import leave_other_ranks
 from protlm.training.loggers import CsvFile
-from protlm.training.run import Additions, Place, fit, newest_checkpoint
+from protlm.training.run import Run, fit, last_step, newest_checkpoint
 
 
 def check_devices(settings: FinetuneSettings) -> None:
@@ -59,19 +59,22 @@ def finetune(
     Returns:
         Not 0 if a signal ended the training.
     """
-    place = Place(folder, newest_checkpoint(folder), lock)
-    is_new, losses = place.checkpoint is None, valid_losses(folder, until=place.step)
-    if is_new or stale_epochs(losses) < settings.patience:
+    checkpoint = newest_checkpoint(folder)
+    step = last_step(checkpoint)
+    if checkpoint is None or stale_epochs(valid_losses(folder, until=step)) < settings.patience:
         columns = ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}")
-        additions = Additions(
+        run = Run(
+            folder,
+            _config(settings, data.steps_per_epoch),
+            checkpoint,
+            lock,
             [ReportEpochs(folder, data, settings)],
-            [CsvFile(folder, columns, from_step=place.step)],
+            [CsvFile(folder, columns, from_step=step)],
             # Also in a job of SLURM, whose tasks would otherwise be taken for the ranks.
             [LightningEnvironment()],
         )
         device = next(module.parameters()).device
-        config = _config(settings, data.steps_per_epoch)
-        finished = fit(module.train(), data, additions, config, place)
+        finished = fit(module.train(), data, run)
         leave_other_ranks()
         # Lightning leaves the weights on the CPU.
         module.to(device)

@@ -53,11 +53,45 @@ from protlm.training.module import LanguageModeling, Objective
 
 
 @dataclass(frozen=True)
+class Run:
+    """A run: its folder and settings, and what its kind of training adds to the loop.
+
+    Attributes:
+        checkpoint: the one that it continues from, if any.
+        lock: that of the folder, on the first rank, which checks it before each checkpoint.
+        callbacks: run before those that stop and save.
+        environment: plugins for the launcher.
+        parts: micro-batches of a batch.
+    """
+
+    folder: Path
+    config: TrainerConfig
+    checkpoint: Path | None
+    lock: FolderLock | None
+    callbacks: list[Callback]
+    loggers: list[Logger]
+    environment: list[ClusterEnvironment]
+    profiler: Profiler | None = None
+    parts: int = 1
+
+    def lacks_validation(self, step: int, *, of_start: bool) -> bool:
+        """Returns whether the validation after this step is due but not in the log."""
+        config = self.config
+        is_due = step % config.valid_every == 0 or step >= config.max_steps
+        return (of_start or step > 0) and is_due and not is_validated(self.folder, step)
+
+
+@dataclass(frozen=True)
 class Finished:
     """The last step and the exit code of a run."""
 
     step: int
     exit_code: ExitCode
+
+
+def last_step(checkpoint: Path | None) -> int:
+    """Returns the step of a checkpoint, or 0 without one."""
+    return 0 if checkpoint is None else step_of(checkpoint)
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
@@ -131,113 +165,63 @@ def train(
     if config.compile:
         compile_blocks(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
-    step = 0 if checkpoint is None else step_of(checkpoint)
-    loggers = make_loggers(settings.logger, run_dir, columns, from_step=step)
-    parts = data.share.parts
-    additions = Additions(callbacks, loggers, cluster_environment(), data_wait, parts)
+    run = Run(
+        run_dir,
+        config,
+        checkpoint,
+        lock,
+        callbacks,
+        make_loggers(settings.logger, run_dir, columns, from_step=last_step(checkpoint)),
+        cluster_environment(),
+        data_wait,
+        data.share.parts,
+    )
     with (
         lost_ranks_explained(config),
         loader_errors_explained(
             data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
         ),
     ):
-        place = Place(run_dir, checkpoint, lock)
-        return fit(module, data, additions, config, place)
+        return fit(module, data, run)
 
 
-@dataclass(frozen=True)
-class Additions:
-    """What a kind of training adds to the loop.
-
-    Attributes:
-        callbacks: run before those that stop and save.
-        loggers: the first one is `metrics.csv`.
-        environment: plugins for the launcher.
-        profiler: is told what the loop does.
-        parts: micro-batches of a batch.
-    """
-
-    callbacks: list[Callback]
-    loggers: list[Logger]
-    environment: list[ClusterEnvironment]
-    profiler: Profiler | None = None
-    parts: int = 1
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder of a run, the checkpoint that it continues from, and its lock on rank 0."""
-
-    run_dir: Path
-    checkpoint: Path | None
-    lock: FolderLock | None
-
-    @property
-    def step(self) -> int:
-        """The step of the checkpoint."""
-        return 0 if self.checkpoint is None else step_of(self.checkpoint)
-
-
-def fit(
-    module: Objective,
-    data: pl.LightningDataModule,
-    additions: Additions,
-    config: TrainerConfig,
-    place: Place,
-) -> Finished:
+def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> Finished:
     """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
-    run_dir, step = place.run_dir, place.step
-    first = 0 if module.keeps_start else 1
-    lacks_validation = _lacks_validation(run_dir, step, config, first=first)
+    config, step = run.config, last_step(run.checkpoint)
+    lacks_validation = run.lacks_validation(step, of_start=module.keeps_start)
     if step >= config.max_steps and not lacks_validation:
         return Finished(step, ExitCode.OK)
     # Hides Lightning's notices about devices and its products.
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     stop = StopOnSignal()
+    keeps_start = module.keeps_start and run.checkpoint is None
     callbacks = [
         CheckSameStep(),
-        *additions.callbacks,
+        *run.callbacks,
         StallWatchdog(timeout_minutes=config.timeout_minutes),
         ValidateLastStep(config.max_steps),
         stop,
-        SaveCheckpoints(
-            run_dir,
-            config,
-            from_step=step,
-            lock=place.lock,
-            keeps_start=module.keeps_start and place.checkpoint is None,
-        ),
+        SaveCheckpoints(run.folder, config, from_step=step, lock=run.lock, keeps_start=keeps_start),
     ]
     if lacks_validation:
         callbacks.append(ResumeValidation(config.max_steps))
-    trainer = _trainer(module, additions, callbacks, config, run_dir)
+    trainer = _trainer(module, run, callbacks)
     end_with_exit_code_of_ranks()
     with quiet_and_interruptible():
-        trainer.fit(module, data, ckpt_path=place.checkpoint, weights_only=True)
+        trainer.fit(module, data, ckpt_path=run.checkpoint, weights_only=True)
     step = trainer.global_step
-    is_cut_off = _lacks_validation(run_dir, step, config, first=first)
-    is_complete = not stop.received or (step >= config.max_steps and not is_cut_off)
+    is_cut_off = trainer.should_stop and run.lacks_validation(step, of_start=module.keeps_start)
+    is_complete = not is_cut_off and (step >= config.max_steps or not stop.received)
     return Finished(step, ExitCode.OK if is_complete else stop.exit_code)
 
 
-def _lacks_validation(run_dir: Path, step: int, config: TrainerConfig, *, first: int) -> bool:
-    """Returns whether the validation after this step is due but not in the log."""
-    is_due = step >= first and (step % config.valid_every == 0 or step >= config.max_steps)
-    return is_due and not is_validated(run_dir, step)
-
-
-def _trainer(
-    module: Objective,
-    additions: Additions,
-    callbacks: list[Callback],
-    config: TrainerConfig,
-    run_dir: Path,
-) -> pl.Trainer:
+def _trainer(module: Objective, run: Run, callbacks: list[Callback]) -> pl.Trainer:
+    config = run.config
     accelerator, _, index = resolved_accelerator(config.accelerator).partition(":")
     precision = resolved_precision(config.precision, accelerator)
-    batches_per_step = config.accumulate_grad_batches * additions.parts
+    batches_per_step = config.accumulate_grad_batches * run.parts
     return pl.Trainer(
-        default_root_dir=run_dir,
+        default_root_dir=run.folder,
         accelerator=accelerator,
         devices=[int(index)] if index else config.devices,
         num_nodes=config.num_nodes,
@@ -254,8 +238,8 @@ def _trainer(
         use_distributed_sampler=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=additions.loggers,
-        plugins=[VerifiedCheckpointIO(), *additions.environment],
+        logger=run.loggers,
+        plugins=[VerifiedCheckpointIO(), *run.environment],
         callbacks=callbacks,
-        profiler=additions.profiler,
+        profiler=run.profiler,
     )
