@@ -9,7 +9,7 @@ import pytest
 from protlm.commands.contact_fit import read_fit
 from protlm.composition import read_run_config
 from protlm.errors import InputDataError
-from protlm.interop.alphabet import read_folder_alphabet
+from protlm.interop.alphabet import read_alphabet
 from protlm.json_file import read_json
 
 DEEP = {
@@ -21,7 +21,7 @@ DEEP = {
 READERS: dict[str, Callable[[Path], object]] = {
     "x.json": lambda path: read_json(path, "a file"),
     "x.fit.json": read_fit,
-    "tokenizer.json": lambda path: read_folder_alphabet(path.parent),
+    "tokenizer.json": read_alphabet,
     "config.yaml": read_run_config,
 }
 

@@ -14,7 +14,6 @@ from protlm.config import ModelConfig, Positions
 from protlm.errors import InputDataError
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
-_EMBEDDING = "embedding.weight"
 # The formats of weights; integers and floats of 8 bits are those of quantized models.
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Counters and keys of mechanisms.
@@ -40,14 +39,24 @@ def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
 
 
 def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Compares the sizes in a description with the weights, before memory is allocated."""
-    blocks = {found[1] for name in weights if (found := _BLOCK.match(name))}
-    if len(blocks) != config.num_layers:
-        raise _misfit(path, f"model.num_layers={config.num_layers}, but {len(blocks)} have weights")
-    embedding = weights.get(_EMBEDDING)
-    width = None if embedding is None or embedding.ndim != 2 else embedding.shape[1]
-    if width != config.model_dim:
-        raise _misfit(path, f"model.model_dim={config.model_dim}, but its embedding has {width}")
+    """Compares the sizes in the settings with the weights, before memory is allocated."""
+    num_layers = len({found[1] for name in weights if (found := _BLOCK.match(name))})
+    if num_layers != config.num_layers:
+        raise InputDataError(
+            f"{path} has the weights of {num_layers} layers, and its settings say "
+            f"{config.num_layers}; get both again from one place"
+        )
+    embedding = weights.get("embedding.weight", torch.empty(0))
+    if embedding.ndim == 2 and embedding.shape[1] != config.model_dim:
+        raise InputDataError(
+            f"{path} has weights of width {embedding.shape[1]}, and its settings say "
+            f"{config.model_dim}; get both again from one place"
+        )
+    if config.model_dim % config.num_heads:
+        raise InputDataError(
+            f"{path} has settings of {config.num_heads} heads, which do not divide its width, "
+            f"{config.model_dim}; get it again"
+        )
     has_table = config.positions is not Positions.rotary
     if has_table and config.max_length * config.model_dim > _limit(weights):
         raise _misfit(path, f"model.max_length={config.max_length} needs too much memory")

@@ -19,7 +19,6 @@ from protlm.conversion import convert
 from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
-from protlm.interop.esm_export import is_esm
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.paths import check_output, complete_file
@@ -109,7 +108,7 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
     contacts = found.contacts if isinstance(found, interop.ForeignModel) else None
     if fit is not None:
         saved = read_fit(fit)
-        if not is_esm(found.description):
+        if not hugging_face.is_esm(found.description):
             raise UserError(
                 f"--fit {fit} needs a model with the architecture of ESM, which {path} does not "
                 "have; leave --fit out"

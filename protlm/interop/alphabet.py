@@ -17,21 +17,27 @@ from protlm.errors import InputDataError
 from protlm.json_file import read_json
 from protlm.paths import existing_file
 
-# The files of the tokens in the folder of a Hugging Face model.
+# The files of the tokens in the folder of a model.
 ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
+# Its special tokens, in the order in which a family gives its names of them.
+_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
+_FILES = (TOKENIZER, "vocab.json", ALPHABET)
+
+
+def alphabet_file(folder: Path) -> Path:
+    """Returns the file of the tokens of a model."""
+    files = [folder / name for name in _FILES]
+    return next((path for path in files if path.is_file()), folder / ALPHABET)
 
 
 def read_alphabet(path: Path) -> list[str]:
-    """Reads the tokens of a `vocab.txt`, one a line."""
-    existing_file(path, "the alphabet of the model")
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except (OSError, ValueError) as error:
-        raise InputDataError(f"{path} is not a list of tokens: {error}") from error
-
-
-def read_numbers(path: Path) -> list[str]:
-    """Reads the tokens of a JSON file that gives their numbers, in order."""
+    """Reads the tokens of a model in order: of a JSON file their numbers, of a text one a line."""
+    if path.name == ALPHABET:
+        existing_file(path, "the alphabet of the model")
+        try:
+            return path.read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            raise InputDataError(f"{path} is not a list of tokens: {error}") from error
     values: Any = read_json(path, "the alphabet of the model")
     try:
         if path.name == TOKENIZER:
@@ -46,18 +52,10 @@ def read_numbers(path: Path) -> list[str]:
     return tokens
 
 
-def read_folder_alphabet(folder: Path) -> list[str]:
-    """Reads the tokens of a Hugging Face folder, from `tokenizer.json` or `vocab.txt`."""
-    tokenizer = folder / TOKENIZER
-    if tokenizer.is_file():
-        return read_numbers(tokenizer)
-    return read_alphabet(folder / ALPHABET)
-
-
 def source_tokens(
     path: Path,
     alphabet: Sequence[str],
-    special: Mapping[str, str],
+    special: Sequence[str],
     letters: Mapping[str, str],
     *,
     left_out: Collection[str] = (),
@@ -68,25 +66,27 @@ def source_tokens(
         path: the model, for messages.
         alphabet: its tokens in order.
         special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`.
-        letters: residues that are read as another token of it; others that it lacks are read as
-            unknown.
+        letters: residues that are read as another token of it, if it has that; others that it
+            lacks are read as unknown.
         left_out: tokens that protlm does not have and sequences do not contain, whose
             probabilities are left out.
     """
     number = {token: place for place, token in enumerate(alphabet)}
     if len(number) != len(alphabet):
         raise InputDataError(f"{path}: the alphabet repeats a token")
-    names = {letter: letter for letter in RESIDUES if letter in number} | {**letters, **special}
-    for token in (*special.values(), *letters.values(), *"ACDEFGHIKLMNPQRSTVWY"):
+    for token in (*special, *"ACDEFGHIKLMNPQRSTVWY"):
         if token not in number:
             raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
+    names = {letter: letter for letter in RESIDUES if letter in number}
+    names |= {letter: token for letter, token in letters.items() if token in number}
+    names |= zip(_SPECIAL, special, strict=True)
     unused = set(alphabet) - set(names.values()) - set(RESIDUES) - set(left_out)
     if unused:
         raise InputDataError(
             f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
             f"{min(unused)!r:.20}"
         )
-    return [number[names.get(token, special["<unk>"])] for token in VOCABULARY.tokens]
+    return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
 
 
 def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:

@@ -42,9 +42,6 @@ _ESM_1B = "roberta_large"
 _CONTACTS = "-contact-regression"
 # A tensor that every ESM C has.
 _ESM_C = "sequence_head.0.weight"
-_CHUNK = 1 << 20
-# Characters of a value in a message.
-_MOST_SHOWN = 100
 # A file beside the index.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # A description of a model, or the index of its parts, is smaller than this, in bytes.
@@ -60,16 +57,15 @@ class Source:
         family: the name of its family.
         settings: its description.
         tensors: its tensors, by its names.
-        sha256: the SHA-256 of the file of the tensors; of several, of their bytes in order.
-        contacts_sha256: that of a separate file of the contact head; None if there is none.
+        hashes: `sha256`, the SHA-256 of the file of the tensors; of several, of their bytes in
+            order; and `contacts_sha256`, that of a separate file of the contact head.
     """
 
     path: Path
     family: str
     settings: Mapping[str, Any]
     tensors: dict[str, Tensor]
-    sha256: str
-    contacts_sha256: str | None = None
+    hashes: Mapping[str, str]
 
     def number(self, key: str) -> int:
         """Returns a setting that is a positive whole number."""
@@ -85,21 +81,16 @@ class Source:
             raise InputDataError(f"{self.path}: {key}={value!r:.40} must be between 0 and 1")
         return value
 
-    def choice(self, key: str, default: Any, allowed: tuple[Any, ...]) -> Any:
-        """Returns a setting that has one of the supported values."""
-        value = self.settings.get(key, default)
+    def choice(self, key: str, allowed: tuple[Any, ...]) -> Any:
+        """Returns a setting that has one of the supported values; a missing one has the first."""
+        value = self.settings.get(key, allowed[0])
         if value not in allowed or type(value) not in map(type, allowed):
             supported = " or ".join(map(repr, allowed))
             raise InputDataError(
-                f"{self.path}: {key}={_shown(value)} is not supported; protlm reads models with "
+                f"{self.path}: {key}={value!r:.100} is not supported; protlm reads models with "
                 f"{key}={supported}"
             )
         return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def is_foreign(path: Path) -> bool:
@@ -138,28 +129,28 @@ def read_source(path: Path) -> Source:
             "of a Hugging Face or exported model"
         )
     settings = _json(description)
-    architecture = settings.get("architecture")
-    family = str(architecture.get("family")) if isinstance(architecture, dict) else ""
-    name = family.partition(" ")[0].lower()
-    sha256 = _sha256([path])
-    if settings.get("weights_sha256", sha256) != sha256:
+    if isinstance(settings.get("architecture"), dict):
+        settings |= settings["architecture"]
+    family = str(settings.get("family")).partition(" ")[0].lower()
+    hashes = _hashes(path)
+    if settings.get("weights_sha256", hashes["sha256"]) != hashes["sha256"]:
         raise InputDataError(
             f"{path} is not the file that {description.name} describes, by its weights_sha256; get "
             "both again"
         )
-    return Source(path, name, settings, _safetensors([path]), sha256)
+    return Source(path, family, settings, _safetensors([path]), hashes)
 
 
 def _read_folder(folder: Path) -> Source:
     if (folder / _ABLANG[0]).is_file():
         weights = existing_file(folder / _ABLANG[1], "the weights of AbLang")
         settings = _json(folder / _ABLANG[0])
-        return Source(folder, "ablang", settings, _pickles([weights]), _sha256([weights]))
+        return Source(folder, "ablang", settings, _pickles([weights]), _hashes(weights))
     settings = _json(folder / CONFIG)
-    family = str(settings["model_type"]).lower()
+    family = str(settings.get("model_type")).lower()
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
         if files := _files(folder, name):
-            return Source(folder, family, settings, read(files), _sha256(files))
+            return Source(folder, family, settings, read(files), _hashes(*files))
     raise InputDataError(
         f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor the index "
         "of either"
@@ -188,7 +179,7 @@ def _read_pickle(path: Path) -> Source:
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = _unpickled(path)
     if _ESM_C in contents:
-        return Source(path, "esmc", {}, check_weights(path, contents), _sha256([path]))
+        return Source(path, "esmc", {}, check_weights(path, contents), _hashes(path))
     settings, state = _fair_esm_settings(path, contents), contents.get("model")
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
@@ -197,10 +188,11 @@ def _read_pickle(path: Path) -> Source:
             "FOLDER"
         )
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
-    if not beside.is_file():
-        return Source(path, "esm", settings, tensors, _sha256([path]))
-    tensors |= _fair_esm_contacts(beside)
-    return Source(path, "esm", settings, tensors, _sha256([path]), _sha256([beside]))
+    hashes = _hashes(path)
+    if beside.is_file():
+        tensors |= _fair_esm_contacts(beside)
+        hashes["contacts_sha256"] = _hashes(beside)["sha256"]
+    return Source(path, "esm", settings, tensors, hashes)
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -290,10 +282,9 @@ def _unpickled(path: Path) -> dict[str, Any]:
     return contents
 
 
-def _sha256(files: list[Path]) -> str:
+def _hashes(*files: Path) -> dict[str, str]:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+            hashlib.file_digest(file, lambda: digest)
+    return {"sha256": digest.hexdigest()}

@@ -23,7 +23,7 @@ from protlm.config import Activation, NormOrder, Positions
 from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
 from protlm.paths import sample_dir, sha256_of
-from tests.interop.conftest import esm_tensors
+from tests.interop.families import ESM
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Write = Callable[..., Path]
@@ -104,9 +104,9 @@ class RunsCode:
 def test_an_import_that_fails_leaves_nothing(
     protlm_in_process: Command, write_esm: Write, tiny_run: Path, tmp_path: Path
 ) -> None:
-    lacking = esm_tensors()
+    lacking = ESM.tensors()
     del lacking["lm_head.bias"]
-    newer = esm_tensors() | {"esm.encoder.layer.0.attention.gate.weight": torch.zeros(4)}
+    newer = ESM.tensors() | {"esm.encoder.layer.0.attention.gate.weight": torch.zeros(4)}
     code, text = tmp_path / "code.pt", tmp_path / "text.pt"
     torch.save({"args": RunsCode()}, code)
     text.write_text("not a model")
@@ -164,7 +164,7 @@ def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:
 def test_a_setting_without_weights_is_compared(
     setting: str, value: Any, message: str, write_esm: Write
 ) -> None:
-    path = write_esm(tensors={n: v for n, v in esm_tensors().items() if "inv_freq" not in n})
+    path = write_esm(tensors={n: v for n, v in ESM.tensors().items() if "inv_freq" not in n})
     described = protlm.load(path).description
     model = replace(described.model, **{setting: value})
     network = build_network(model, described.attention_config, seed=1)
@@ -196,7 +196,7 @@ def test_an_impossible_source_in_a_description_is_refused(
 def test_an_esm_is_exported_and_imported_again(
     succeed: Callable[..., str], write_esm: Write, tmp_path: Path
 ) -> None:
-    foreign = write_esm(tensors={n: v.float() for n, v in esm_tensors().items()})
+    foreign = write_esm(tensors={n: v.float() for n, v in ESM.tensors().items()})
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     succeed("checkpoint", "export", "esm2", "--format", "hf", "--fit", "esm2.fit.json", "-o", "hf")
     succeed("checkpoint", "import", "hf", "-o", "again")

@@ -9,8 +9,7 @@ import pytest
 import protlm
 from protlm.paths import sample_dir
 from tests.fixtures.documents import SHORT_TRAINING, commands_of
-from tests.interop.conftest import esm_tensors
-from tests.interop.test_esm import fair_esm
+from tests.interop.families import FAIR_ESM
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
 
@@ -26,7 +25,7 @@ def test_the_commands_of_the_document(
     tmp_path: Path,
 ) -> None:
     write_esm("esm2_t33_650M_UR50D")
-    fair_esm(tmp_path / "esm2_t33_650M_UR50D.pt", esm_tensors())
+    FAIR_ESM.save(tmp_path / "fair").rename(tmp_path / "esm2_t33_650M_UR50D.pt")
     # With a folder of its owner, a name of the Hub is a local path.
     (tmp_path / "facebook").mkdir()
     (tmp_path / "facebook" / "esm2_t33_650M_UR50D").symlink_to(tmp_path / "esm2_t33_650M_UR50D")

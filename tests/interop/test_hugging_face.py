@@ -5,7 +5,6 @@ import json
 import string
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,15 @@ from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.residues import residues
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
-from protlm.interop.esm_export import is_esm
+from protlm.interop.hugging_face import is_esm
 from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
-from tests.interop.conftest import WIDTH, esm_tensors
+from tests.interop.example import Example
+from tests.interop.families import ESM, ESM_1V
+from tests.interop.test_families import outputs
 from tests.marks import slow_but
 
 PROGRAM = Path(__file__).parent / "programs" / "use_exported.py"
 SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
-Write = Callable[..., Path]
 
 
 def options_of(mechanism: str) -> dict[str, Any]:
@@ -74,32 +73,19 @@ def model_with(
     return Checkpoint(Path("x"), description, network.state_dict())
 
 
-def network_of(model: Checkpoint) -> ProteinLM:
-    described = model.description
-    network = build_network(described.model, described.attention_config, seed=1)
-    network.load_state_dict(model.weights)
-    return network.eval()
-
-
 def exported(model: Checkpoint, folder: Path, *, maps: bool = True) -> Path:
     """Exports a model, with its outputs in `inputs.pt`."""
     hugging_face.export(model, folder, None)
-    network, causal = network_of(model), model.description.objective is Objective.causal
+    described, causal = model.description, model.description.objective is Objective.causal
+    network = build_network(described.model, described.attention_config, seed=1).eval()
+    network.load_state_dict(model.weights)
     tokens_BL, mask_BL = collate([VOCABULARY.encode(sequence) for sequence in SEQUENCES])
-    with torch.no_grad():
-        out = network(tokens_BL, mask_BL, causal=causal, layers=range(network.num_layers + 1))
-        inputs = list(network.attention_inputs(tokens_BL, mask_BL, causal=causal))
+    states, found, logits_BLV = outputs(network, tokens_BL, mask_BL, causal=causal)
     rows = mask_BL[:, None, :, None]
-    found = [
-        network.mechanism(number).attention_map(
-            x.q_BHLK, x.k_BHLK, hidden_BLD=x.hidden_BLD, mask_BL=mask_BL, causal=causal
-        )
-        for number, x in inputs
-    ]
     labels_BL = tokens_BL.masked_fill(~mask_BL, IGNORE)
     # A causal model predicts the token after a position.
     last, distance = tokens_BL.shape[1] - int(causal), int(causal)
-    predicted_NV = out.logits_BLV[:, :last].flatten(0, 1)
+    predicted_NV = logits_BLV[:, :last].flatten(0, 1)
     expected = {
         "labels": labels_BL,
         "loss": F.cross_entropy(predicted_NV, labels_BL[:, distance:].flatten()),
@@ -107,9 +93,9 @@ def exported(model: Checkpoint, folder: Path, *, maps: bool = True) -> Path:
         "tokens": tokens_BL,
         "mask": mask_BL,
         "causal": causal,
-        "logits": out.logits_BLV[mask_BL],
-        "hidden": [out.hidden[n][mask_BL] for n in sorted(out.hidden)],
-        "maps": [x.detach()[rows.expand_as(x)] for x in found] if maps else [],
+        "logits": logits_BLV[mask_BL],
+        "hidden": [state_BLD[mask_BL] for state_BLD in states],
+        "maps": [x[rows.expand_as(x)] for x in found] if maps else [],
     }
     torch.save(expected, folder / "inputs.pt")
     return folder
@@ -157,13 +143,10 @@ def assert_transformers_agrees(models: dict[str, Checkpoint], tmp_path: Path) ->
             assert_esm_read_again(folder, models[name])
 
 
-def esm_folder(write_esm: Write, name: str, **changes: Any) -> Path:
-    tensors = esm_tensors()
-    if changes.get("position_embedding_type") == "absolute":
-        tensors = {n: v for n, v in tensors.items() if not n.endswith("inv_freq")}
-        tensors["esm.embeddings.position_embeddings.weight"] = torch.randn(66, WIDTH).double()
-    tensors = {name: value.float() for name, value in tensors.items()}
-    return write_esm(name, tensors=tensors, **changes)
+def esm(folder: Path, example: Example = ESM) -> interop.ForeignModel:
+    """An ESM in single precision."""
+    tensors = {name: value.float() for name, value in example.tensors().items()}
+    return interop.read(example.save(folder, tensors))
 
 
 def assert_esm_read_again(folder: Path, model: Checkpoint) -> None:
@@ -175,13 +158,12 @@ def assert_esm_read_again(folder: Path, model: Checkpoint) -> None:
 
 @pytest.mark.peers
 @pytest.mark.slow
-def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: Path) -> None:
-    absolute = {"position_embedding_type": "absolute", "max_position_embeddings": 66}
+def test_transformers_loads_a_model_without_protlm(tmp_path: Path) -> None:
     models = {
         "performer": model_with("performer_relu"),
         "linformer": model_with("linformer"),
-        "esm2": interop.read(esm_folder(write_esm, "esm2_source")),
-        "esm1v": interop.read(esm_folder(write_esm, "esm1v_source", **absolute)),
+        "esm2": esm(tmp_path / "esm2_source"),
+        "esm1v": esm(tmp_path / "esm1v_source", ESM_1V),
     }
     assert_transformers_agrees(models, tmp_path)
     code = {name: len(list((tmp_path / name).glob("*.py"))) for name in models}
@@ -266,10 +248,10 @@ def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
 
 
 @pytest.mark.peers
-def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> None:
+def test_all_tensors_of_an_esm_are_written(tmp_path: Path) -> None:
     from transformers import EsmForMaskedLM
 
-    model = interop.read(esm_folder(write_esm, "source"))
+    model = esm(tmp_path / "source")
     hugging_face.export(model, tmp_path / "new", model.contacts)
     assert interop.read(tmp_path / "new").contacts == model.contacts
     _, info = EsmForMaskedLM.from_pretrained(tmp_path / "new", output_loading_info=True)
@@ -287,9 +269,9 @@ def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> 
     ],
 )
 def test_other_architectures_are_exported_with_code(
-    changes: dict[str, Any], write_esm: Write
+    changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    described = interop.read(esm_folder(write_esm, "source")).description
+    described = esm(tmp_path / "source").description
     described = replace(described, model=replace(described.model, stored_frequencies=False))
     assert is_esm(described)
     assert not is_esm(replace(described, model=replace(described.model, **changes)))

@@ -17,7 +17,7 @@ import protlm
 from protlm import interop
 from protlm.checkpoints.format import weights_hash
 from protlm.errors import InputDataError
-from tests.interop.conftest import esm_tensors
+from tests.interop.families import ESM, FAMILIES
 
 Write = Callable[..., Path]
 
@@ -68,9 +68,9 @@ def test_only_namespaces_are_allowed_beside_tensors(tmp_path: Path) -> None:
     "contents, message",
     [
         ({}, "is neither an ESM-2, ESM-1b or ESM-1v of fair-esm"),
-        ({"args": {}, "model": esm_tensors()}, "is neither an ESM-2, ESM-1b or ESM-1v of fair-esm"),
+        ({"args": {}, "model": ESM.tensors()}, "is neither an ESM-2, ESM-1b or ESM-1v of fair-esm"),
         (
-            {"args": argparse.Namespace(arch="msa_transformer"), "model": esm_tensors()},
+            {"args": argparse.Namespace(arch="msa_transformer"), "model": ESM.tensors()},
             "arch='msa_transformer', such as ESM-1 or MSA Transformer, which protlm does not read",
         ),
         ([1], "it contains a list"),
@@ -147,6 +147,28 @@ def split(folder: Path) -> Path:
     return index
 
 
+def test_a_pickle_of_tensors_is_read(write_esm: Write) -> None:
+    folder = write_esm()
+    expected = weights_hash(interop.read(folder).weights)
+    (folder / "model.safetensors").unlink()
+    torch.save(ESM.tensors(), folder / "pytorch_model.bin")
+    assert weights_hash(interop.read(folder).weights) == expected
+
+
+@pytest.mark.parametrize(
+    "name, file, message",
+    [
+        ("ablang", "amodel.pt", r"amodel.pt: no such file; .* weights of AbLang"),
+        ("roberta", "model.json", r"has no model\.json beside it"),
+    ],
+)
+def test_a_missing_file_is_named(name: str, file: str, message: str, tmp_path: Path) -> None:
+    path = FAMILIES[name].save(tmp_path / name)
+    (tmp_path / name / file).unlink()
+    with pytest.raises(InputDataError, match=message):
+        interop.read(path)
+
+
 def test_parts_are_read_together(write_esm: Write) -> None:
     whole, parts = write_esm("whole"), write_esm("parts")
     split(parts)
@@ -165,7 +187,7 @@ def test_only_the_named_weights_are_read(write_esm: Write) -> None:
     """A backup beside them has another name."""
     folder = write_esm()
     expected = weights_hash(interop.read(folder).weights)
-    other = {name: torch.zeros_like(value) for name, value in esm_tensors().items()}
+    other = {name: torch.zeros_like(value) for name, value in ESM.tensors().items()}
     save_file(other, folder / "model_old.safetensors")
     torch.save(other, folder / "pytorch_model.bin")
     assert weights_hash(interop.read(folder).weights) == expected
@@ -182,11 +204,6 @@ def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write)
     index.write_text(json.dumps({"weight_map": [part]}))
     with pytest.raises(InputDataError, match=r"index\.json lists no files"):
         interop.read(index.parent)
-
-
-def test_a_roberta_folder_is_refused_with_the_layout_that_is_read(write_esm: Write) -> None:
-    with pytest.raises(InputDataError, match=r"only in fairseq's layout, as that of Sapiens: give"):
-        interop.read(write_esm(model_type="roberta"))
 
 
 def test_a_description_of_any_size_is_refused(write_esm: Write) -> None:

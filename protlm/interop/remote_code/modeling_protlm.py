@@ -60,7 +60,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     config_class = ProtlmConfig
     config: ProtlmConfig
     main_input_name = "input_ids"
-    _keep_in_fp32_modules_strict = ["rotary"]  # noqa: RUF012 (the type that transformers has)
+    _keep_in_fp32_modules_strict = ["rotary"]
 
     def __init__(self, config: ProtlmConfig) -> None:
         super().__init__(config)

@@ -1,0 +1,175 @@
+"""The names of the tensors and sizes of a foreign model, and the exact use of its tensors."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from protlm.checkpoints.weight_checks import check_numbers
+from protlm.errors import InputDataError
+from protlm.interop.source import Source
+
+# Names of tensors in a message.
+_MOST_NAMED = 4
+# The keys of sizes in the settings of Hugging Face.
+SIZES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "model_dim": "hidden_size",
+}
+HUGGING_FACE = {
+    **SIZES,
+    "feedforward_dim": "intermediate_size",
+    "max_length": "max_position_embeddings",
+}
+# BERT's first names of the parameters of norms.
+FIRST_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
+
+# The names of fairseq's transformer, which fair-esm has too.
+FAIRSEQ_NAMES = {
+    "embedding.weight": "embed_tokens.weight",
+    "positions.table": "embed_positions.weight",
+    "head_transform.dense.*": "lm_head.dense.*",
+    "head_transform.norm.*": "lm_head.layer_norm.*",
+    "head.bias": "lm_head.bias",
+}
+FAIRSEQ_LAYER = {
+    "attention_norm.*": "self_attn_layer_norm.*",
+    "attention.query.*": "self_attn.q_proj.*",
+    "attention.key.*": "self_attn.k_proj.*",
+    "attention.value.*": "self_attn.v_proj.*",
+    "attention.output.*": "self_attn.out_proj.*",
+    "feedforward_norm.*": "final_layer_norm.*",
+    "feedforward.up.*": "fc1.*",
+    "feedforward.down.*": "fc2.*",
+}
+FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file names the tensors and sizes of a model.
+
+    Names that end in `*` are those of a weight and of a bias.
+
+    Attributes:
+        names: those of tensors outside the layers, ours to theirs.
+        layers: what the number of a layer follows.
+        layer: the names in a layer, ours to theirs.
+        sizes: the keys of sizes in the settings, ours to theirs; the others are those of tensors.
+        epsilon: the key of the epsilon of norms, and its value if the settings lack it.
+        spellings: patterns of other names for the same tensors, and what replaces them.
+        unused: a pattern of the names of tensors that protlm does not use.
+        stacks: the ends of the names of tensors that stack the rows of several matrices, and the
+            ends of the names of those, in order.
+        copies: tensors that may be stored twice, as tied embedding and output layer often are: the
+            names of the second and of the first.
+    """
+
+    names: Mapping[str, str]
+    layers: str
+    layer: Mapping[str, str]
+    sizes: Mapping[str, str] = field(default_factory=lambda: HUGGING_FACE)
+    epsilon: tuple[str, float] = ("layer_norm_eps", 1e-12)
+    spellings: Sequence[tuple[str, str]] = ()
+    unused: str = ""
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def all_names(self, layers: Iterable[int]) -> dict[str, str]:
+        """Returns the names of all tensors of a model with these layers, ours to theirs."""
+        names = dict(self.names)
+        for number in layers:
+            ours, theirs = f"blocks.{number}.", f"{self.layers}{number}."
+            names |= {ours + one: theirs + other for one, other in self.layer.items()}
+        return {
+            ours.replace("*", part): theirs.replace("*", part)
+            for ours, theirs in names.items()
+            for part in (("weight", "bias") if ours.endswith("*") else ("",))
+        }
+
+    def weights(self, source: Source) -> dict[str, Tensor]:
+        """Returns the tensors by our names; each must be used exactly once."""
+        path, tensors = source.path, self._unstacked(source.path, self._spelled(source))
+        for copy, first in self.copies.items():
+            value, expected = tensors.pop(copy, None), tensors.get(first)
+            if value is None and first == self.names["embedding.weight"]:
+                source.choice("tie_word_embeddings", (True,))
+            if value is not None and expected is not None and not value.equal(expected):
+                raise InputDataError(
+                    f"{path}: {copy} differs from {first}; only models in which they are tied are "
+                    "supported"
+                )
+        names = self.all_names(self._numbers(tensors))
+        return used_once(path, tensors, names, unused=self.unused)
+
+    def _spelled(self, source: Source) -> dict[str, Tensor]:
+        """Returns the tensors by the names of this layout."""
+        tensors: dict[str, Tensor] = {}
+        for name, value in source.tensors.items():
+            new = name
+            for pattern, replacement in self.spellings:
+                new = re.sub(pattern, replacement, new, count=1)
+            if new in tensors:
+                raise InputDataError(f"{source.path} has {new!r:.90} in two layouts")
+            tensors[new] = value
+        return tensors
+
+    def _unstacked(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors with the matrices in place of each stack of them."""
+        separate: dict[str, Tensor] = {}
+        for name, value in tensors.items():
+            stack = next((end for end in self.stacks if name.endswith(end)), None)
+            if stack is None:
+                separate[name] = value
+                continue
+            parts = self.stacks[stack]
+            if value.ndim == 0 or len(value) % len(parts):
+                raise InputDataError(
+                    f"{path}: {name!r:.90} must have {len(parts)} matrices of one size"
+                )
+            chunks, start = value.chunk(len(parts)), name.removesuffix(stack)
+            separate |= {start + part: x for part, x in zip(parts, chunks, strict=True)}
+        return separate
+
+    def _numbers(self, names: Iterable[str]) -> range:
+        """Returns the numbers of the layers, which are counted by their tensors."""
+        pattern = re.compile(re.escape(self.layers) + r"(\d{1,4})\.")
+        counts = Counter(int(found[1]) for name in names if (found := pattern.match(name)))
+        # One tensor alone is not a layer: it is reported as unused.
+        numbers = [number for number, count in counts.items() if 2 * count > max(counts.values())]
+        return range(max(numbers, default=-1) + 1)
+
+
+def used_once(
+    path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str], *, unused: str = ""
+) -> dict[str, Tensor]:
+    """Returns the tensors by our names; each must be used exactly once.
+
+    Args:
+        path: the model, for messages.
+        tensors: its tensors.
+        names: ours to theirs.
+        unused: a pattern of the names of others that are left out.
+    """
+    wanted = list(names.values())
+    if missing := [name for name in wanted if name not in tensors]:
+        raise InputDataError(
+            f"{path} lacks {_listed(missing)}: it is incomplete, or another model than its "
+            "settings say; get it again"
+        )
+    others = sorted(name for name in set(tensors) - set(wanted) if not re.fullmatch(unused, name))
+    if others:
+        raise InputDataError(f"{path} has {_listed(others)} that its architecture does not have")
+    check_numbers(path, {name: tensors[name] for name in wanted})
+    return {ours: tensors[name] for ours, name in names.items()}
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
