@@ -3,22 +3,22 @@
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.errors import InputDataError
+from protlm.json_file import Sha256, from_json, to_json
 from protlm.paths import complete_file
 
 from .sources import Place
 
 _NAME = "segment-{:05d}.json"
 _PATTERN = re.compile(r"segment-(\d{5,})\.json")
-_KINDS = ("rejected", "filtered", "changed", "noted")
 T = TypeVar("T")
 
 
@@ -39,7 +39,7 @@ class Segment:
     sources: tuple[SourceEntry, ...]
     shards: dict[str, ShardEntry]
     tally: Tally
-    digests_sha256: str | None
+    digests_sha256: Sha256 | None
 
 
 class Journal:
@@ -54,13 +54,13 @@ class Journal:
         folder.mkdir(exist_ok=True)
         numbers = [int(m[1]) for path in folder.iterdir() if (m := _PATTERN.fullmatch(path.name))]
         self.segments = [
-            read_checked(folder / _NAME.format(number), _parse)
+            read_checked(folder / _NAME.format(number), partial(from_json, Segment))
             for number in range(max(numbers, default=-1) + 1)
         ]
 
     def append(self, segment: Segment) -> None:
         """Writes the entry of the next segment, whose shards are complete."""
-        write_checked(self._folder / _NAME.format(len(self.segments)), _fields(segment))
+        write_checked(self._folder / _NAME.format(len(self.segments)), to_json(segment))
         self.segments.append(segment)
 
 
@@ -87,28 +87,3 @@ def read_checked(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
 
 def _hash(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _fields(segment: Segment) -> dict[str, Any]:
-    tally = segment.tally
-    return {
-        "end": asdict(segment.end),
-        "sources": [asdict(entry) for entry in segment.sources],
-        "shards": {split: asdict(entry) for split, entry in segment.shards.items()},
-        "records": tally.records,
-        "counts": {kind: dict(getattr(tally, kind)) for kind in _KINDS},
-        "listed": tally.listed,
-        "digests_sha256": segment.digests_sha256,
-    }
-
-
-def _parse(fields: dict[str, Any]) -> Segment:
-    listed = {reason: [tuple(one) for one in some] for reason, some in fields["listed"].items()}
-    counts = {kind: Counter(fields["counts"][kind]) for kind in _KINDS}
-    return Segment(
-        end=Place(**fields["end"]),
-        sources=tuple(SourceEntry(**entry) for entry in fields["sources"]),
-        shards={split: ShardEntry(**entry) for split, entry in fields["shards"].items()},
-        tally=Tally(fields["records"], **counts, listed=listed),
-        digests_sha256=fields["digests_sha256"],
-    )

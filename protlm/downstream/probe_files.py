@@ -14,7 +14,7 @@ from protlm.checkpoints.weight_checks import check_numbers
 from protlm.downstream.linear import LinearModel
 from protlm.downstream.tasks import Task
 from protlm.errors import InputDataError, UserError
-from protlm.json_file import read_json
+from protlm.json_file import from_json, read_json
 from protlm.model.pretrained import PretrainedModel
 
 WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
@@ -82,16 +82,10 @@ def read_probe(folder: Path) -> Probe:
     try:
         content = read_json(folder / DESCRIPTION, "a probe")
         arrays = load_file(folder / WEIGHTS)
-        if content["format"] != _FORMAT:
+        if content.pop("format", None) != _FORMAT:
             raise ValueError("it has another format")
         fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
-        found = Probe(
-            Task(content["task"]),
-            [str(name) for name in content["classes"]],
-            int(content["layer"]),
-            str(content["model_hash"]),
-            fitted,
-        )
+        found = from_json(Probe, {**content, "fitted": fitted})
     except Exception as error:
         raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
     check_numbers(folder, arrays)
