@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from protlm.attention.maps import attention_rows
 from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
@@ -93,6 +92,6 @@ class _Operator:
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yields the mean map in blocks of rows, float64 ML."""
-        blocks = attention_rows(self._mechanism, self._q_BHLK, self._k_BHLK, **self._named)
+        blocks = self._mechanism.attention_rows(self._q_BHLK, self._k_BHLK, **self._named)
         for rows, map_BHML in blocks:
             yield rows, map_BHML[0].double().mean(dim=0)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from protlm.attention.base import Attention
-from protlm.config.fields import check_types
+from protlm.attention.ops.options import check_options
 from protlm.errors import UserError, one_of
 from protlm.paths import conf_dir
 
@@ -119,7 +119,7 @@ def create(
         raise UserError(
             f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
         )
-    check_types(cls, options, section="attention")
+    check_options(cls, options)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,

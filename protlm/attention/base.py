@@ -1,7 +1,7 @@
 """The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -29,13 +29,14 @@ class Attention(nn.Module, ABC):
     A mechanism is one module `protlm/attention/NAME.py` that defines one subclass, and one file
     `conf/attention/NAME.yaml` with its name and the constructor's keyword arguments. The
     constructor may also have the parameters `num_heads`, `head_dim`, `model_dim`, `max_length` and
-    `seed`, which the model provides. The first line of the class docstring summarizes the idea; it
-    is listed in `docs/mechanisms.md` with the class attributes.
+    `seed`, which the model provides. The YAML file explains the others. The first line of the
+    class docstring summarizes the idea; it is listed in `docs/mechanisms.md` with the class
+    attributes.
     """
 
-    # Class attributes; an instance overrides them where settings exclude a mode.
-    supports_bidirectional: bool
-    supports_causal: bool
+    # The modes that a mechanism supports; an instance overrides them where settings exclude one.
+    supports_bidirectional: bool = True
+    supports_causal: bool = True
     # Whether keys are the queries; the model then has no key projection.
     shares_query_key: ClassVar[bool] = False
     # The effect of `model.qk_norm=true` on queries and keys; an instance may override it.
@@ -126,6 +127,26 @@ class Attention(nn.Module, ABC):
             pick_BHLM[:, :, positions, torch.arange(len(positions), device=q_BHLK.device)] = 1
             (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
         return map_BHLM.mT
+
+    def attention_rows(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        block: int = 256,
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the map in blocks of rows, BHML, where L×L would not fit in memory.
+
+        Memory is B × H × block × L; the other arguments are those of `attention_map`.
+        """
+        length = q_BHLK.shape[2]
+        for start in range(0, length, block):
+            rows = slice(start, min(start + block, length))
+            rest = {"hidden_BLD": hidden_BLD, "mask_BL": mask_BL, "causal": causal}
+            yield rows, self.attention_map(q_BHLK, k_BHLK, **rest, rows=rows)
 
     def _refuse_longer(self, length: int) -> None:
         """Rejects an input that is longer than the tables of the mechanism.

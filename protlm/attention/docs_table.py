@@ -4,7 +4,6 @@ python -m protlm.attention.docs_table docs/mechanisms.md writes it into the page
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import yaml
 from torch import Tensor
 
 from protlm.attention import Attention, create, mechanism, names
-from protlm.attention.base import Recurrent, SharesParameters, State
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import complete_file, conf_dir
+from protlm.attention.base import Recurrent, SharesParameters
+from protlm.errors import UserError
+from protlm.paths import conf_dir
 
 BEGIN = "<!-- The table below is written by `make docs`. -->"
 END = "<!-- The table above is written by `make docs`. -->"
@@ -114,27 +113,15 @@ def _state_size(made: Recurrent[Any], positions: int) -> int:
     state = made.initial_state(x_BHK, x_BHK)
     for _ in range(positions):
         state, _ = made.step(state, x_BHK, x_BHK, x_BHK, hidden_BD=hidden_BD)
-    return sum(x.numel() for x in _tensors(state))
+    return _num_elements(state)
 
 
-def _tensors(state: State) -> Iterator[Tensor]:
+def _num_elements(state: object) -> int:
     if isinstance(state, Tensor):
-        yield state
-        return
-    for part in vars(state).values():
-        if isinstance(part, Tensor) or hasattr(part, "__dict__"):
-            yield from _tensors(part)
-
-
-def main() -> None:
-    """Writes the table into the given page."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        raise UserError("type: python -m protlm.attention.docs_table docs/mechanisms.md")
-    path = Path(sys.argv[1])
-    page = with_table(path.read_text(encoding="utf-8"))
-    with complete_file(path, overwrite=True) as partial:
-        partial.write_text(page, encoding="utf-8")
+        return state.numel()
+    return sum(_num_elements(part) for part in getattr(state, "__dict__", {}).values())
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    path = Path(sys.argv[1])
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,8 +9,7 @@ from protlm.attention.base import Attention, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.exponential_pairs import ExponentialPairs
 from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
 
 
 @final
@@ -22,14 +21,8 @@ class Hedgehog(Attention, Recurrent[Tensor]):
     attention of a trained model (`objective=distillation`), or with the model. Nothing is random.
     Outputs and gradients do not overflow for large queries and keys: linear attention subtracts the
     largest logit of each feature (docs/decisions/0019).
-
-    Args:
-        num_heads: heads, each with its matrices.
-        head_dim: width K of a query and a key; there are 2K features.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     cost: ClassVar[str] = "L K²"
     advice: ClassVar[str] = "weights of a trained softmax model, if it is trained further"
     matrices: ClassVar[tuple[str, ...]] = ("query_map", "key_map")

@@ -17,9 +17,6 @@ class LinearAttention(Performer):
     estimate softmax. Nothing is random, and nothing is added to the denominator: for x < 0,
     elu(x) + 1 = exp(x) is computed as such, and is above 0 down to x = -87 in float32. A row with a
     sum of weights below 1e-30 is 0.
-
-    Args:
-        head_dim: width K of a query and a key, and the number of features.
     """
 
     cost: ClassVar[str] = "L K²"

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,11 @@ from torch import Tensor, nn
 from protlm.attention.aft.sums import SoftmaxSums
 from protlm.attention.base import Attention, Recurrent
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
-from protlm.attention.ops.chunk_summaries import (
-    History,
-    Pattern,
-    Segments,
-    summaries,
-    summary_weights,
-)
-from protlm.attention.ops.masking import visible_softmax, zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
-from protlm.attention.ops.two_rings import TwoRings
+from protlm.attention.ops.chunk_summaries import Pattern, summaries, summary_weights
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import no_autocast, upcast, visible_softmax, zero_padding
+from protlm.attention.ops.tiles import at_once
+from protlm.config.fields import at_least
 
 # Elements of the copies of keys and values on a CPU: few enough for its caches, and for the memory
 # that the C library reuses, since it requests every tensor of more than 32 MiB from the system.
@@ -34,9 +28,9 @@ _FarAndNear = tuple[Tensor, Tensor]
 @final
 @dataclass(frozen=True)
 class LongShortState:
-    """The window and the summaries of earlier chunks, and the sums of the current chunk."""
+    """The window and, in slots after it, the summaries; and the sums of the current chunk."""
 
-    seen: TwoRings
+    seen: KeyValueCache
     current: SoftmaxSums
 
     def __getitem__(self, rows_B: Tensor) -> "LongShortState":
@@ -48,16 +42,17 @@ class LongShort(Attention, Recurrent[LongShortState]):
     """One softmax over the residues nearby and a few learned summaries of all others.
 
     out_i = softmax(q_i [K̄ | K_i]ᵀ / √K) [V̄ | V_i] with the keys and values K_i, V_i near position
-    i and compressed ones K̄ = Pᵀ K, V̄ = Pᵀ V. The r columns of P are a softmax over positions of
-    x W_p, where x is the block's input and each head has its own W_p (sections 3.2 and 3.3). A
-    position may be seen twice, directly and in summaries. DualLN (section 3.4): K_i and V_i pass
-    one LayerNorm, K̄ and V̄ another, each over all heads together; values are as wide as keys.
+    i and compressed ones K̄ = Pᵀ K, V̄ = Pᵀ V. The r = `rank` columns of P are a softmax over
+    positions of x W_p, where x is the block's input and each head has its own W_p (sections 3.2 and
+    3.3). A position may be seen twice, directly and in summaries. DualLN (section 3.4): K_i and V_i
+    pass one LayerNorm, K̄ and V̄ another, each over all heads together; values are as wide as keys.
 
-    Bidirectional: near positions are those of the query's own segment of w and of half a segment on
-    each side, and P is a softmax over the whole sequence. Causal: near positions are the query's
-    own and the w - 1 before it, every chunk of l positions has its own P and r summaries, and
-    position i sees the summaries of earlier chunks. The part of its own chunk before its window is
-    not visible: a window of at least one chunk leaves no such gap.
+    Bidirectional: near positions are those of the query's own segment of w = `window` and of half a
+    segment on each side (if w is odd, one position more after it than before it), and P is a
+    softmax over the whole sequence. Causal: near positions are the query's own and the w - 1 before
+    it, every chunk of l = `chunk` positions has its own P and r summaries, and position i sees the
+    summaries of earlier chunks. The part of its own chunk before its window is not visible: a
+    window of at least one chunk leaves no such gap.
 
     Segments, windows and chunks consist of positions in the tensor; padding in them has no weight,
     and a chunk of padding has no summary. Decoding keeps one window, the summaries within `memory`
@@ -65,9 +60,9 @@ class LongShort(Attention, Recurrent[LongShortState]):
 
     Deviations from the paper:
 
-    - `memory` bounds how far back summaries are seen. The paper's history is a cache of the same
-      number of positions. Without a bound the causal form costs L² r / l, and the state that
-      decoding keeps grows by r keys and values for every l positions.
+    - `memory`, rounded up to chunks, bounds how far back summaries are seen. The paper's history is
+      a cache of the same number of positions. Without a bound the causal form costs L² r / l, and
+      the state that decoding keeps grows by r keys and values for every l positions.
     - There are no relative positions of Transformer-XL, because the model provides positions.
       Rotary positions are applied to keys before they are summarized.
     - Compressed keys and values are normalized once, LN(Pᵀ K), as in the paper and the released
@@ -76,23 +71,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
     - The released code has an optional convolution of the values and a separate branch for a `cls`
       token; neither is implemented.
     - Attention weights have no dropout.
-
-    Args:
-        num_heads: heads.
-        head_dim: width K of a query and a key, and C of a value.
-        model_dim: width D of the block's input.
-        window: positions w of a segment or, in causal mode, of a window; if odd, a segment sees
-            one position more after it than before it.
-        rank: summaries r of a head, of the sequence or, in causal mode, of every chunk; 0 for none.
-        chunk: positions l of a chunk; for the causal form.
-        memory: positions before the query's chunk whose summaries it sees, rounded up to chunks;
-            None for all. For the causal form.
-        dual_norm: whether keys and values pass the two LayerNorms; without them the mechanism is
-            linear in the values.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     matrices = ("projection",)
     cost: ClassVar[str] = (
         "L ((2 window + rank) K + rank D); causal L ((window + rank memory / chunk) K + rank D)"
@@ -110,17 +90,13 @@ class LongShort(Attention, Recurrent[LongShortState]):
         num_heads: int,
         head_dim: int,
         model_dim: int,
-        window: int = 128,
-        rank: int = 16,
-        chunk: int = 128,
-        memory: int | None = 2048,
+        window: Annotated[int, at_least(1)] = 128,
+        rank: Annotated[int, at_least(0)] = 16,
+        chunk: Annotated[int, at_least(1)] = 128,
+        memory: Annotated[int | None, at_least(1)] = 2048,
         dual_norm: bool = True,
     ) -> None:
         super().__init__()
-        require_at_least("window", window, 1, example=128)
-        require_at_least("rank", rank, 0, example=16)
-        require_at_least("chunk", chunk, 1, example=128)
-        require_at_least("memory", memory, 1, example=2048)
         self.window, self.rank, self.chunk, self.memory = window, rank, chunk, memory
         self.near_norm = nn.LayerNorm(num_heads * head_dim) if dual_norm else None
         self.far_norm = nn.LayerNorm(num_heads * head_dim) if dual_norm and rank else None
@@ -129,6 +105,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
         weight = torch.empty(model_dim, num_heads * rank).uniform_(-bound, bound)
         self.projection = nn.Parameter(weight) if rank else None
         self._num_heads = num_heads
+        # Chunks whose summaries decoding keeps; None for all.
+        self._most_groups = None if memory is None else -(-memory // chunk)
 
     def forward(
         self,
@@ -148,7 +126,9 @@ class LongShort(Attention, Recurrent[LongShortState]):
                 for x in (k_BHLK, v_BHLC)
             )
             visible = pattern.visible_in_blocks(mask_BL, self.rank)
-            heads = _heads_at_once(q_BHLK)
+            # On a GPU the keys of all heads are copied to blocks together.
+            numbers = q_BHLK[:, 0].numel()
+            heads = at_once(q_BHLK, numbers, cpu=_CPU_NUMBERS, gpu=q_BHLK.numel())
             parts = zip(*(x.split(heads, dim=1) for x in (q_BHLK, *k, *v)), strict=True)
             outs = []
             for q, far_k, near_k, far_v, near_v in parts:
@@ -187,8 +167,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
             return near_weights + through.flatten(3)[..., : pattern.length]
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> LongShortState:
-        groups = None if self.memory is None else -(-self.memory // self.chunk)
-        seen = TwoRings.empty(k_BHK, v_BHC, window=self.window, rank=self.rank, groups=groups)
+        slots = self.window + self.rank * (self._most_groups or 1)
+        seen = KeyValueCache.empty(k_BHK.to(v_BHC.dtype), v_BHC, slots)
         values = torch.cat([upcast(k_BHK), upcast(v_BHC)], dim=-1)[:, :, None]
         values = values.expand(-1, -1, self.rank, -1)
         return LongShortState(seen, SoftmaxSums.none(values[..., :1], values))
@@ -207,8 +187,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
         with no_autocast(v_BHC):
             k, v = upcast(k_BHK), upcast(v_BHC)
             near = (_normalized(x, self.near_norm) for x in (k, v))
-            seen = state.seen.append_position(*near)
-            out_BHC = seen.attend(q_BHK).to(v_BHC.dtype)
+            seen = state.seen.append(*near, slot=state.seen.length % self.window)
+            out_BHC = seen.attend(q_BHK, self._visible_slots(seen)).to(v_BHC.dtype)
             if self.rank == 0:
                 return LongShortState(seen, state.current), out_BHC
             scores_BHP1 = self._scores(hidden_BD)[..., None]
@@ -216,16 +196,31 @@ class LongShort(Attention, Recurrent[LongShortState]):
             current = state.current.plus(
                 SoftmaxSums(scores_BHP1, values, torch.ones_like(scores_BHP1))
             )
-            if seen.num_positions % self.chunk == 0:
+            if seen.length % self.chunk == 0:
                 far = current.mean().split([k.shape[-1], v.shape[-1]], dim=-1)
-                seen = seen.append_group(*(_normalized(x, self.far_norm) for x in far))
+                group = seen.length // self.chunk - 1
+                if self._most_groups is not None:
+                    group %= self._most_groups
+                summary = (_normalized(x, self.far_norm) for x in far)
+                slots = group * self.rank
+                seen = seen.put(*summary, slot=self.window + slots, room=slots)
                 current = SoftmaxSums.none(scores_BHP1, values)
             return LongShortState(seen, current), out_BHC
 
+    def _visible_slots(self, seen: KeyValueCache) -> Tensor:
+        """Returns which slots the last position sees, M: its window, and the summaries so far."""
+        groups = (seen.length - 1) // self.chunk
+        if self._most_groups is not None:
+            groups = min(groups, self._most_groups)
+        slot_M = torch.arange(seen.slots, device=seen.k_BHMK.device)
+        in_window_M = slot_M < min(seen.length, self.window)
+        in_groups_M = (slot_M >= self.window) & (slot_M < self.window + groups * self.rank)
+        return in_window_M | in_groups_M
+
     def _pattern(self, length: int, *, causal: bool) -> Pattern:
         if causal:
-            return History(length, self.window, self.chunk, self.memory)
-        return Segments(length, self.window)
+            return Pattern.history(length, self.window, self.chunk, self.memory)
+        return Pattern.segments(length, self.window)
 
     def _summary_weights(self, hidden_BLD: Tensor, mask_BL: Tensor, pattern: Pattern) -> Tensor:
         """Computes P of every head and chunk, BHSMP."""
@@ -272,11 +267,3 @@ def _beside_blocks(far_BHSPK: Tensor, near_BHLK: Tensor, pattern: Pattern) -> Te
     near = pattern.near_in_blocks(near_BHLK)
     # Heads come after blocks in memory, the layout of the fused kernels.
     return torch.cat([x.transpose(1, 2) for x in (far.flatten(3, 4), near)], dim=3).transpose(1, 2)
-
-
-def _heads_at_once(q_BHLK: Tensor) -> int:
-    """Returns the number of heads whose keys are copied to blocks together; all on a GPU."""
-    batch, heads, length, width = q_BHLK.shape
-    if q_BHLK.device.type != "cpu":
-        return heads
-    return max(_CPU_NUMBERS // (batch * length * width), 1)

@@ -1,48 +1,60 @@
 """Longformer: sliding windows, dilated in some heads, and global tokens (arXiv 2004.05150)."""
 
 import math
+from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention.base import Attention, Recurrent
-from protlm.attention.ops.global_tokens import (
-    GlobalTokens,
-    GlobalTokensCache,
-    check_residue_numbers,
-    global_mask,
-)
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.windows import (
-    SharedKeys,
-    Window,
-    check_dilation,
-    check_window,
+from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import (
+    no_autocast,
     softmax_weights,
+    upcast,
+    visible_keys,
     visible_softmax,
-    window_softmax,
+    zero_padding,
 )
+from protlm.attention.ops.options import even
+from protlm.attention.ops.windows import SharedKeys, Window, window_softmax
+from protlm.config.fields import at_least
 from protlm.errors import UserError
 
 
 @final
-class Longformer(Attention, Recurrent[GlobalTokensCache]):
+@dataclass(frozen=True)
+class LongformerState:
+    """The first P positions with their hidden inputs, and a ring of the last positions.
+
+    Position P - 1 is the last global one, so that every global token finds all positions before it
+    in the first P slots. Their hidden inputs are kept for the projections of global tokens.
+    """
+
+    cache: KeyValueCache
+    hidden_BPD: Tensor
+
+    def __getitem__(self, rows_B: Tensor) -> "LongformerState":
+        return LongformerState(self.cache[rows_B], self.hidden_BPD[rows_B])
+
+
+@final
+class Longformer(Attention, Recurrent[LongformerState]):
     """Exact softmax in a sliding window, and a few global tokens that see and are seen by all.
 
         out_i = Σ_{j ∈ W(i) ∪ G} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i) ∪ G} exp(q_i·k_j / √K)
         out_g = Σ_j exp(q'_g·k'_j / √K) v'_j / Σ_j exp(q'_g·k'_j / √K)                   g ∈ G
 
     (Beltagy et al., arXiv 2004.05150, section 3.) The window W(i) is i and the w/2 positions on
-    either side of it or, in causal mode, i and the w positions before it; positions are indices in
-    the tensor. In dilated heads the positions of a window are d apart. The global tokens G are the
-    first true positions of a sample (`<cls>` comes first) and the residues of `global_positions`. A
-    key counts once, whether it is in G, in W(i) or in both. In causal mode all sums are over
-    positions up to the row's own: a row sees the global tokens before it, and a global token sees
-    everything before it.
+    either side of it (w = `window`) or, in causal mode, i and the w positions before it; positions
+    are indices in the tensor. In dilated heads the positions of a window are d = `dilation` apart.
+    The global tokens G are the first true positions of a sample (`<cls>` comes first) and the
+    residues of `global_positions`. A key counts once, whether it is in G, in W(i) or in both. In
+    causal mode all sums are over positions up to the row's own: a row sees the global tokens before
+    it, and a global token sees everything before it.
 
     Rows of global tokens have their own projections: q' = q + x W_q, k' = k + x W_k and
     v' = v + x W_v, where x is the hidden input. The paper's q' = x W'_q starts as a copy of q =
@@ -62,23 +74,8 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
     all positions up to the last global one.
 
     Deviation from the paper: window sizes are arbitrary, not multiples of a block.
-
-    Args:
-        num_heads: heads H.
-        head_dim: width K of queries, keys and values.
-        model_dim: width D of the hidden input.
-        window: positions w that a query sees besides its own; even.
-        dilation: distance between the positions of a window in dilated heads.
-        dilated_heads: number of dilated heads, the first ones; the paper dilates 2.
-        num_global: number of true positions at the start that are global; 0 for none.
-        global_positions: residue numbers, from 1, of further global positions. A number counts the
-            true positions after the first one, `<cls>`; shorter sequences do not have it. In a
-            cropped protein or a row of concatenated ones it counts from the start of the crop or
-            row.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     matrices = ("query_global", "key_global", "value_global")
     per_layer_options: ClassVar[tuple[str, ...]] = ("window", "dilation", "dilated_heads")
     cost: ClassVar[str] = "L (window K + num_global D)"
@@ -91,18 +88,22 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         num_heads: int,
         head_dim: int,
         model_dim: int,
-        window: int = 512,
-        dilation: int = 1,
-        dilated_heads: int = 0,
-        num_global: int = 1,
+        window: Annotated[int, even(2)] = 512,
+        dilation: Annotated[int, at_least(1)] = 1,
+        dilated_heads: Annotated[int, at_least(0)] = 0,
+        num_global: Annotated[int, at_least(0)] = 1,
         global_positions: list[int] | None = None,
     ) -> None:
         super().__init__()
-        check_window(window)
-        check_dilation(dilation, dilated_heads, num_heads)
-        if num_global < 0:
+        if dilated_heads > num_heads:
             raise UserError(
-                f"attention.num_global={num_global} must be 0 or more; try attention.num_global=1"
+                f"attention.dilated_heads={dilated_heads} must be at most the {num_heads} heads "
+                "(model.num_heads); the paper dilates 2"
+            )
+        if dilation > 1 and dilated_heads == 0:
+            raise UserError(
+                f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; "
+                "set attention.dilated_heads=2, or attention.dilation=1 for no gaps"
             )
         self.num_heads = num_heads
         self.model_dim = model_dim
@@ -177,42 +178,41 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         global_BHML = weights_BHPL.take_along_dim(number_BL[:, None, rows, None], dim=2)
         return torch.where(tokens.is_global_BL[:, None, rows, None], global_BHML, local_BHML)
 
-    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> GlobalTokensCache:
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> LongformerState:
         first = max([self.num_global, *(residue + 1 for residue in self.residues)])
-        slots = first + self.window * self.dilation + 1
-        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], slots, x.shape[2]) for x in (k_BHK, v_BHC))
-        hidden_BPD = k_BHK.new_zeros(len(k_BHK), first, self.model_dim)
-        return GlobalTokensCache(k_BHMK, v_BHMC, hidden_BPD, length=0)
+        cache = KeyValueCache.empty(k_BHK, v_BHC, first + self.window * self.dilation + 1)
+        return LongformerState(cache, k_BHK.new_zeros(len(k_BHK), first, self.model_dim))
 
     @torch.no_grad()
     def step(
         self,
-        state: GlobalTokensCache,
+        state: LongformerState,
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
         *,
         hidden_BD: Tensor,
-    ) -> tuple[GlobalTokensCache, Tensor]:
+    ) -> tuple[LongformerState, Tensor]:
         """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
-        state = state.append(k_BHK, v_BHC, hidden_BD)
-        x_BPD, position = state.hidden_BPD, state.length - 1
+        cache, x_BPD = state.cache, state.hidden_BPD
+        position, first = cache.length, x_BPD.shape[1]
+        if position < first:
+            x_BPD[:, position] = hidden_BD
+        cache = cache.append(k_BHK, v_BHC, slot=cache.ring_slot(first))
+        state = LongformerState(cache, x_BPD)
         if position < self.num_global or position in self.residues:
-            k, v = (x[:, :, : x_BPD.shape[1]] for x in (state.k_BHMK, state.v_BHMC))
-            is_past_P = torch.arange(x_BPD.shape[1], device=k.device) <= position
+            k, v = cache.k_BHMK[:, :, :first], cache.v_BHMC[:, :, :first]
+            is_past_P = torch.arange(first, device=k.device) <= position
             rows = q_BHK[:, :, None], hidden_BD[:, None]
             is_past_B1P = is_past_P.expand(len(k), 1, -1)
             weights_BH1P = self._global_weights(*rows, k, x_BPD, is_past_B1P)
             return state, self._global_means(weights_BH1P, v, x_BPD).squeeze(2).to(v_BHC.dtype)
-        position_M = state.positions()
+        position_M = cache.ring_positions(first)
         visible_HM = self._sees(position_M - position, causal=True)
         residues = [*range(self.num_global), *self.residues]
         visible_HM[:, residues] = position_M[residues] >= 0
         visible_HM &= position_M >= 0
-        out_BH1C = F.scaled_dot_product_attention(
-            q_BHK[:, :, None], state.k_BHMK, state.v_BHMC, attn_mask=visible_HM[None, :, None]
-        )
-        return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
+        return state, cache.attend(q_BHK, visible_HM)
 
     def _global_tokens(self, mask_BL: Tensor) -> GlobalTokens | None:
         """Returns the global tokens of every sample, or None where the settings choose none."""

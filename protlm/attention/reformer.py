@@ -1,6 +1,6 @@
 """Reformer: attention within the buckets of a hash (Kitaev et al., arXiv 2001.04451)."""
 
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Annotated, Any, ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,14 @@ from torch.autograd.function import once_differentiable
 
 from protlm.attention.base import Attention, RandomFeatures
 from protlm.attention.ops.lsh import Layout, Tile, draw_rotations, hash_buckets, lay_out, tiles
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
+from protlm.config.fields import Range, at_least
 
 # Added to |q|², so that a query of 0 has a gradient.
 _EPSILON = 1e-12
+
+# Each column of a rotation makes two buckets.
+_ONE_OR_EVEN = Range("1 or an even number", lambda x: x == 1 or (x > 0 and x % 2 == 0))
 
 
 @final
@@ -41,30 +42,14 @@ class Reformer(Attention, RandomFeatures):
       buckets of later positions, and outputs leak information about the future. Here chunks are
       counted from the start of each bucket, by position.
     - The paper has n buckets with chunks of 2 L / n positions, twice the mean size of a bucket: n =
-      2 L / chunk. The default here is about half of that, L / chunk with L the longest input;
-      `num_buckets` sets another number.
+      2 L / chunk. The default here is about half of that, `max_length` / chunk; longer inputs work,
+      with fuller buckets. `num_buckets` sets another number.
     - The paper's eq. 1 divides by √K; the released code does so with keys of norm √K. The logits
       here are those of the released code.
     - Rotations are drawn once, or every `redraw_every` steps, not for every batch.
     - The weight of a position for itself as a last resort is exact, not a logit of -1e5.
-
-    Args:
-        num_heads: heads H; each has its own rotations.
-        head_dim: width K of a query.
-        max_length: the longest input, which determines the default number of buckets; longer inputs
-            work, with fuller buckets.
-        chunk: positions in a chunk.
-        num_hashes: rounds T of hashing; more rounds find more of the large weights.
-        num_buckets: buckets of a round, 1 or an even number, the same for all inputs. None: one for
-            each `chunk` positions of the longest input; hashing then takes time proportional to L ·
-            max_length / chunk. If most inputs are much shorter than `max_length`, a bucket has few
-            positions, and chunks are mostly empty: set it to the usual length divided by `chunk`.
-        redraw_every: optimizer steps between two draws of the rotations; None keeps the first.
-        seed: seed of the rotations, together with the redraw index.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     shares_query_key: ClassVar[bool] = True
     cost: ClassVar[str] = "num_hashes L (chunk + num_buckets) K"
     advice: ClassVar[str] = (
@@ -78,20 +63,16 @@ class Reformer(Attention, RandomFeatures):
         num_heads: int,
         head_dim: int,
         max_length: int,
-        chunk: int = 64,
-        num_hashes: int = 4,
-        num_buckets: int | None = None,
-        redraw_every: int | None = None,
+        chunk: Annotated[int, at_least(1)] = 64,
+        num_hashes: Annotated[int, at_least(1)] = 4,
+        num_buckets: Annotated[int | None, _ONE_OR_EVEN] = None,
+        redraw_every: Annotated[int | None, at_least(1)] = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_at_least("chunk", chunk, 1, example=64)
-        require_at_least("num_hashes", num_hashes, 1, example=4)
         if num_buckets is None:
             # Inputs of one chunk need one bucket, in which nothing is lost to hashing.
             num_buckets = 1 if max_length <= chunk else 2 * max(max_length // (2 * chunk), 1)
-        _check_num_buckets(num_buckets)
-        require_at_least("redraw_every", redraw_every, 1, example=1000)
         self.chunk = chunk
         self.num_buckets = num_buckets
         self.redraw_every = redraw_every
@@ -233,12 +214,3 @@ def _write_gradients(in_slots: list[Tensor], tile: Tile, rows: _Rows) -> None:
     for gradient, by_key in ((dk, dlogits_SML.mT @ q_SMK), (dv, weights_SML.mT @ dout_SMC)):
         gradient[tile.slots] = by_key[:, tile.size :].flatten(0, 1)
         gradient[tile.slots_before] += by_key[:, : tile.size].flatten(0, 1)
-
-
-def _check_num_buckets(num_buckets: int) -> None:
-    if num_buckets != 1 and (num_buckets < 1 or num_buckets % 2):
-        raise UserError(
-            f"attention.num_buckets={num_buckets} must be 1 or an even number, because each "
-            "rotation makes two; type attention.num_buckets=16, or null for one per chunk of the "
-            "longest input"
-        )

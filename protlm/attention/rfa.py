@@ -3,7 +3,7 @@
 import math
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.features import FeatureMapFactory
 from protlm.attention.linearized.gated import Gate, gated_means
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
-from protlm.attention.linearized.operands import Kernel
 from protlm.attention.linearized.trigonometric import FourierFeatures
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
+from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
-from protlm.errors import UserError, refuse_unknown
+from protlm.config.fields import above, at_least
+from protlm.errors import UserError
 
 # Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.
 _NORM_EPSILON = 1e-3
@@ -38,8 +36,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     """Softmax of unit vectors by random features; optionally with a forget gate where causal.
 
     With x̂ = x / (|x| + 10⁻³), one learned scale σ for each pair of coordinates i and i + K/2 of
-    each head, initially 1, and random rows ω_r ~ N(0, I), the weight of key k for query q is the
-    mean over r of
+    each head, initially 1, and `num_features` random rows ω_r ~ N(0, I), the weight of key k for
+    query q is the mean over r of
 
         gaussian    cos(ω_r·(σ ⊙ (q̂ - k̂))), an estimate of exp(-|σ ⊙ (q̂ - k̂)|²/2)
         arccos      relu(ω_r·(σ ⊙ q̂)) relu(ω_r·(σ ⊙ k̂)), one of |x||y| (sin θ + (π - θ) cos θ) / 2π,
@@ -68,22 +66,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     * Redraws: the released code draws rows per head and at every step, from a fixed set of
       matrices. Here the heads of a layer share one draw, renewed every 1,000 steps; σ makes heads
       differ. `redraw_every=1` draws at every step.
-
-    Args:
-        num_heads: heads H.
-        head_dim: width K of a query and a key.
-        model_dim: width D of the block's input, for the gate.
-        num_features: random rows; `gaussian` has two features for each.
-        kernel: `gaussian` or `arccos`.
-        gate: whether a gate makes each position forget earlier ones; causal only.
-        denominator_floor: the smallest denominator; None for no floor, with `arccos` only. The
-            Gaussian of unit vectors is at least exp(-2) = 0.14 while σ is 1.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        seed: the seed of the rows, together with the redraw index.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     # The mechanism makes unit vectors itself.
     qk_norm = QueryKeyNorms.none
     cost: ClassVar[str] = "L R K"
@@ -98,30 +82,33 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         num_heads: int,
         head_dim: int,
         model_dim: int,
-        num_features: int = 64,
-        kernel: str = "gaussian",
+        num_features: Annotated[int, at_least(1)] = 64,
+        kernel: Annotated[str, RfaKernel] = "gaussian",
         gate: bool = False,
-        denominator_floor: float | None = 0.1,
-        redraw_every: int | None = 1000,
+        denominator_floor: Annotated[float | None, above(0)] = 0.1,
+        redraw_every: Annotated[int | None, at_least(1)] = 1000,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        refuse_unknown("attention.kernel", kernel, RfaKernel)
-        _check_floor(denominator_floor, kernel)
         is_gaussian = kernel == RfaKernel.gaussian
+        if denominator_floor is None and is_gaussian:
+            raise UserError(
+                "attention.denominator_floor=null allows division by sums of weights that may be "
+                "negative or near 0 with attention.kernel=gaussian; type "
+                "attention.denominator_floor=0.1"
+            )
         self.supports_bidirectional = not gate
-        self._feature_map: FeatureMapFactory = (
-            FourierFeatures
-            if is_gaussian
-            else partial(GeneralizedFeatures, kernel="relu", epsilon=0.0)
-        )
         # The products of ReLU features are sums over the rows; the kernel is their mean.
         unit = 1 if is_gaussian else num_features
         self._normalizer = Denominator(
             None if denominator_floor is None else denominator_floor * unit
         )
         self.performer = Performer(
-            feature_map=self._feature_map,
+            feature_map=(
+                FourierFeatures
+                if is_gaussian
+                else partial(GeneralizedFeatures, kernel="relu", epsilon=0.0)
+            ),
             num_features=2 * num_features if is_gaussian else num_features,
             projection=Projection(num_features, head_dim, sampling=RowSampling.iid),
             normalizer=self._normalizer,
@@ -150,7 +137,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         assert causal, "the gate has no bidirectional form"
         gate_BHL1 = self.gate(hidden_BLD, mask_BL)
         with no_autocast(v_BHLC):
-            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, self._kernel(q_BHLK))
+            kernel = self.performer._kernel(q_BHLK)
+            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, kernel)
             out_BHLC, _ = self._normalizer(means)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
@@ -215,27 +203,3 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             # torch sets the gradient of the norm of a zero vector to 0.
             norm_BHL1 = torch.linalg.vector_norm(x_BHLK, dim=-1, keepdim=True)
             return x_BHLK / (norm_BHL1 + _NORM_EPSILON) * upcast(scales_H1K)
-
-    def _kernel(self, x_BHLK: Tensor) -> Kernel:
-        rows_RK = self.performer.projection
-        assert rows_RK is not None
-        return Kernel(
-            feature_map=self._feature_map(rows_RK.to(accum_dtype(x_BHLK))),
-            normalizer=self._normalizer,
-            num_features=self.performer.num_features,
-            projection_RK=rows_RK,
-        )
-
-
-def _check_floor(floor: float | None, kernel: str) -> None:
-    if floor is None and kernel == RfaKernel.gaussian:
-        raise UserError(
-            "attention.denominator_floor=null allows division by sums of weights that may be "
-            "negative or near 0 with attention.kernel=gaussian; type "
-            "attention.denominator_floor=0.1"
-        )
-    if floor is not None and not 0 < floor < math.inf:
-        raise UserError(
-            f"attention.denominator_floor={floor} must be a number above 0; type "
-            "attention.denominator_floor=0.1"
-        )

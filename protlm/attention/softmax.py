@@ -1,7 +1,6 @@
 """Exact softmax attention: softmax(q kᵀ / √K) v (Vaswani et al., arXiv 1706.03762, eq. 1)."""
 
 import math
-from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -9,47 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
-from protlm.attention.ops.masking import padding_bias, visible_keys, zero_padding
-from protlm.attention.ops.windows import softmax_weights
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import padding_bias, softmax_weights, visible_keys, zero_padding
 
 # Initial capacity of a cache, in positions.
 _ROOM = 64
 
 
 @final
-@dataclass(frozen=True)
-class KeyValueCache:
-    """Keys and values of the first `length` positions, with room for M."""
-
-    k_BHMK: Tensor
-    v_BHMC: Tensor
-    length: int
-
-    def __getitem__(self, rows_B: Tensor) -> "KeyValueCache":
-        return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
-
-    def append(self, k_BHK: Tensor, v_BHC: Tensor) -> "KeyValueCache":
-        """Writes one position, in place while there is room."""
-        k_BHMK, v_BHMC, room = self.k_BHMK, self.v_BHMC, self.k_BHMK.shape[2]
-        if self.length == room:
-            # Doubling copies every position about once, regardless of the final length.
-            k_BHMK, v_BHMC = (F.pad(x, (0, 0, 0, room)) for x in (k_BHMK, v_BHMC))
-        k_BHMK[:, :, self.length] = k_BHK
-        v_BHMC[:, :, self.length] = v_BHC
-        return KeyValueCache(k_BHMK, v_BHMC, self.length + 1)
-
-
-@final
 class Softmax(Attention, Recurrent[KeyValueCache]):
-    """Exact attention by torch's fused kernels: time grows with L², memory with L.
+    """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
-    Args:
-        bounded_qk_norm: with `model.qk_norm=true`, bounds the norms of queries and keys as for
-            `performer_softmax`, which can then use all weights of the trained model.
-    """
-
-    supports_bidirectional = True
-    supports_causal = True
     cost: ClassVar[str] = "L² K"
     advice: ClassVar[str] = "short proteins, and the reference for all others; exact maps"
 
@@ -96,8 +65,7 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal))
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
-        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], _ROOM, x.shape[2]) for x in (k_BHK, v_BHC))
-        return KeyValueCache(k_BHMK, v_BHMC, length=0)
+        return KeyValueCache.empty(k_BHK, v_BHC, _ROOM)
 
     def step(
         self,
@@ -109,14 +77,8 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         hidden_BD: Tensor,
     ) -> tuple[KeyValueCache, Tensor]:
         """See `Recurrent.step`; time and memory grow with the number of positions before."""
-        state = state.append(k_BHK, v_BHC)
-        out_BH1C = F.scaled_dot_product_attention(
-            q_BHK[:, :, None],
-            state.k_BHMK[:, :, : state.length],
-            state.v_BHMC[:, :, : state.length],
-            scale=1 / math.sqrt(q_BHK.shape[-1]),
-        )
-        return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
+        state = state.append(k_BHK, v_BHC, slot=state.length)
+        return state, state.attend(q_BHK)
 
 
 def _biased_by_a_coordinate(

@@ -11,7 +11,6 @@ from protlm import attention
 from protlm.attention.base import Recurrent
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
-from protlm.attention.maps import attention_rows
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
@@ -190,8 +189,7 @@ class PretrainedModel:
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
             if number in wanted:
-                rows = attention_rows(
-                    self.network.mechanism(number),
+                rows = self.network.mechanism(number).attention_rows(
                     x.q_BHLK,
                     x.k_BHLK,
                     hidden_BLD=x.hidden_BLD,

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from protlm.attention import create
-from protlm.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
 LENGTH = 40
@@ -20,66 +19,6 @@ def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LEN
     """A Linformer in float64."""
     options = {"projected_length": projected_length, "sharing": sharing}
     return create("linformer", options, **SIZES, max_length=max_length).double()
-
-
-def set_projections(mechanism: Any, keys: Tensor, values: Tensor | None = None) -> None:
-    """Sets the matrices of every head of a mechanism; it may have none for values."""
-    with torch.no_grad():
-        mechanism.key_projection.copy_(keys)
-        if mechanism.value_projection is not None:
-            mechanism.value_projection.copy_(keys if values is None else values)
-
-
-@pytest.mark.parametrize("sharing", ["none", "heads", "key_value", "layers"])
-def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(
-    sharing: str, make_inputs: Callable[..., Any]
-) -> None:
-    mechanism = linformer(sharing, projected_length=LENGTH)
-    set_projections(mechanism, torch.eye(LENGTH))
-    inputs = make_inputs(LENGTH).without_padding()
-    softmax = create("softmax", {}, **SIZES, max_length=LENGTH)
-    expected = inputs.run(softmax, causal=False)
-    torch.testing.assert_close(inputs.run(mechanism, causal=False), expected)
-
-
-def test_the_order_of_positions_is_in_the_columns_only(make_inputs: Callable[..., Any]) -> None:
-    mechanism, permuted = linformer("none"), linformer("none")
-    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        permuted.key_projection.copy_(mechanism.key_projection[..., order])
-        permuted.value_projection.copy_(mechanism.value_projection[..., order])
-    inputs = make_inputs(LENGTH)
-    moved = type(inputs)(*(x[..., order, :] for x in inputs[:4]), inputs.mask_BL[:, order])
-    out = inputs.run(mechanism, causal=False)
-    torch.testing.assert_close(moved.run(permuted, causal=False), out[:, :, order])
-    assert not torch.allclose(moved.run(mechanism, causal=False), out[:, :, order])
-
-
-def test_ways_to_share_are_one_mechanism_where_the_matrices_are_equal(
-    make_inputs: Callable[..., Any],
-) -> None:
-    inputs = make_inputs(LENGTH)
-    drawn = torch.randn(10, LENGTH, dtype=torch.float64)
-    outputs, gradients = [], []
-    for sharing in ("none", "heads", "key_value", "layers"):
-        mechanism = linformer(sharing)
-        set_projections(mechanism, drawn)
-        outputs.append(inputs.run(mechanism, causal=False))
-        outputs[-1].square().sum().backward()
-        # The gradient of a shared projection is the sum over its uses.
-        gradients.append(sum(p.grad.sum(0) for p in mechanism.parameters()))
-    for out, gradient in zip(outputs, gradients, strict=True):
-        torch.testing.assert_close(out, outputs[0])
-        torch.testing.assert_close(gradient, gradients[0])
-
-
-@pytest.mark.parametrize(
-    ("sharing", "expected"),
-    [("none", 2 * 2), ("heads", 2), ("key_value", 1), ("layers", 1)],
-)
-def test_numbers_of_matrices(sharing: str, expected: int) -> None:
-    mechanism = linformer(sharing)
-    assert sum(p.numel() for p in mechanism.parameters()) == expected * 10 * LENGTH
 
 
 def test_a_shorter_input_uses_the_first_columns_alone(make_inputs: Callable[..., Any]) -> None:
@@ -154,42 +93,3 @@ def test_other_layers_keep_their_own(sharing: str, make_inputs: Callable[..., An
     assert all(torch.equal(a, b) for a, b in zip(own, second.parameters(), strict=True))
     inputs = make_inputs(LENGTH)
     assert not torch.allclose(inputs.run(first, causal=False), inputs.run(second, causal=False))
-
-
-def test_autocast_changes_nothing(make_inputs: Callable[..., Any]) -> None:
-    inputs = make_inputs(40).to(torch.float32)
-    ours = linformer("heads").float()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = inputs.run(ours, causal=False)
-    assert torch.equal(out, inputs.run(ours, causal=False))
-
-
-def test_no_tensor_grows_with_the_square_of_the_length(largest_tensor: Any) -> None:
-    largest = []
-    for length in (512, 1024):
-        mechanism = linformer("none", projected_length=16, max_length=length).float()
-        vectors = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
-        mask_BL = torch.arange(length)[None] < length - 7
-        largest_tensor.numel = 0
-        with largest_tensor:
-            out = mechanism(*vectors, hidden_BLD=vectors[0][:, 0], mask_BL=mask_BL, causal=False)
-            out.square().sum().backward()
-        largest.append(largest_tensor.numel)
-    assert largest == [2 * 16 * 512, 2 * 16 * 1024]
-
-
-def test_a_longer_input_is_refused(make_inputs: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match="41 positions exceed the 40"):
-        make_inputs(41).run(linformer("layers"), causal=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"projected_length": 0}, "attention.projected_length=0 must be at least 1; type"),
-        ({"sharing": "all"}, "attention.sharing=all does not exist; there are: heads, key_value"),
-    ],
-)
-def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        create("linformer", options, **SIZES, max_length=LENGTH)

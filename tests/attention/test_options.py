@@ -1,27 +1,146 @@
 """Every mechanism declares its modes, documents its options, and rejects unknown options."""
 
+import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+import protlm.attention
 from protlm.attention import create, mechanism, names
 from protlm.errors import UserError
 from protlm.paths import conf_dir
+from tests.attention.truth import shipped_options
+
+SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+
+# Values that an option does not allow, and what they must be.
+OUT_OF_RANGE: list[tuple[str, str, list[Any], str]] = [
+    ("aft_conv", "kernel_size", [1, 8], "odd and at least 3"),
+    ("aft_full", "rank", [0], "at least 1"),
+    ("aft_local", "rank", [-2], "at least 1"),
+    ("aft_local", "window", [0], "at least 1"),
+    ("bigbird", "block_size", [0], "at least 1"),
+    ("bigbird", "window_blocks", [2, -1], "odd and at least 1"),
+    ("bigbird", "global_blocks", [-1], "at least 0"),
+    ("bigbird", "num_global", [-1], "at least 0"),
+    ("bigbird", "random_blocks", [-2], "at least 0"),
+    ("hybrid", "window", [5], "even and at least 2"),
+    ("linformer", "projected_length", [0], "at least 1"),
+    ("long_short", "window", [0], "at least 1"),
+    ("long_short", "rank", [-1], "at least 0"),
+    ("long_short", "chunk", [0], "at least 1"),
+    ("long_short", "memory", [0], "at least 1"),
+    ("longformer", "window", [-1, 0, 1, 7], "even and at least 2"),
+    ("longformer", "dilation", [0], "at least 1"),
+    ("longformer", "dilated_heads", [-1], "at least 0"),
+    ("longformer", "num_global", [-1], "at least 0"),
+    ("nystromformer", "num_landmarks", [0], "at least 1"),
+    ("nystromformer", "num_iterations", [0], "at least 1"),
+    ("nystromformer", "conv_kernel", [4, -1], "odd and at least 1"),
+    ("performer_generalized", "num_features", [0], "at least 1"),
+    ("performer_generalized", "kernel_epsilon", [-1e-3], "at least 0"),
+    ("performer_generalized", "denominator_floor", [0.0, -1.0], "above 0"),
+    ("performer_generalized", "redraw_every", [0], "at least 1"),
+    ("performer_relu", "num_features", [0], "at least 1"),
+    ("performer_relu", "kernel_epsilon", [-1e-3], "at least 0"),
+    ("performer_relu", "redraw_every", [0], "at least 1"),
+    ("performer_softmax", "num_features", [0], "at least 1"),
+    ("performer_softmax", "redraw_every", [0], "at least 1"),
+    (
+        "performer_softmax",
+        "optimal_for",
+        [0.0, 201.0],
+        "above 0 and at most 200 (the mean |q̂ + k̂|² of the queries and keys)",
+    ),
+    ("reformer", "chunk", [0], "at least 1"),
+    ("reformer", "num_hashes", [0], "at least 1"),
+    ("reformer", "num_buckets", [0, -2, 7], "1 or an even number"),
+    ("reformer", "redraw_every", [0], "at least 1"),
+    ("rfa", "num_features", [0], "at least 1"),
+    ("rfa", "denominator_floor", [0.0], "above 0"),
+    ("rfa", "denominator_floor", [math.inf], "below 2^63"),
+    ("rfa", "redraw_every", [0], "at least 1"),
+]
+
+# What else is refused, with how the sentence begins after "attention.".
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("bigbird", {"global_positions": [0]}, "global_positions contains 0, but residues are"),
+    (
+        "bigbird",
+        {"window_blocks": 1, "global_blocks": 0, "random_blocks": 0},
+        "window_blocks=1 without global positions and random blocks leaves every block to itself",
+    ),
+    ("hybrid", {"local_heads": 0}, "local_heads=0 must leave a head of either kind: between 1 and"),
+    ("hybrid", {"local_heads": 2}, "local_heads=2 must leave a head of either kind"),
+    ("hybrid", {"mechanism": "softmax"}, "mechanism=softmax is not a linear mechanism"),
+    ("hybrid", {"mechanism": "hybrid"}, "mechanism=hybrid is not a linear mechanism"),
+    ("hybrid", {"mechanism": "longformer"}, "mechanism=longformer is not a linear mechanism"),
+    ("hybrid", {"mechanism": "linaer"}, "mechanism=linaer is not a linear mechanism"),
+    ("hybrid", {"options": {"color": 1}}, "options.color is not a setting of performer_relu; it"),
+    ("hybrid", {"options": {"num_features": "x"}}, "options.num_features=x must be a whole number"),
+    (
+        "hybrid",
+        {"options": {"num_features": -4}},
+        "options.num_features=-4 must be at least 1; type attention.options.num_features=null",
+    ),
+    (
+        "linformer",
+        {"sharing": "all"},
+        "sharing=all does not exist; there are: heads, key_value",
+    ),
+    ("longformer", {"dilated_heads": 3, "dilation": 2}, "dilated_heads=3 must be at most the 2 "),
+    ("longformer", {"dilation": 2}, "dilation=2 with attention.dilated_heads=0 dilates nothing"),
+    ("longformer", {"global_positions": [-3]}, "global_positions contains -3, but residues are"),
+    ("longformer", {"global_positions": [5, 2.5]}, "global_positions contains 2.5"),
+    ("longformer", {"global_positions": ["GXSXG"]}, "global_positions contains 'GXSXG'"),
+    ("longformer", {"global_positions": [True]}, "global_positions contains True"),
+    ("performer_generalized", {"kernel": "sine"}, "kernel=sine does not exist; there are: abs, c"),
+    ("performer_generalized", {"row_norms": "one"}, "row_norms=one does not exist; there are: chi"),
+    (
+        "performer_softmax",
+        {"projection": "gaussian"},
+        "projection=gaussian does not exist; there are: givens, hadamard, iid, orthogonal",
+    ),
+    ("performer_relu", {"redraw_every": 5}, "redraw_every=5 needs a projection"),
+    ("performer_softmax", {"num_features": None}, "num_features=null must be a whole number"),
+    ("performer_softmax", {"num_features": "many"}, "num_features=many must be a whole number"),
+    ("rfa", {"kernel": "cosine"}, "kernel=cosine does not exist; there are: arccos, gaussian"),
+    ("rfa", {"denominator_floor": None}, "denominator_floor=null allows division"),
+    ("rfa", {"gate": "yes"}, "gate=yes must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "values", "allowed"), OUT_OF_RANGE)
+def test_values_out_of_range_are_refused(
+    name: str, option: str, values: list[Any], allowed: str
+) -> None:
+    default = shipped_options(name)[option]
+    default = "null" if default is None else default
+    for value in values:
+        with pytest.raises(UserError) as error:
+            create(name, {option: value}, **SIZES)
+        found = f"attention.{option}={value} must be {allowed}; type attention.{option}={default}"
+        assert str(error.value) == found
+
+
+@pytest.mark.parametrize(("name", "options", "sentence"), REFUSED)
+def test_impossible_settings_are_refused(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(f'attention.{sentence}')}"):
+        create(name, options, **SIZES)
 
 
 def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:
-    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
     with pytest.raises(UserError, match=f"attention.color is not a setting of {case.name}") as e:
-        create(case.name, {**case.options, "color": 1}, **sizes)
+        create(case.name, {**case.options, "color": 1}, **SIZES)
     assert all(option in str(e.value) for option in case.options)
 
 
 @pytest.mark.parametrize("name", ["sotfmax", "../softmax", "base", "performer.base", ""])
 def test_an_unknown_mechanism_names_the_existing_ones(name: str) -> None:
     with pytest.raises(UserError, match="does not exist") as error:
-        create(name, {}, num_heads=2, head_dim=8, model_dim=16, max_length=64)
+        create(name, {}, **SIZES)
     assert all(known in str(error.value) for known in names())
 
 
@@ -39,13 +158,17 @@ def test_a_class_declares_its_modes(name: str) -> None:
     assert cls.cost and cls.advice and cls.map_meaning
 
 
+def test_no_shared_part_and_no_other_mechanism_imports_a_mechanism() -> None:
+    folder = Path(protlm.attention.__file__).parent
+    imported = re.compile(rf"^\s*(from|import) protlm\.attention\.({'|'.join(names())})\b", re.M)
+    assert [path for path in folder.rglob("*.py") if imported.search(path.read_text())] == []
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
-    config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
-    del config["name"]
-    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+    config = shipped_options(name)
     for option, value in config.items():
         other = {} if isinstance(value, list) else [1]
         message = rf"attention\.{option}={re.escape(str(other))} must be (a|true) "
         with pytest.raises(UserError, match=message):
-            create(name, {**config, option: other}, **sizes)
+            create(name, {**config, option: other}, **SIZES)

@@ -108,7 +108,7 @@ def test_samples_of_a_state_continue_separately(
 def test_error_is_within_the_bound_of_the_dtype(
     recurrent_case: Any, dtype: torch.dtype, budget: float, whole_inputs: Callable[..., Any]
 ) -> None:
-    inputs = whole_inputs(257).to(dtype)
+    inputs = whole_inputs(130).to(dtype)
     _, out = steps(recurrent_case.create(), inputs)
     assert out.dtype == dtype
     exact = inputs.to(torch.float64).run(recurrent_case.create().double(), causal=True)

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.aft.sums import floor_of
 from protlm.attention.base import Attention, QueryKeyNorms
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.numerics import no_autocast, upcast, visible_keys, zero_padding
+from protlm.attention.ops.tiles import at_once
 
 # (heads, exponents, values) -> means without the gate; the tensors are (B, H, L, channels).
 Mixer = Callable[[slice, Tensor, Tensor], Tensor]
@@ -29,8 +29,6 @@ class AttentionFree(Attention):
     15-fold.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     qk_norm = QueryKeyNorms.none
     takes_rotary: ClassVar[bool] = False
     is_map_times_values = False
@@ -86,7 +84,8 @@ class AttentionFree(Attention):
     ) -> Tensor:
         """Computes all heads, some at a time."""
         means_of = self._mixer(q_BHLK.shape[2], causal=causal)
-        size = _heads_at_a_time(v_BHLC)
+        numbers = v_BHLC[:, 0].numel()
+        size = at_once(v_BHLC, numbers, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
         # The gradient of a split is one tensor; every slice would have one for all heads.
         groups = zip(*(x.split(size, dim=1) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         outs = [
@@ -134,9 +133,3 @@ class AttentionFree(Attention):
     @abstractmethod
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
         """Returns w of some rows, broadcastable to HML; any value where a row cannot see a key."""
-
-
-def _heads_at_a_time(v_BHLC: Tensor) -> int:
-    batch, _, length, width = v_BHLC.shape
-    numbers = _CPU_NUMBERS if v_BHLC.device.type == "cpu" else _GPU_NUMBERS
-    return max(numbers // (batch * length * width), 1)

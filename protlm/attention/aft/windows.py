@@ -1,16 +1,51 @@
-"""Means in linear time where only pairs of near positions have a bias."""
+"""Attention-free transformers in which only pairs of near positions have a bias."""
 
-from typing import NamedTuple, Self
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple, Self, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from protlm.attention.aft.base import AttentionFree
 from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
+from protlm.attention.base import Recurrent
 from protlm.attention.ops.blocks import from_blocks, to_blocks, with_neighbors
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import no_autocast, upcast
 
+_STANDARD_DEVIATION = 0.01
 # The products of smaller blocks would be too small to be efficient.
 _SMALLEST_BLOCK = 32
+
+
+class PositionBiases(nn.Module):
+    """Tables u and v, max_length × rank, of the biases w = u vᵀ (arXiv 2105.14103, section 3)."""
+
+    def __init__(self, *, max_length: int, rank: int) -> None:
+        super().__init__()
+        # The letters are the paper's.
+        self.u = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
+        self.v = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
+
+    def rows(self, rows: slice, length: int) -> Tensor:
+        """Returns the biases of some rows and the first `length` keys, ML."""
+        return rows_of_biases(rows, length, self.u, self.v)
+
+    def blocks(self, length: int, size: int, *, causal: bool) -> Tensor:
+        """Returns the biases of each block's rows and the keys of the block and its neighbors.
+
+        Returns:
+            (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
+        """
+        u, v = (to_blocks(upcast(x[None, None, :length]), size) for x in (self.u, self.v))
+        return (u @ with_neighbors(v, before=1, after=0 if causal else 1).mT)[0]
+
+
+def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
+    """Returns the biases u vᵀ of some rows and the first `length` keys, ML."""
+    return upcast(u[:length])[rows] @ upcast(v[:length]).mT
 
 
 def power_of_two(count: int) -> int:
@@ -102,3 +137,65 @@ def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> S
     sums = triangle(exponents, values, own)
     sums = sums.plus(terms.shifted(1, -3).mixed(previous))
     return sums.plus(far.scaled(weights.far))
+
+
+@final
+@dataclass(frozen=True)
+class WindowedState:
+    """Exponents and values of the last positions, in a ring, and the sums over all before them."""
+
+    near: KeyValueCache
+    far: SoftmaxSums
+
+    def __getitem__(self, rows_B: Tensor) -> "WindowedState":
+        return WindowedState(self.near[rows_B], self.far[rows_B])
+
+    def append(self, exponents: Tensor, values: Tensor) -> "WindowedState":
+        """Writes one position, in place, over the oldest one, which becomes part of the sums."""
+        near, far, slot = self.near, self.far, self.near.ring_slot()
+        if near.length >= near.slots:
+            oldest = near.k_BHMK[:, :, slot]
+            far = far.plus(SoftmaxSums(oldest, near.v_BHMC[:, :, slot], torch.ones_like(oldest)))
+        return WindowedState(near.append(exponents, values, slot=slot), far)
+
+
+class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
+    """An attention-free transformer whose w_ij is 0 where j is outside the window of i.
+
+    Decoding keeps the positions of one causal window, and two sums over everything before it.
+    """
+
+    # Positions of a causal window, the row's own one included.
+    _window: int
+
+    @abstractmethod
+    def _window_bias(self, row: int, key_M: Tensor) -> Tensor:
+        """Returns w of one row and M keys in its window, (H or 1, M)."""
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> WindowedState:
+        exponents, values = self._exponents(upcast(k_BHK)), upcast(v_BHC)
+        near = KeyValueCache.empty(exponents, values, self._window)
+        # An empty slot has the exponent of no weight.
+        near.k_BHMK.fill_(floor_of(exponents))
+        return WindowedState(near, SoftmaxSums.none(exponents, values))
+
+    @torch.no_grad()
+    def step(
+        self,
+        state: WindowedState,
+        q_BHK: Tensor,
+        k_BHK: Tensor,
+        v_BHC: Tensor,
+        *,
+        hidden_BD: Tensor,
+    ) -> tuple[WindowedState, Tensor]:
+        row = state.near.length
+        self._refuse_longer(row + 1)
+        with no_autocast(v_BHC):
+            state = state.append(self._exponents(upcast(k_BHK)), upcast(v_BHC))
+            key_M = state.near.ring_positions().clamp(min=0)
+            exponents = state.near.k_BHMK + self._window_bias(row, key_M)[..., None]
+            near = SoftmaxSums.terms(exponents, state.near.v_BHMC).total()
+            near = near.each(lambda x: x.squeeze(-2))
+            gate_BHK = upcast(q_BHK).sigmoid()
+            return state, (gate_BHK * state.far.plus(near).mean()).to(v_BHC.dtype)

@@ -20,9 +20,13 @@ from protlm.attention.linearized.features import (
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.operands import Kernel
 from protlm.attention.linearized.selection import Case, Implementation, chosen_attention, has_fused
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
+from protlm.attention.ops.numerics import (
+    accum_dtype,
+    no_autocast,
+    upcast,
+    visible_keys,
+    zero_padding,
+)
 from protlm.attention.ops.projection import Projection
 from protlm.errors import UserError, refuse_unknown
 
@@ -227,9 +231,6 @@ def _check_fused(feature_map: FeatureMap, normalizer: Normalizer) -> None:
 
 
 def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
-    require_at_least(
-        "redraw_every", redraw_every, 1, example=1000, otherwise="null for a single draw"
-    )
     if redraw_every is not None and not has_projection:
         raise UserError(
             f"attention.redraw_every={redraw_every} needs a projection: set "

@@ -25,8 +25,7 @@ from protlm.attention.linearized.chunks import chunked
 from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.linearized.normalization import inverse_of_weight
 from protlm.attention.linearized.operands import Kernel
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
 from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.tiles import CHUNK, tiles
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.ops.products import product
-from protlm.errors import UserError, refuse_unknown
 
 # With larger exponents, sums over long sequences would overflow float32.
 _LARGEST_EXPONENT = 30.0
@@ -99,13 +98,3 @@ class GeneralizedFeatures(FeatureMap):
             return dprojected_BHLR if rows_RK is None else product(dprojected_BHLR, rows_RK.mT)
 
         return Features(self._nonlinearity.value(projected_BHLR).add_(self.epsilon), pullback)
-
-
-def check_generalized(kernel: str, epsilon: float) -> None:
-    """Checks the settings of a generalized kernel."""
-    refuse_unknown("attention.kernel", kernel, NONLINEARITIES)
-    if not 0 <= epsilon < math.inf:
-        raise UserError(
-            f"attention.kernel_epsilon={epsilon} must be 0 or more; type "
-            "attention.kernel_epsilon=0.001"
-        )

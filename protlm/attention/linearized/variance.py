@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.linearized.positive import optimal_stretch
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.numerics import accum_dtype, zero_padding
 
 # exp(|z|²) overflows for large queries and keys. A relative error of 10⁶ is as useless as a larger
 # one, and keeps infinities out of the log.

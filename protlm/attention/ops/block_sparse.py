@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from protlm.attention.ops.blocks import softmax_in_blocks
 from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.tiles import at_once
 
 # The elements of the keys of a tile: they fit into the caches of a CPU, and occupy a GPU.
 _CPU_ELEMENTS, _GPU_ELEMENTS = 1 << 20, 1 << 26
@@ -46,8 +47,8 @@ class Selection:
         """Yields the ranges of blocks whose keys are gathered together."""
         batch, heads, number, selected = self.numbers.shape
         num_keys = self.global_place_BP.shape[1] + selected * self.place_BSM.shape[2]
-        elements = _CPU_ELEMENTS if self.numbers.device.type == "cpu" else _GPU_ELEMENTS
-        step = max(1, elements // (batch * heads * num_keys * width))
+        elements = batch * heads * num_keys * width
+        step = at_once(self.numbers, elements, cpu=_CPU_ELEMENTS, gpu=_GPU_ELEMENTS)
         return (slice(start, start + step) for start in range(0, number, step))
 
     def take(self, global_BHPK: Tensor, blocks_BHSMK: Tensor, tile: slice) -> Tensor:

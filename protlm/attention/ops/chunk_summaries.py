@@ -1,6 +1,6 @@
 """Summaries of chunks, and the patterns of residues and summaries that a query sees."""
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -30,38 +30,80 @@ def summaries(x_BHLK: Tensor, weights_BHSMP: Tensor) -> Tensor:
     return weights_BHSMP.mT @ to_blocks(x_BHLK, weights_BHSMP.shape[3])
 
 
-class Pattern(ABC):
+@final
+@dataclass(frozen=True)
+class Pattern:
     """A pattern of the positions and chunk summaries that each of L queries sees.
 
-    The positions and summaries gathered for a block of queries include all that one of its queries
-    sees; `sees_position` and `sees_chunk` mask the others. Windows and chunks are clipped to the
-    length of the sequence, which only saves work.
+    Bidirectionally: a segment with half a segment on each side, and one chunk for all. Causally: a
+    window that ends at the query, and the chunks before its own. The positions and summaries
+    gathered for a block of queries include all that one of its queries sees; masks hide the others.
 
-    Args:
+    Attributes:
         length: positions L.
-        window: positions of a window or segment, at most L.
+        window: positions of a segment or window, at most L.
         chunk: positions of a chunk, at most L.
-        block: queries in a block.
+        block: queries in a block: a segment, or whole chunks, so that summaries can be split into
+            blocks as well.
+        reach: the number of chunks before its own that a causal query sees; None for all queries
+            that see all chunks.
     """
 
-    def __init__(self, length: int, *, window: int, chunk: int, block: int) -> None:
-        self.length, self.window, self.chunk, self.block = length, window, chunk, block
+    length: int
+    window: int
+    chunk: int
+    block: int
+    reach: int | None
 
-    @abstractmethod
+    @classmethod
+    def segments(cls, length: int, window: int) -> "Pattern":
+        """Creates the bidirectional pattern; of an odd segment, the half after it is larger."""
+        window = min(window, length)
+        return cls(length, window, chunk=length, block=window, reach=None)
+
+    @classmethod
+    def history(cls, length: int, window: int, chunk: int, memory: int | None) -> "Pattern":
+        """Creates the causal pattern.
+
+        Args:
+            length: positions L.
+            window: positions that a query sees, itself included.
+            chunk: positions of a chunk.
+            memory: positions before the chunk of a query whose summaries it sees, rounded up to
+                chunks; None for all.
+        """
+        reach = -(-(length if memory is None else memory) // chunk)
+        # Clipped to the length of the sequence, which only saves work.
+        window, chunk = min(window, length), min(chunk, length)
+        chunks = -(-max(window, min(_LEAST_BLOCK, length)) // chunk)
+        return cls(length, window, chunk, block=chunk * chunks, reach=reach)
+
     def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
         """Gathers positions for every block of queries, BHSMK; zeros beyond the ends."""
+        half = self.window // 2
+        before, after = (half, self.window - half) if self.reach is None else (self.window - 1, 0)
+        return with_margins(to_blocks(x_BHLK, self.block), before=before, after=after)
 
-    @abstractmethod
     def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
         """Gathers summaries of S chunks for every block of queries; zeros beyond the ends."""
+        if self.reach is None:
+            return x_BHSK[:, :, None].expand(-1, -1, -(-self.length // self.block), -1, -1)
+        chunks = to_blocks(x_BHSK, self.block // self.chunk)
+        return with_margins(chunks, before=min(self.reach, x_BHSK.shape[2] - 1), after=0)
 
-    @abstractmethod
     def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
         """Returns whether the query at one position sees another position; both broadcast."""
+        if self.reach is not None:
+            return (query - self.window < position) & (position <= query)
+        start = query // self.window * self.window - self.window // 2
+        return (start <= position) & (position < start + 2 * self.window)
 
-    @abstractmethod
     def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
         """Returns whether the query at a position sees the summaries of a chunk; both broadcast."""
+        own = query // self.chunk
+        if self.reach is None:
+            return own == chunk
+        return (own - self.reach <= chunk) & (chunk < own)
 
     def visible_in_blocks(self, mask_BL: Tensor, rank: int) -> Tensor:
         """Returns the mask of visible summaries, then positions, of the queries of every block.
@@ -92,68 +134,3 @@ class Pattern(ABC):
 
     def _has_residue(self, mask_BL: Tensor) -> Tensor:
         return to_blocks(mask_BL[:, None, :, None], self.chunk).any(dim=3)
-
-
-@final
-class Segments(Pattern):
-    """The bidirectional pattern: segments with half a segment on each side, and one chunk for all.
-
-    Args:
-        length: positions L.
-        window: positions of a segment; if odd, the half after it is the larger one.
-    """
-
-    def __init__(self, length: int, window: int) -> None:
-        window = min(window, length)
-        super().__init__(length, window=window, chunk=length, block=window)
-
-    def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
-        half = self.window // 2
-        segments = to_blocks(x_BHLK, self.window)
-        return with_margins(segments, before=half, after=self.window - half)
-
-    def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
-        return x_BHSK[:, :, None].expand(-1, -1, -(-self.length // self.window), -1, -1)
-
-    def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
-        start = query // self.window * self.window - self.window // 2
-        return (start <= position) & (position < start + 2 * self.window)
-
-    def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
-        """See `Pattern.sees_chunk`: always true."""
-        return query // self.chunk == chunk
-
-
-@final
-class History(Pattern):
-    """The causal pattern: a window that ends at the query, and the chunks before its own.
-
-    Args:
-        length: positions L.
-        window: positions that a query sees, itself included.
-        chunk: positions of a chunk.
-        memory: positions before the chunk of a query whose summaries it sees, rounded up to
-            chunks; None for all.
-    """
-
-    def __init__(self, length: int, window: int, chunk: int, memory: int | None) -> None:
-        # The number of chunks before its own that a query sees.
-        self.reach = -(-(length if memory is None else memory) // chunk)
-        window, chunk = min(window, length), min(chunk, length)
-        # A block consists of whole chunks, so that summaries can be split into blocks as well.
-        chunks = -(-max(window, min(_LEAST_BLOCK, length)) // chunk)
-        super().__init__(length, window=window, chunk=chunk, block=chunk * chunks)
-
-    def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
-        return with_margins(to_blocks(x_BHLK, self.block), before=self.window - 1, after=0)
-
-    def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
-        chunks = to_blocks(x_BHSK, self.block // self.chunk)
-        return with_margins(chunks, before=min(self.reach, x_BHSK.shape[2] - 1), after=0)
-
-    def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
-        return (query - self.window < position) & (position <= query)
-
-    def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
-        own = query // self.chunk
-        return (own - self.reach <= chunk) & (chunk < own)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.ops.projection import projection_generator
+from protlm.attention.ops.tiles import at_once
 
 # The elements of the weights of a tile of chunks; on a CPU they stay in cache.
 _CPU_NUMBERS, _GPU_NUMBERS = 1 << 19, 1 << 26
@@ -42,10 +43,10 @@ def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Te
     """
     x_BHLK = x_BHLK.float()
     batch, heads, _, _ = x_BHLK.shape
-    numbers = _CPU_NUMBERS if x_BHLK.device.type == "cpu" else _GPU_NUMBERS
     # The products have a column per pair of buckets, whose number grows with the longest input:
     # one round and some of the positions are computed at a time.
-    size = max(numbers // (batch * heads * rotations_THKR.shape[-1]), 1)
+    pairs = batch * heads * rotations_THKR.shape[-1]
+    size = at_once(x_BHLK, pairs, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
     rounds = [
         torch.cat([_sides(part @ rotations_HKR) for part in x_BHLK.split(size, dim=2)], dim=2)
         for rotations_HKR in rotations_THKR.float()
@@ -177,8 +178,8 @@ def tiles(rounds: Layout, index: int, *, causal: bool, width: int) -> Iterator[T
     own_MM = torch.ones(size, size, dtype=torch.bool, device=positions.device)
     own_MM = own_MM.triu() if causal else own_MM.tril().triu()
     hidden_ML = F.pad(own_MM, (size, 0))
-    numbers = _CPU_NUMBERS if positions.device.type == "cpu" else _GPU_NUMBERS
-    step = max(numbers // (size * max(2 * size, width)), 1)
+    weights = size * max(2 * size, width)
+    step = at_once(positions, weights, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
     for start in range(1, num_chunks, step):
         stop = min(start + step, num_chunks)
         in_tile = positions[start - 1 : stop].flatten()

@@ -1,22 +1,44 @@
-"""Checks of options that several mechanisms have."""
+"""What options allow, beside their types in a constructor: a range of numbers, or names.
 
-from protlm.errors import UserError
+`window: Annotated[int, even(2)] = 512` is an even number of at least 2, and
+`sharing: Annotated[str, Sharing] = "layers"` a member of an enumeration.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from protlm.config.fields import Range, check_types
+from protlm.errors import UserError, refuse_unknown
 
 
-def require_at_least(
-    option: str, value: int | None, least: int, *, example: int, otherwise: str = ""
-) -> None:
-    """Checks that an option is at least a number; None passes.
+def even(low: int) -> Range:
+    """Returns the even numbers from `low` on."""
+    return Range(f"even and at least {low}", lambda x: x >= low and x % 2 == 0)
 
-    Args:
-        option: the name of the option.
-        value: the option.
-        least: the smallest allowed value.
-        example: the value that the message suggests.
-        otherwise: the alternative that the message suggests.
+
+def odd(low: int) -> Range:
+    """Returns the odd numbers from `low` on."""
+    return Range(f"odd and at least {low}", lambda x: x >= low and x % 2 == 1)
+
+
+def check_options(kind: type, options: Mapping[str, Any]) -> None:
+    """Refuses options of a type or value that a constructor does not allow.
+
+    Null is compared with the types alone.
     """
-    if value is not None and value < least:
-        raise UserError(
-            f"attention.{option}={value} must be at least {least}; type "
-            f"attention.{option}={example}{otherwise and f', or {otherwise}'}"
-        )
+    check_types(kind, options, section="attention")
+    defaults = inspect.signature(kind).parameters
+    annotations = get_type_hints(kind.__init__, include_extras=True)
+    for option, value in options.items():
+        for allowed in getattr(annotations[option], "__metadata__", ()):
+            if value is None:
+                continue
+            if not isinstance(allowed, Range):
+                refuse_unknown(f"attention.{option}", value, allowed)
+            elif value not in allowed:
+                default = defaults[option].default
+                raise UserError(
+                    f"attention.{option}={value} must be {allowed.expected(value)}; "
+                    f"type attention.{option}={'null' if default is None else default}"
+                )

@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError, refuse_unknown
+from protlm.errors import UserError
 
 
 class RowSampling(StrEnum):
@@ -55,10 +54,23 @@ class Projection:
     antithetic: bool = False
 
     def __post_init__(self) -> None:
-        refuse_unknown("attention.projection", self.sampling, RowSampling)
-        refuse_unknown("attention.row_norms", self.row_norms, RowNorms)
-        self._check_num_features()
-        self._check_head_dim()
+        if self.antithetic and self.num_features % 2:
+            raise UserError(
+                f"attention.num_features={self.num_features} must be even where features come in "
+                "mirrored pairs (attention.antithetic=true, attention.estimator=hyperbolic); "
+                f"type attention.num_features={self.num_features + 1}"
+            )
+        allowed = {
+            RowSampling.hadamard: (self.head_dim.bit_count() == 1, "that is a power of two"),
+            RowSampling.givens: (self.head_dim >= 2, "of 2 or more"),
+        }
+        exists, condition = allowed.get(RowSampling(self.sampling), (True, ""))
+        if not exists:
+            raise UserError(
+                f"attention.projection={self.sampling} needs a head width (model.model_dim / "
+                f"model.num_heads) {condition}, not {self.head_dim}; "
+                "type attention.projection=orthogonal"
+            )
 
     def draw(self, seed: int, index: int) -> Tensor:
         """Returns draw number `index`, RK in float64: a pure function of (seed, index)."""
@@ -72,28 +84,6 @@ class Projection:
         if self.row_norms == RowNorms.chi:
             return _standard_normal(num_rows, self.head_dim, generator).norm(dim=1)
         return torch.full((num_rows,), math.sqrt(self.head_dim), dtype=torch.float64)
-
-    def _check_num_features(self) -> None:
-        require_at_least("num_features", self.num_features, 1, example=256)
-        if self.antithetic and self.num_features % 2:
-            raise UserError(
-                f"attention.num_features={self.num_features} must be even where features come in "
-                "mirrored pairs (attention.antithetic=true, attention.estimator=hyperbolic); "
-                f"type attention.num_features={self.num_features + 1}"
-            )
-
-    def _check_head_dim(self) -> None:
-        allowed = {
-            RowSampling.hadamard: (self.head_dim.bit_count() == 1, "that is a power of two"),
-            RowSampling.givens: (self.head_dim >= 2, "of 2 or more"),
-        }
-        exists, condition = allowed.get(RowSampling(self.sampling), (True, ""))
-        if not exists:
-            raise UserError(
-                f"attention.projection={self.sampling} needs a head width (model.model_dim / "
-                f"model.num_heads) {condition}, not {self.head_dim}; "
-                "type attention.projection=orthogonal"
-            )
 
 
 def projection_generator(seed: int, index: int) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Tiles of positions: linear attention computes the features of one tile at a time."""
+"""Tiles: what is computed together, so that it fits into the caches of a CPU or occupies a GPU."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +10,18 @@ CHUNK = 64
 # On a CPU the features of a tile stay in cache: at most a MiB of float32 per thread.
 _CPU_NUMBERS, _CPU_POSITIONS = 1 << 18, 1 << 11
 _GPU_NUMBERS, _GPU_POSITIONS = 1 << 26, 1 << 20
+
+
+def at_once(x: Tensor, numbers: int, *, cpu: int, gpu: int) -> int:
+    """Returns how many parts to compute together on the device of a tensor.
+
+    Args:
+        x: a tensor.
+        numbers: the numbers of a part.
+        cpu: the numbers that fit into the caches of a CPU.
+        gpu: the numbers that occupy a GPU.
+    """
+    return max((cpu if x.device.type == "cpu" else gpu) // numbers, 1)
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,8 @@ class Tile:
 
 def tiles(x_BHLK: Tensor, *, num_features: int, memory_divisor: int = 1) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
+
+    Linear attention computes the features of one tile at a time.
 
     Args:
         x_BHLK: queries, keys or values.

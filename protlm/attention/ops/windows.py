@@ -1,6 +1,5 @@
-"""Softmax over a sliding window of positions, and its cache for decoding."""
+"""Softmax over a sliding window of positions."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -9,37 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks, with_margins
-from protlm.attention.ops.masking import visible_softmax
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
 
 # The matrix products of smaller blocks would be slow.
 _SMALLEST_BLOCK = 64
-
-
-def check_window(window: int) -> None:
-    """Rejects a window without a middle."""
-    if window < 2 or window % 2:
-        raise UserError(
-            f"attention.window={window} must be even and at least 2: half of the positions are on "
-            "either side; type attention.window=512"
-        )
-
-
-def check_dilation(dilation: int, dilated_heads: int, num_heads: int) -> None:
-    """Rejects dilated windows that no head has."""
-    require_at_least("dilation", dilation, 1, example=2, otherwise="1 for no gaps")
-    if not 0 <= dilated_heads <= num_heads:
-        raise UserError(
-            f"attention.dilated_heads={dilated_heads} must be between 0 and the {num_heads} heads "
-            "(model.num_heads); the paper dilates 2"
-        )
-    if dilation > 1 and dilated_heads == 0:
-        raise UserError(
-            f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; set "
-            "attention.dilated_heads=2, or attention.dilation=1 for no gaps"
-        )
 
 
 @final
@@ -162,47 +133,3 @@ def _dilated_softmax(
         shared=shared,
     )
     return out.unflatten(0, (-1, dilation)).movedim(1, 3).flatten(2, 3)[:, :, :length]
-
-
-def softmax_weights(q_BHMK: Tensor, k_BHLK: Tensor, visible: Tensor) -> Tensor:
-    """Computes softmax(q kᵀ / √K) over the visible keys, BHML, in float32 or float64.
-
-    `visible` broadcasts to BHML; the weights of a query without visible keys are 0.
-    """
-    with no_autocast(q_BHMK):
-        logits_BHML = upcast(q_BHMK) @ upcast(k_BHLK).mT / math.sqrt(q_BHMK.shape[-1])
-    return visible_softmax(logits_BHML, visible)
-
-
-@final
-@dataclass(frozen=True)
-class WindowCache:
-    """A ring buffer of keys and values of the last M positions, of `length` positions in total."""
-
-    k_BHMK: Tensor
-    v_BHMC: Tensor
-    length: int
-
-    @classmethod
-    def empty(cls, k_BHK: Tensor, v_BHC: Tensor, window: int) -> "WindowCache":
-        """Allocates `window` + 1 positions; keys and values give sizes and dtype."""
-        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], window + 1, x.shape[2]) for x in (k_BHK, v_BHC))
-        return cls(k_BHMK, v_BHMC, length=0)
-
-    def __getitem__(self, rows_B: Tensor) -> "WindowCache":
-        return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
-
-    def append(self, k_BHK: Tensor, v_BHC: Tensor) -> "WindowCache":
-        """Overwrites the oldest position in place."""
-        place = self.length % self.k_BHMK.shape[2]
-        self.k_BHMK[:, :, place] = k_BHK
-        self.v_BHMC[:, :, place] = v_BHC
-        return replace(self, length=self.length + 1)
-
-    def attend(self, q_BHK: Tensor) -> Tensor:
-        """Computes softmax(q kᵀ / √K) v over the cached positions, BHC."""
-        # Until the ring is full, its end is empty. The order of keys does not matter.
-        k, v = (x[:, :, : self.length] for x in (self.k_BHMK, self.v_BHMC))
-        scale = 1 / math.sqrt(q_BHK.shape[-1])
-        out_BH1C = F.scaled_dot_product_attention(q_BHK[:, :, None], k, v, scale=scale)
-        return out_BH1C.squeeze(2).to(self.v_BHMC.dtype)

@@ -313,7 +313,7 @@ BAD_SETTINGS = {
         "projection=iid needs a projection",
     ),
     "no kernel": ("performer_generalized", {"kernel": "swish"}, "there are: abs, cos, elu, exp"),
-    "negative eps": ("performer_relu", {"kernel_epsilon": -1.0}, "kernel_epsilon=-1.0 must be 0"),
+    "negative eps": ("performer_relu", {"kernel_epsilon": -1.0}, "kernel_epsilon=-1.0 must be at"),
     "no such rows": (
         "performer_softmax",
         {"projection": "random"},

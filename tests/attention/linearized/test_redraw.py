@@ -60,7 +60,7 @@ def test_a_state_dict_keeps_the_draw() -> None:
         ("performer_softmax", {"num_features": None}, "num_features"),
         ("performer_softmax", {"num_features": "many"}, "num_features"),
         ("performer_softmax", {"redraw_every": 0}, "redraw_every=0 must be at least 1"),
-        ("performer_relu", {"kernel_epsilon": -1e-3}, "kernel_epsilon=-0.001 must be 0 or more"),
+        ("performer_relu", {"kernel_epsilon": -1e-3}, "kernel_epsilon=-0.001 must be at least 0"),
         (
             "performer_relu",
             {"num_features": None, "redraw_every": 5},

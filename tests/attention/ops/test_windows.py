@@ -1,20 +1,15 @@
 """Softmax in a sliding window compared with dense masks, its memory, and its ring for decoding."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
+from protlm.attention.ops.numerics import softmax_weights
 from protlm.attention.ops.windows import (
     SharedKeys,
     Window,
-    WindowCache,
-    check_window,
-    softmax_weights,
     window_softmax,
 )
-from protlm.errors import UserError
 
 WINDOWS = [
     Window(0, 0),
@@ -93,23 +88,6 @@ def test_both_modes_see_equally_many_other_positions() -> None:
     assert offset[gaps.sees(offset)].tolist() == [-12, -8, -4, 0, 4, 8, 12]
 
 
-@pytest.mark.parametrize("window", [Window(100, 100), Window(200, 0), Window(3, 3, dilation=5)])
-def test_memory_grows_with_the_length_only(window: Window, largest_tensor: Any) -> None:
-    sizes = []
-    for length in (2048, 8192):
-        q, k, v = (torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3))
-        largest_tensor.numel = 0
-        with largest_tensor:
-            out = window_softmax(
-                q, k, v, keys_BL=torch.ones(1, length, dtype=torch.bool), window=window
-            )
-            out.square().sum().backward()
-        sizes.append(largest_tensor.numel)
-    # A block is half a window and has a mask of about 1.5 windows for each of its positions.
-    assert sizes[0] <= 2048 * 400
-    assert sizes[1] <= 4.2 * sizes[0]
-
-
 def test_weights_are_the_softmax_of_what_is_visible() -> None:
     q, k, v = draw(2, 2, 5, 8), draw(2, 2, 7, 8, seed=1), draw(2, 2, 7, 8, seed=2)
     visible = draw(2, 1, 5, 7, seed=3) > 0
@@ -122,21 +100,3 @@ def test_weights_are_the_softmax_of_what_is_visible() -> None:
     assert low.dtype == torch.float32
     exact = softmax_weights(q.bfloat16().double(), k.bfloat16().double(), visible)
     torch.testing.assert_close(low.double(), exact, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("window", [2, 4, 30])
-def test_a_ring_keeps_the_own_position_and_the_window_before_it(window: int) -> None:
-    q, k, v = (draw(2, 3, 20, 8, seed=seed) for seed in range(3))
-    keys_BL = torch.ones(2, 20, dtype=torch.bool)
-    expected = window_softmax(q, k, v, keys_BL=keys_BL, window=Window.of(window, causal=True))
-    cache = WindowCache.empty(k[:, :, 0], v[:, :, 0], window)
-    for position in range(20):
-        cache = cache.append(k[:, :, position], v[:, :, position])
-        assert cache.k_BHMK.shape == (2, 3, window + 1, 8)
-        torch.testing.assert_close(cache.attend(q[:, :, position]), expected[:, :, position])
-
-
-@pytest.mark.parametrize("window", [-1, 0, 1, 7])
-def test_a_window_without_a_middle_is_rejected(window: int) -> None:
-    with pytest.raises(UserError, match=rf"attention\.window={window} must be even and at least 2"):
-        check_window(window)

@@ -1,45 +1,11 @@
-"""AFT-full by its formula, one weight for every pair and channel: arXiv 2105.14103, eq. 2."""
+"""AFT-full, one weight for every pair and channel: arXiv 2105.14103, eq. 2."""
 
-from collections.abc import Mapping
-from typing import Any
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-CORE: dict[str, Any] = {}
-HARD: dict[str, Any] | None = None
-FURTHER: list[dict[str, Any]] = [
-    {"rank": 1},
-]
+from tests.attention.truth import Given, gated_mean, outputs
 
 
-def is_linear_in_values(options: Mapping[str, Any]) -> bool:
-    """It is, but it has as many value channels as key channels: the identity does not fit."""
-    return False
-
-
-def rows_sum_to_one(options: Mapping[str, Any]) -> bool:
-    """Always."""
-    return True
-
-
-def output(
-    mechanism: nn.Module,
-    options: Mapping[str, Any],
-    q_BHLK: Tensor,
-    k_BHLK: Tensor,
-    v_BHLC: Tensor,
-    *,
-    hidden_BLD: Tensor,
-    visible_B1LL: Tensor,
-    causal: bool,
-) -> Tensor:
-    """Every output as a gated mean over the keys it sees, with weights e^(k + u·v)."""
-    tables = dict(mechanism.named_parameters())
-    length = q_BHLK.shape[2]
-    u, v = (tables[f"biases.{name}"][:length].to(q_BHLK.dtype) for name in "uv")
-    bias = torch.einsum("ir,jr->ij", u, v)
-    weights = (k_BHLK[:, :, None] + bias[..., None]).exp() * visible_B1LL[..., None]
-    # A row that sees nothing is 0 / 1.
-    totals = weights.sum(3) + ~visible_B1LL.any(3)[..., None]
-    return torch.sigmoid(q_BHLK) * torch.einsum("bhijk,bhjk->bhik", weights, v_BHLC) / totals
+@outputs(further=[{"rank": 1}], linear=lambda _: False)
+def aft_full(given: Given) -> Tensor:
+    u, v = (given.tensors[f"biases.{name}"][: given.length] for name in "uv")
+    return gated_mean(given, given.k_BHLK, u @ v.mT)

@@ -1,69 +1,38 @@
-"""Hybrid heads in O(L²): softmax of a band in the first heads, a kernel in the others."""
+"""Hybrid heads: softmax of a band in the first heads, the linear mechanism in the others."""
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-CORE: dict[str, Any] = {"window": 16}
-HARD: dict[str, Any] | None = {
-    "window": 150,
-    "options": {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10},
-}
-FURTHER: list[dict[str, Any]] = [
-    {
-        "window": 16,
-        "mechanism": "performer_generalized",
-        "options": {"kernel": "elu", "kernel_epsilon": 0.0, "num_features": None},
-    },
-]
+from tests.attention.truth import Given, outputs, shipped_options, softmax
 
 
-def is_linear_in_values(options: Mapping[str, Any]) -> bool:
-    """These are."""
-    return True
-
-
-def rows_sum_to_one(options: Mapping[str, Any]) -> bool:
-    """These do."""
-    return True
-
-
-def _feature_map(mechanism: nn.Module, options: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    """φ(x) = relu(ω·x) + ε, or elu(x) + 1."""
-    if options["mechanism"] == "performer_generalized":
-        return lambda x: torch.where(x > 0, x + 1, x.clamp(max=0).exp())
-    epsilon = options["options"].get("kernel_epsilon", 1e-3)
-    projections = [x for name, x in mechanism.named_buffers() if name.endswith("projection")]
-    if not projections:
-        return lambda x: torch.where(x > 0, x, 0) + epsilon
-    return lambda x: (x @ projections[0].to(x.dtype).mT).clamp(min=0) + epsilon
-
-
-def output(
-    mechanism: nn.Module,
-    options: Mapping[str, Any],
-    q_BHLK: Tensor,
-    k_BHLK: Tensor,
-    v_BHLC: Tensor,
-    *,
-    hidden_BLD: Tensor,
-    visible_B1LL: Tensor,
-    causal: bool,
-) -> Tensor:
-    """Every output as a weighted mean over the keys it sees, the weights of two kinds."""
-    length, local = q_BHLK.shape[2], options["local_heads"]
-    is_causal = length > 1 and not visible_B1LL.triu(1).any()
-    position_L = torch.arange(length)
-    distance_LL = position_L[:, None] - position_L
-    reach = options["window"] if is_causal else options["window"] // 2
-    near = q_BHLK[:, :local] @ k_BHLK[:, :local].mT / math.sqrt(q_BHLK.shape[-1])
-    near = (near - near.detach().amax(-1, keepdim=True)).exp() * (distance_LL.abs() <= reach)
-    phi = _feature_map(mechanism, options)
-    far = phi(q_BHLK[:, local:]) @ phi(k_BHLK[:, local:]).mT
-    weights_BHLL = torch.cat([near, far], dim=1) * visible_B1LL
-    totals_BHL1 = weights_BHLL.sum(-1, keepdim=True)
-    # A row that sees nothing is 0 / 1.
-    return weights_BHLL @ v_BHLC / (totals_BHL1 + (totals_BHL1 == 0))
+@outputs(
+    {"window": 16},
+    {"window": 150, "options": {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10}},
+    further=[
+        {"window": 16, "mechanism": name, "options": options}
+        for name, options in {
+            "performer_generalized": {"kernel": "elu", "kernel_epsilon": 0.0, "num_features": None},
+            "performer_softmax": {"num_features": 20},
+            "rfa": {"gate": True, "num_features": 20},
+            "aft_simple": {},
+            "linear": {},
+        }.items()
+    ],
+    linear=lambda options: not options["mechanism"].startswith("aft"),
+)
+def hybrid(given: Given) -> Tensor:
+    """The outputs of both kinds of heads."""
+    local, name = given.options["local_heads"], given.options["mechanism"]
+    reach = given.options["window"] if given.causal else given.options["window"] // 2
+    near = given.distances().abs() <= reach
+    weights = softmax(given.logits()[:, :local], given.visible() & near)
+    others = given._replace(
+        **{field: getattr(given, field)[:, local:] for field in ("q_BHLK", "k_BHLK", "v_BHLC")},
+        options=shipped_options(name) | given.options["options"],
+        tensors={key.removeprefix("linear."): x for key, x in given.tensors.items()},
+    )
+    reference = getattr(import_module(f"tests.attention.references.{name}"), name)
+    return torch.cat([weights @ given.v_BHLC[:, :local], reference.of(others)], dim=1)

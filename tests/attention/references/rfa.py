@@ -1,85 +1,48 @@
-"""Random feature attention in O(L²): arXiv 2103.02143, sections 3.1 and 3.2."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Random feature attention: arXiv 2103.02143, sections 3.1 and 3.2."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-CORE: dict[str, Any] = {"num_features": 20}
-HARD: dict[str, Any] | None = {
-    "num_features": 17,
-    "kernel": "arccos",
-    "gate": True,
-    "denominator_floor": None,
-}
-FURTHER: list[dict[str, Any]] = [
-    {"num_features": 7, "kernel": "arccos", "redraw_every": None},
-    {"num_features": 20, "gate": True},
-]
+from tests.attention.truth import Given, weights
 
 
-def is_linear_in_values(options: Mapping[str, Any]) -> bool:
-    """Always."""
-    return True
+@weights(
+    {"num_features": 20},
+    {"num_features": 17, "kernel": "arccos", "gate": True, "denominator_floor": None},
+    further=[
+        {"num_features": 20, "gate": True},
+        # Some sums are at the floor.
+        {"num_features": 20, "denominator_floor": 15.0, "redraw_every": None},
+        {"num_features": 7, "kernel": "arccos", "denominator_floor": 5.0},
+    ],
+)
+def rfa(given: Given) -> Tensor:
+    """The mean over the rows of a function of the projections of scaled unit vectors."""
+    rows_RK, pairs = given.tensors["performer.projection"], given.tensors["scales"]
+    scales_H1K = pairs.unflatten(0, (given.q_BHLK.shape[1], 1, -1)).repeat(1, 1, 2)
+    unit = (x / (x.norm(dim=-1, keepdim=True) + 1e-3) for x in (given.q_BHLK, given.k_BHLK))
+    q_BHLR, k_BHLR = (x * scales_H1K @ rows_RK.mT for x in unit)
+    means = 0
+    for q_BHL, k_BHL in zip(q_BHLR.unbind(-1), k_BHLR.unbind(-1), strict=True):
+        one, other = q_BHL[..., None], k_BHL[..., None, :]
+        if given.options["kernel"] == "gaussian":
+            means = means + (one - other).cos() / q_BHLR.shape[-1]
+        else:
+            means = means + one.clamp(min=0) * other.clamp(min=0) / q_BHLR.shape[-1]
+    return means * _gates(given) if given.options["gate"] else means
 
 
-def rows_sum_to_one(options: Mapping[str, Any]) -> bool:
-    """Only where nothing guards the sum of a row's weights."""
-    return options["denominator_floor"] is None
-
-
-def _kernel(x_BHLK: Tensor, y_BHLK: Tensor, rows_RK: Tensor, kernel: str) -> Tensor:
-    """The mean over the rows of what each of them says of every pair, BHLL."""
-    x_BHLR, y_BHLR = x_BHLK @ rows_RK.mT, y_BHLK @ rows_RK.mT
-    pairs = x_BHLR[:, :, :, None], y_BHLR[:, :, None]
-    if kernel == "gaussian":
-        return (pairs[0] - pairs[1]).cos().mean(-1)
-    return (pairs[0].clamp(min=0) * pairs[1].clamp(min=0)).mean(-1)
-
-
-def _gates(parameters: Mapping[str, Tensor], hidden_BLD: Tensor, visible_B1LL: Tensor) -> Tensor:
-    """The weight (1 - g_j) g_{j+1} … g_i of every pair over their sum for i, BHLL, step by step."""
-    logits_BLH = hidden_BLD @ parameters["gate.weight"].mT + parameters["gate.bias"]
-    gates_BHL = logits_BLH.sigmoid().mT
-    visible_BLL = visible_B1LL[:, 0]
-    is_real_BL = visible_BLL.diagonal(dim1=1, dim2=2)
+def _gates(given: Given) -> Tensor:
+    """The weight (1 - g_j) g_{j+1} … g_i of every pair over their sum for i, step by step."""
+    weight, bias = given.tensors["gate.weight"], given.tensors["gate.bias"]
+    gates_BHL = (given.hidden_BLD @ weight.mT + bias).sigmoid().mT
     weights_BHL = torch.zeros_like(gates_BHL)
     rows = []
-    for i in range(gates_BHL.shape[2]):
+    for i in range(given.length):
         gate_BH1 = gates_BHL[:, :, i, None]
-        newest_L = torch.arange(gates_BHL.shape[2]) == i
+        newest_L = torch.arange(given.length) == i
         stepped_BHL = gate_BH1 * weights_BHL + (1 - gate_BH1) * newest_L
-        weights_BHL = torch.where(is_real_BL[:, i, None, None], stepped_BHL, weights_BHL)
+        weights_BHL = torch.where(given.mask_BL[:, i, None, None], stepped_BHL, weights_BHL)
         total_BH1 = weights_BHL.sum(-1, keepdim=True)
         rows.append(weights_BHL / torch.where(total_BH1 == 0, 1, total_BH1))
     return torch.stack(rows, dim=2)
-
-
-def output(
-    mechanism: nn.Module,
-    options: Mapping[str, Any],
-    q_BHLK: Tensor,
-    k_BHLK: Tensor,
-    v_BHLC: Tensor,
-    *,
-    hidden_BLD: Tensor,
-    visible_B1LL: Tensor,
-    causal: bool,
-) -> Tensor:
-    """Every output as a weighted mean over the keys it sees, its divisor no less than the floor."""
-    parameters = dict(mechanism.named_parameters())
-    (rows_RK,) = (x for name, x in mechanism.named_buffers() if name.endswith("projection"))
-    heads, width = q_BHLK.shape[1], q_BHLK.shape[3]
-    scales_H1K = parameters["scales"].reshape(heads, 1, width // 2).repeat(1, 1, 2)
-    unit = [x / (x.norm(dim=-1, keepdim=True) + 1e-3) for x in (q_BHLK, k_BHLK)]
-    weights_BHLL = _kernel(
-        unit[0] * scales_H1K, unit[1] * scales_H1K, rows_RK.to(q_BHLK.dtype), options["kernel"]
-    )
-    if options["gate"]:
-        weights_BHLL = weights_BHLL * _gates(parameters, hidden_BLD, visible_B1LL)
-    weights_BHLL = weights_BHLL * visible_B1LL
-    totals_BHL1 = weights_BHLL.sum(-1, keepdim=True)
-    if options["denominator_floor"] is not None:
-        totals_BHL1 = totals_BHL1.clamp(min=options["denominator_floor"])
-    return (weights_BHLL / (totals_BHL1 + (totals_BHL1 == 0))) @ v_BHLC
