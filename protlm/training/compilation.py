@@ -21,10 +21,6 @@ def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
     Blocks have the same code, so that one graph serves all of them. Shapes are not symbolic:
     batches have few shapes, and linear attention needs a known length to cut it into tiles. Hooks
     of a block stay outside the graph.
-
-    Args:
-        network: its blocks are compiled when they first see a shape.
-        backend: the backend of `torch.compile`.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _MOST_GRAPHS)
@@ -37,11 +33,8 @@ def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
 class RunEagerly(LoopCallback):
     """Runs compiled blocks eagerly where a graph does not pay off.
 
-    This applies to validation, which would need a second graph for each shape, and to batches that
-    callbacks inspect by hooks.
-
-    Args:
-        every: optimizer steps between two inspected batches, or None.
+    This applies to validation, which would need a second graph for each shape, and to the batches
+    that callbacks inspect by hooks: of one step in `every`.
     """
 
     def __init__(self, every: int | None) -> None:

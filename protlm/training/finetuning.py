@@ -46,18 +46,9 @@ def finetune(
 ) -> ExitCode:
     """Trains until the patience or the epochs end, and sets the best weights.
 
-    A run that was interrupted continues from its last checkpoint. With several devices, Lightning
-    starts the command again for each of the others; all ranks return.
-
-    Args:
-        module: the network and its head.
-        data: the proteins that are trained on, and those that decide when to stop.
-        folder: the folder of checkpoints and `metrics.csv`.
-        settings: the settings.
-        lock: the lock of the folder, which the first rank checks before each checkpoint.
-
-    Returns:
-        Not 0 if a signal ended the training.
+    A run that was interrupted continues from its last checkpoint in the folder. With several
+    devices, Lightning starts the command again for each of the others; all ranks return. The code
+    is not 0 if a signal ended the training.
     """
     checkpoint = newest_checkpoint(folder)
     step = last_step(checkpoint)

@@ -55,10 +55,6 @@ class ModelFlops:
     Counts the matrix products, scaled dot products and convolutions of the forward pass with
     torch's flop counter, at all positions of a row including padding. Training takes three times
     that number (arXiv 2204.02311, appendix B). Recomputed activations do not count.
-
-    Args:
-        network: the network.
-        causal: the mode it is trained in.
     """
 
     def __init__(self, network: ProteinLM, *, causal: bool) -> None:

@@ -67,11 +67,8 @@ class LabelLearning(Objective):
     Args:
         network: the model; parameters that do not require gradients are not trained.
         head: outputs for each label.
-        loss: of outputs and targets: `mean_squares`, `cross_entropy` or `binary_cross_entropy`.
+        loss: `mean_squares`, `cross_entropy` or `binary_cross_entropy`.
         metric: what is measured beside the validation loss.
-        data: the batches.
-        causal: how the model was trained.
-        settings: the settings.
     """
 
     keeps_start = True

@@ -66,13 +66,7 @@ class _RunLogger(Logger):
 
 
 class CsvFile(_RunLogger):
-    """Appends rows to `metrics.csv`; a resumed run first removes the rows after its checkpoint.
-
-    Args:
-        run_dir: the folder of the run.
-        columns: the names of the values, after the step.
-        from_step: the step that the run resumes from.
-    """
+    """Appends rows to `metrics.csv`; a resumed run first removes those after `from_step`."""
 
     def __init__(self, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int) -> None:
         super().__init__("csv")

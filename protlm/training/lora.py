@@ -24,12 +24,7 @@ _W, _A, _B = f"{_PARTS}original", f"{_PARTS}0.A", f"{_PARTS}0.B"
 
 
 class LowRank(nn.Module):
-    """W + 2 B A, which is W in the beginning: A is random and B is zero.
-
-    Args:
-        layer: the linear layer.
-        rank: the rank r of A [r, in] and B [out, r].
-    """
+    """W + 2 B A with A [rank, in] and B [out, rank]; W at first: A is random and B is zero."""
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()

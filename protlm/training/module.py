@@ -39,14 +39,7 @@ class ValidationSums(NamedTuple):
 
 
 class Objective(pl.LightningModule, ABC):
-    """Trains a network: the loss of a step is a total, divided once by all of its targets.
-
-    Args:
-        network: the model.
-        schedule: warm-up and decay.
-        max_steps: optimizer steps of the whole run.
-        seed: seed of dropout, with the place of the batch.
-    """
+    """Trains a network: the loss of a step is a total, divided once by all of its targets."""
 
     # Whether the weights that a run starts from are validated and saved as its step 0.
     keeps_start: ClassVar[bool] = False
@@ -175,13 +168,9 @@ class LanguageModeling(Objective):
     """Trains a network to predict masked or next residues.
 
     Args:
-        network: the model.
         description: the description of the model, which is saved in every checkpoint.
         causal: whether a position sees only earlier ones.
         optimizer: settings of the optimizer.
-        schedule: warm-up and decay.
-        max_steps: optimizer steps of the whole run.
-        seed: seed of dropout, with the place of the batch.
     """
 
     def __init__(

@@ -18,9 +18,6 @@ class AverageWeights(Callback):
     TensorFlow's ExponentialMovingAverage with `num_updates`. The random initial weights are thus
     forgotten quickly even if the decay is slow. The average is kept in float32, is saved in every
     checkpoint, and is used when the model is loaded.
-
-    Args:
-        decay: the factor per step, below 1.
     """
 
     def __init__(self, decay: float) -> None:

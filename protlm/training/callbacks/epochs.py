@@ -32,13 +32,7 @@ def stale_epochs(losses: Sequence[float]) -> int:
 
 
 class ReportEpochs(LoopCallback):
-    """Logs and prints the start and each epoch, and ends the run by its patience.
-
-    Args:
-        folder: the folder of the run.
-        data: the batches.
-        settings: the number of epochs, and the patience.
-    """
+    """Logs and prints the start and each epoch, and ends the run by its patience."""
 
     def __init__(self, folder: Path, data: LabeledData, settings: FinetuneSettings) -> None:
         self._folder, self._settings = folder, settings

@@ -35,11 +35,8 @@ class WatchEstimates(LoopCallback):
 
     Both values are those of the layer's worst head. They are measured on the last batch before
     each log, summed over the ranks, by hooks that exist only during its forward pass; other
-    batches cost nothing. A layer whose estimate is useless causes one warning per run.
-
-    Args:
-        network: the model; layers without a softmax Performer are ignored.
-        every: optimizer steps between two logs.
+    batches cost nothing. A layer whose estimate is useless causes one warning per run. Layers
+    without a softmax Performer are ignored.
     """
 
     def __init__(self, network: ProteinLM, *, every: int) -> None:

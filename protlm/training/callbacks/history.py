@@ -1,7 +1,8 @@
 """`history.tsv` of a run: every start and checkpoint, with the hash of the weights.
 
 It shows that a resumed run began with the saved weights: the row of a start has the same hash as
-the row of the checkpoint that it resumed from.
+the row of the checkpoint that it resumed from. Without averaged weights and adapters, `checkpoint
+info` prints the same one.
 """
 
 import os
@@ -14,7 +15,6 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import nn
 
 from protlm.checkpoints.format import weights_hash
 
@@ -22,29 +22,8 @@ HISTORY = "history.tsv"
 COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
 
 
-def weights_sha256(network: nn.Module) -> str:
-    """Returns the hash of the trained weights.
-
-    Without averaged weights and adapters, `checkpoint info` prints the same one.
-
-    >>> weights_sha256(nn.Identity())[:8]
-    'e3b0c442'
-    """
-    return weights_hash(network.state_dict())
-
-
-def _network(module: LightningModule) -> nn.Module:
-    network = module.network
-    assert isinstance(network, nn.Module)
-    return network
-
-
 class WriteHistory(Callback):
-    """Appends a row to `history.tsv` at each start of a run and at each checkpoint.
-
-    Args:
-        run_dir: the folder of the run.
-    """
+    """Appends a row to `history.tsv` at each start of a run and at each checkpoint."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / HISTORY
@@ -64,7 +43,7 @@ class WriteHistory(Callback):
             datetime.now(UTC).isoformat(timespec="seconds"),
             event,
             str(trainer.global_step),
-            weights_sha256(_network(module)),
+            weights_hash(module.get_submodule("network").state_dict()),
             platform.node(),
             str(torch.get_num_threads()),
             torch.__version__,

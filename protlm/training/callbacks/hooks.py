@@ -121,11 +121,7 @@ class RedrawFeatures(Callback):
 
 
 class ValidateLastStep(LoopCallback):
-    """Validates the last weights of a run whose length is not a multiple of the interval.
-
-    Args:
-        max_steps: the last step of the run.
-    """
+    """Validates the last weights of a run whose length is not a multiple of the interval."""
 
     def __init__(self, max_steps: int) -> None:
         self._max_steps = max_steps
@@ -136,11 +132,7 @@ class ValidateLastStep(LoopCallback):
 
 
 class ResumeValidation(Callback):
-    """Validates the step that a run starts from, where this is due or was interrupted.
-
-    Args:
-        max_steps: the last step of the run.
-    """
+    """Validates the step that a run starts from, where this is due or was interrupted."""
 
     def __init__(self, max_steps: int) -> None:
         self._max_steps = max_steps

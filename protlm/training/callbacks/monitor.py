@@ -58,13 +58,8 @@ class _Sums(NamedTuple):
 class Monitor(Callback):
     """Logs loss, accuracy, learning rate, gradient norm, throughput, utilization and memory.
 
-    Sums are accumulated since the last log, added up over ranks, and divided once.
-
-    Args:
-        every: optimizer steps between two logs.
-        max_steps: the last step of the run.
-        data_wait: the profiler that measures how long batches are waited for.
-        peak: TFLOP/s of a device that is not in the table of `flops`.
+    Sums are accumulated since the last log, added up over ranks, and divided once. `peak` has the
+    TFLOP/s of a device that is not in the table of `flops`.
     """
 
     def __init__(

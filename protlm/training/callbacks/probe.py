@@ -26,10 +26,6 @@ class ProbeModel(LoopCallback):
 
     Training is as without it: random numbers and the modes of all modules are restored, and its
     time does not count in the throughput. The weights are those of the step, not their average.
-
-    Args:
-        probe: the probe.
-        every: optimizer steps between two measurements.
     """
 
     def __init__(self, probe: Probe, *, every: int) -> None:

@@ -17,9 +17,6 @@ class StallWatchdog(LoopCallback):
 
     All ranks do so: the log shows which rank is stuck and where, and where the others wait for it.
     Crashes in native code, such as an abort of NCCL, are reported in the same way.
-
-    Args:
-        timeout_minutes: time after which a rank that waits for another one ends.
     """
 
     def __init__(self, *, timeout_minutes: float) -> None:

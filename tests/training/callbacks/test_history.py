@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from protlm.training.callbacks.history import COLUMNS, HISTORY, WriteHistory, weights_sha256
+from protlm.checkpoints.format import weights_hash
+from protlm.training.callbacks.history import COLUMNS, HISTORY, WriteHistory
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -23,7 +24,7 @@ def trainer(step: int, is_first: bool = True) -> Any:
 
 
 def module(network: nn.Module) -> Any:
-    return SimpleNamespace(network=network)
+    return nn.ModuleDict({"network": network})
 
 
 def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
     history = WriteHistory(tmp_path)
     history.on_train_start(trainer(0), network)
     with torch.no_grad():
-        network.network.weight += 1
+        network["network"].weight += 1
     history.on_save_checkpoint(trainer(7), network, {})
     WriteHistory(tmp_path).on_train_start(trainer(7), network)
     history.on_save_checkpoint(trainer(7, is_first=False), network, {})
@@ -44,13 +45,14 @@ def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
 
 def test_the_hash_is_of_names_and_every_bit() -> None:
     network = nn.Linear(3, 2)
-    before = weights_sha256(network)
+    before = weights_hash(network.state_dict())
     with torch.no_grad():
         network.bias[1] = torch.nextafter(network.bias[1], torch.tensor(9.0))
-    assert weights_sha256(network) != before
+    assert weights_hash(network.state_dict()) != before
     named = [nn.ModuleDict({name: nn.Linear(2, 2)}) for name in "ab"]
     named[1]["b"].load_state_dict(named[0]["a"].state_dict())
-    assert weights_sha256(named[0]) != weights_sha256(named[1])
+    first, second = (weights_hash(one.state_dict()) for one in named)
+    assert first != second
 
 
 def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
