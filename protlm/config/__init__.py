@@ -20,7 +20,6 @@ from protlm.config.choices import (
     QueryKeyWidth,
     Sampling,
     Schedule,
-    Strategy,
     Verify,
     WandbMode,
 )
@@ -62,7 +61,6 @@ __all__ = [
     "Sampling",
     "Schedule",
     "ScheduleConfig",
-    "Strategy",
     "TrainConfig",
     "TrainerConfig",
     "Verify",

@@ -10,7 +10,6 @@ from protlm.config.choices import (
     OnSaveError,
     Optimizer,
     Schedule,
-    Strategy,
     WandbMode,
 )
 from protlm.config.fields import Checked, above, at_least, setting
@@ -158,7 +157,6 @@ class TrainerConfig(Checked):
     accelerator: str = setting("`auto`, `cpu`, `gpu` or `cuda`", "auto")
     devices: int = setting("devices of each machine; on a CPU, processes", 1, allowed=at_least(1))
     num_nodes: int = setting("machines", 1, allowed=at_least(1))
-    strategy: Strategy = setting("data parallel; `auto`: only with several ranks", Strategy.auto)
     precision: str = setting(
         "`bf16-mixed` where the processor has bfloat16 products and `32-true` elsewhere; or one "
         "of the two",

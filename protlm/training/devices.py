@@ -7,7 +7,6 @@ from datetime import timedelta
 import torch
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 
-from protlm.config import Strategy as StrategyName
 from protlm.config import TrainerConfig
 from protlm.errors import UserError
 from protlm.training.launch import check_launch
@@ -53,7 +52,7 @@ def resolved_accelerator(name: str) -> str:
 
 def strategy(config: TrainerConfig, *, uses_all_parameters: bool) -> Strategy | str:
     """Returns the strategy: a single process, or ranks with a time-out."""
-    if config.strategy is StrategyName.auto and config.devices * config.num_nodes == 1:
+    if config.devices * config.num_nodes == 1:
         return "auto"
     return DDPStrategy(
         timeout=timedelta(minutes=config.timeout_minutes),
