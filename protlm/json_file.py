@@ -79,10 +79,10 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[T], value: Any, name: str = "") -> T:
     """Returns a value of a type from what `to_json` made of it, which is not trusted.
 
-    A part that is missing, unknown or of another type is a ValueError: its name, what came, and
-    what is allowed. Types are dataclasses, choices (`Enum`), bool, int, float, str, lists, tuples,
-    dictionaries, `X | None` and `Any`; `Annotated[int, range(3, 9)]` or `Annotated[str, PATTERN]`
-    limits one.
+    A part that is missing, unknown or of another type is a ValueError that says its name, what came
+    and what is allowed. Types are dataclasses, choices (`Enum`), bool, int, float, str, lists,
+    tuples, dictionaries, `X | None` and `Any`; `Annotated[int, range(3, 9)]` or
+    `Annotated[str, PATTERN]` limits one.
 
     Args:
         kind: the type.

@@ -67,9 +67,9 @@ _FAIR_ESM = Layout(
     layers="layers.",
     layer=FAIRSEQ_LAYER,
     sizes={
-        "num_layers": "encoder_layers",
-        "num_heads": "encoder_attention_heads",
-        "model_dim": "encoder_embed_dim",
+        "num_layers": "layers",
+        "num_heads": "attention_heads",
+        "model_dim": "embed_dim",
     },
     epsilon=("layer_norm_eps", 1e-5),
     spellings=((r"^(encoder\.)?(sentence_encoder\.)?", ""),),

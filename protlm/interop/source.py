@@ -196,28 +196,29 @@ def _read_pickle(path: Path) -> Source:
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings of fair-esm by the names of ESM-2, or None if there are none."""
+    """Returns the settings of fair-esm, or None if there are none."""
     group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
     if isinstance(settings, argparse.Namespace):
         return _plain(settings)
     if not isinstance(first, argparse.Namespace):
         return None
-    if (kind := _plain(first).get("arch")) != _ESM_1B:
+    if (kind := getattr(first, "arch", None)) != _ESM_1B:
         raise InputDataError(
             f"{path} is a model of fair-esm with arch={kind!r:.40}, such as ESM-1 or MSA "
             "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
         )
-    # Released files have names with and without the prefix.
-    plain = _plain(first)
-    with_prefix = {f"encoder_{key}": value for key, value in plain.items()}
-    return with_prefix | {key.removeprefix("encoder_"): v for key, v in plain.items()} | plain
+    return _plain(first)
 
 
 def _plain(settings: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings that JSON could contain too: numbers, texts, switches, nothing."""
+    """Returns the settings that JSON could contain too: numbers, texts, switches, nothing.
+
+    Released files have names with and without a prefix.
+    """
     kinds = (bool, int, float, str, type(None))
-    return {key: value for key, value in vars(settings).items() if type(value) in kinds}
+    plain = {key: value for key, value in vars(settings).items() if type(value) in kinds}
+    return {key.removeprefix("encoder_"): value for key, value in plain.items()} | plain
 
 
 def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:

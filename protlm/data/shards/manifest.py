@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +10,13 @@ from typing import Annotated, Any
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
-from protlm.json_file import Count, Sha256, from_json, to_json
-from protlm.paths import existing_file
+from protlm.json_file import Count, Sha256, from_json, read_json, to_json
+from protlm.paths import existing_file, sha256_of
 
 FORMAT = "protlm-shards"
 FORMAT_VERSION = 1
 MANIFEST, MANIFEST_SHA256 = "manifest.json", "manifest.json.sha256"
 
-_MAX_BYTES = 1 << 26
 _SPLIT = re.compile(r"[a-z0-9_]{1,64}")
 # A path from the manifest must not lead out of the folder.
 _ShardFile = Annotated[str, re.compile(r"[a-z0-9_]{1,64}/shard-[0-9]{5,8}\.h5")]
@@ -118,13 +116,10 @@ class Manifest:
         if self.clusters is None:
             del fields["clusters"]
         text = json.dumps(fields, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        (directory / MANIFEST_SHA256).write_bytes(_checksum(text.encode()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        # As `sha256sum --check` reads it.
+        (directory / MANIFEST_SHA256).write_bytes(f"{digest}  {MANIFEST}\n".encode())
         (directory / MANIFEST).write_bytes(text.encode())
-
-
-def _checksum(content: bytes) -> bytes:
-    """Returns the line that `sha256sum --check` reads."""
-    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def is_split_name(name: str) -> bool:
@@ -149,20 +144,12 @@ def read_manifest(directory: Path) -> Manifest:
             f"protlm prepare SOURCE.fasta.gz --out {directory}"
         )
     try:
-        if existing_file(path, "a manifest").stat().st_size > _MAX_BYTES:
-            raise ValueError(f"larger than {_MAX_BYTES:,} bytes")
-        content = path.read_bytes()
-        if (directory / MANIFEST_SHA256).read_bytes() != _checksum(content):
+        expected = f"{sha256_of(existing_file(path, 'a manifest'))}  {MANIFEST}\n"
+        if (directory / MANIFEST_SHA256).read_bytes() != expected.encode():
             raise ValueError(f"its SHA-256 differs from {MANIFEST_SHA256}")
-        fields = json.loads(content.decode("utf-8"))
+        fields = read_json(path, "a manifest")
         _check_version(path, fields)
-        manifest = from_json(Manifest, fields)
-        _check_splits(manifest.splits)
-        if manifest.clusters is not None:
-            _check_splits({split: [one] for split, one in manifest.clusters.indexes.items()})
-            if manifest.clusters.indexes.keys() != manifest.splits.keys():
-                raise ValueError("the splits with clusters differ from those of the data set")
-        return manifest
+        return _checked(from_json(Manifest, fields))
     except FileNotFoundError as error:
         raise InputDataError(
             f"{path} has no {MANIFEST_SHA256} next to it: copy it too, or make the data set again "
@@ -170,7 +157,7 @@ def read_manifest(directory: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise InputDataError(f"{error.filename} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise InputDataError(
             f"{path} is damaged ({error}); make the data set again with protlm prepare"
         ) from error
@@ -189,8 +176,14 @@ def _check_version(path: Path, fields: dict[str, Any]) -> None:
         )
 
 
-def _check_splits(splits: Mapping[str, Sequence[ShardEntry | IndexEntry]]) -> None:
-    for split, entries in splits.items():
-        for entry in entries:
-            if not entry.file.startswith(f"{split}/"):
-                raise ValueError(f"{entry.file} is listed under the split {split}")
+def _checked(manifest: Manifest) -> Manifest:
+    """Returns a manifest whose files are in the folders of their splits."""
+    files = [(split, one.file) for split, shards in manifest.splits.items() for one in shards]
+    if manifest.clusters is not None:
+        if manifest.clusters.indexes.keys() != manifest.splits.keys():
+            raise ValueError("the splits with clusters differ from those of the data set")
+        files += [(split, one.file) for split, one in manifest.clusters.indexes.items()]
+    for split, file in files:
+        if not file.startswith(f"{split}/"):
+            raise ValueError(f"{file} is listed under the split {split}")
+    return manifest
