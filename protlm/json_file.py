@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum, EnumType
 from functools import cache
 from pathlib import Path
@@ -80,9 +80,9 @@ def from_json(kind: type[T], value: Any, name: str = "") -> T:
     """Returns a value of a type from what `to_json` made of it, which is not trusted.
 
     A part that is missing, unknown or of another type is a ValueError that says its name, what came
-    and what is allowed. Types are dataclasses, choices (`Enum`), bool, int, float, str, lists,
-    tuples, dictionaries, `X | None` and `Any`; `Annotated[int, range(3, 9)]` or
-    `Annotated[str, PATTERN]` limits one.
+    and what is allowed; only a field whose default is None may be missing. Types are dataclasses,
+    choices (`Enum`), bool, int, float, str, lists, tuples, dictionaries, `X | None` and `Any`;
+    `Annotated[int, range(3, 9)]` or `Annotated[str, PATTERN]` limits one.
 
     Args:
         kind: the type.
@@ -143,11 +143,10 @@ def _dataclass(kind: Any, values: dict[Any, Any], prefix: str) -> Any:
 
 @cache
 def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns the types of the fields of a dataclass, and the names of those without a default."""
+    """Returns the types of the fields of a dataclass, and the names of those that must be there."""
     given = [one for one in fields(kind) if one.init]
     hints = get_type_hints(kind, include_extras=True)
-    required = [f.name for f in given if f.default is MISSING and f.default_factory is MISSING]
-    return {one.name: hints[one.name] for one in given}, required
+    return {f.name: hints[f.name] for f in given}, [f.name for f in given if f.default is not None]
 
 
 def _choices(kind: Any) -> list[Any]:

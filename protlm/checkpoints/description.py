@@ -6,7 +6,7 @@ such as `${oc.env:TOKEN}` are never resolved.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -25,6 +25,8 @@ _FURTHER = {"contacts_sha256", "license"}
 _SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
 # The epsilon of norms whose setting is null.
 _EPSILON = {Norm.layer: 1e-5, Norm.rms: 1e-6}
+# Of settings that an earlier version did not have.
+_DEFAULTS = {f.name: to_json(f.default) for f in fields(ModelConfig) if f.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,15 @@ class ModelDescription:
         if not isinstance(options, dict) or not isinstance(options.get("name"), str):
             allowed = "the name of a mechanism and its options"
             raise not_usable(path, f"attention={options!r:.60} must be {allowed}")
-        fields = {
+        values = {
             **{key: value for key, value in stored.items() if key != "format"},
             "attention": options["name"],
             "attention_options": {key: value for key, value in options.items() if key != "name"},
         }
+        if isinstance(model := stored.get("model"), dict):
+            values["model"] = {**_DEFAULTS, **model}
         try:
-            found = from_json(cls, fields)
+            found = from_json(cls, values)
         except (ValueError, UserError) as error:
             raise not_usable(path, str(error)) from error
         _check_source(path, found.source)
