@@ -135,8 +135,8 @@ def predict(
     duplicates: Duplicates = "error",
 ) -> None:
     """Predict labels of proteins or residues by a probe."""
-    from protlm.commands import inputs
     from protlm.commands.predict import predict as run
+    from protlm.data.records import proteins
 
     run(
         fasta,
@@ -145,7 +145,7 @@ def predict(
         output,
         tokens_per_batch=toks_per_batch,
         device=device,
-        duplicates=choice("--duplicates", duplicates, inputs.Duplicates),
+        duplicates=choice("--duplicates", duplicates, proteins.Duplicates),
     )
 
 

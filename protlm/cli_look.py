@@ -33,7 +33,7 @@ def attention(
 ) -> None:
     """Write exact attention maps, computed in blocks of rows."""
     from protlm.commands.attention import MapOptions, attention_maps
-    from protlm.commands.inputs import Duplicates
+    from protlm.data.records.proteins import Duplicates
 
     options = MapOptions(
         layers=tuple(layers) if layers else None,
@@ -73,7 +73,7 @@ def contacts(
     """Predict contact maps from attention maps."""
     from protlm.commands.contacts import ContactOptions
     from protlm.commands.contacts import contacts as run
-    from protlm.commands.inputs import Duplicates
+    from protlm.data.records.proteins import Duplicates
 
     repeated = choice("--duplicates", duplicates, Duplicates)
     options = ContactOptions(fit, chain, device, figure, repeated)

@@ -69,7 +69,7 @@ def embed(
     """Embed the proteins of a sequence file; resumable."""
     from protlm.commands.embed import embed as run
     from protlm.commands.embedding.options import Dtype, EmbedOptions, Format, Share
-    from protlm.commands.inputs import Duplicates
+    from protlm.data.records.proteins import Duplicates
     from protlm.data_prep import submission
     from protlm.model.pooling import Pooling
 

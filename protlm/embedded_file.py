@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.commands.inputs import Proteins
 from protlm.data.records import Record
+from protlm.data.records.proteins import Proteins
 from protlm.model.embedding import Embedder, Vectors, batches
 from protlm.terminal import printable
 

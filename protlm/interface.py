@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.estimators import Estimator, default_estimator, score
 from protlm.downstream.mutations import is_mutant, parse_mutant, parse_sequence

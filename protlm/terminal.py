@@ -3,18 +3,22 @@
 import re
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Self, TypeVar
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 # C0 and C1 controls, line and paragraph separators, the marks that reverse text, and surrogates.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Wider than any row; rows are not padded to it.
 _UNBOUNDED = 1 << 20
 _PLAIN_SECONDS = 5.0
+T = TypeVar("T")
 
 
 def printable(text: str) -> str:
@@ -43,6 +47,19 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
     return Console(stderr=stderr, width=None if is_terminal else _UNBOUNDED)
+
+
+def print_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], notes: Iterable[str] = ()
+) -> None:
+    """Prints a table on standard output, and lines below it."""
+    table = Table(*columns, box=SIMPLE)
+    for row in rows:
+        table.add_row(*(escape(printable(cell)) for cell in row))
+    out = console()
+    out.print(table)
+    for note in notes:
+        out.print(printable(note), highlight=False, markup=False)
 
 
 class JobProgress:
@@ -131,3 +148,11 @@ class JobProgress:
             return ""
         seconds = (time.monotonic() - self._start) * left / done
         return f"{timedelta(seconds=round(seconds))} left"
+
+
+def watched(what: str, items: Sequence[T], *, quiet: bool = False) -> Iterator[T]:
+    """Yields the items of a job, and reports how many of them are done."""
+    with JobProgress(what, len(items), quiet=quiet) as progress:
+        for done, item in enumerate(items, start=1):
+            yield item
+            progress.update(done)

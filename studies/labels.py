@@ -25,7 +25,7 @@ from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
 from protlm.data.tables import read_table
-from protlm.downstream.probe_tables import comparison, metric_rows
+from protlm.downstream.probe_results import comparison, metric_rows
 from protlm.downstream.probing import ProbeOptions
 from protlm.loading import pick_device
 from protlm.paths import complete_file

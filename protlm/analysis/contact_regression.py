@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from protlm.analysis.head_statistics import residue_blocks
+from protlm.analysis.structures import Structure, contact_map
 from protlm.errors import InputDataError
 from protlm.model.pretrained import PretrainedModel
 
@@ -79,6 +80,14 @@ def _feature_rows(map_LL: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
     """Returns the `features` of one protein, [N·H, L, L], heads of the first layer first."""
     return np.stack([feature_LL for _, feature_LL in _each_head(model, sequence)])
+
+
+def examples(
+    model: PretrainedModel, structures: Iterable[Structure]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the `head_features` and the contact map of each structure, one at a time in memory."""
+    for structure in structures:
+        yield head_features(model, structure.sequence), contact_map(structure)
 
 
 def _each_head(

@@ -19,7 +19,8 @@ from protlm.analysis.structure_files import (
 )
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import STANDARD_INPUT, ByteSource
-from protlm.errors import InputDataError, one_of
+from protlm.errors import InputDataError, UserError, one_of
+from protlm.paths import existing_file
 from protlm.terminal import printable
 
 if TYPE_CHECKING:
@@ -125,6 +126,25 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     return Structure(
         _ENDING.sub("", path.name), letters, cb_L3, backbone_L43, chosen, others, tuple(notes)
     )
+
+
+def read_chain(path: Path, chain: str | None) -> Structure | None:
+    """Reads the chain that a user asks for; None if the file is not a structure.
+
+    Prints the notes on it and, if none is asked for, which of several is used.
+    """
+    if not is_structure(path):
+        if chain is not None:
+            raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
+        return None
+    structure = read_structure(existing_file(path, "a sequence file or a structure"), chain)
+    if chain is None and structure.other_chains:
+        others = ", ".join(structure.other_chains)
+        message = f"{path}: chain {structure.chain} is used; --chain takes another: {others}"
+        print(printable(message), file=sys.stderr)
+    for note in structure.notes:
+        print(printable(f"{path}, {note}"), file=sys.stderr)
+    return structure
 
 
 def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.outputs import (
     ProteinFile,
     check_figure_output,
@@ -14,6 +13,7 @@ from protlm.commands.outputs import (
     protein_file,
 )
 from protlm.data.records import Record
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.errors import UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.model.memory import Room

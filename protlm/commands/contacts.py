@@ -7,21 +7,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
 
 from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression, head_features
 from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import (
     contact_map,
-    is_structure,
+    read_chain,
     read_structures,
     structure_files,
 )
-from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import SavedFit, digest, read_fit, write_fit
-from protlm.commands.inputs import Duplicates, Proteins
 from protlm.commands.outputs import (
     ProteinFile,
     check_figure_output,
@@ -31,14 +26,15 @@ from protlm.commands.outputs import (
     protein_file,
 )
 from protlm.data.records import Record
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import all_or_none, check_output, existing_file, sample_dir
+from protlm.paths import all_or_none, check_output, sample_dir
 from protlm.plots import contact_figure, save_figure
-from protlm.terminal import JobProgress, console, printable
+from protlm.terminal import JobProgress, print_table, printable
 
 _MOST_FIGURES = 100
 # Of a figure that is drawn, for each pair of residues.
@@ -115,7 +111,7 @@ def contacts(
         print("no head carries contacts: all pairs are equally probable", file=sys.stderr)
     if saved_fit is not None:
         print(f"fit saved: --fit {saved_fit} uses it again", file=sys.stderr)
-    _print_table(rows)
+    print_table(("protein", "residues", "long-range P@L", "by chance"), rows)
     print(output)
 
 
@@ -194,21 +190,10 @@ def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tupl
     )
 
 
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table("protein", "residues", "long-range P@L", "by chance", box=SIMPLE)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console().print(table)
-
-
 def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
-    longest, chain = room.model.max_residues, options.chain
-    if not is_structure(path):
-        if chain is not None:
-            raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
+    longest, structure = room.model.max_residues, read_chain(path, options.chain)
+    if structure is None:
         return _Input(path, Proteins(path, longest, options.duplicates, refuse=room.refusal))
-    existing_file(path, "a sequence file or a structure")
-    structure = read_chain(path, chain)
     if longest is not None and len(structure) > longest:
         raise UserError(
             f"{path} has {len(structure):,} residues, more than the {longest:,} that this model "

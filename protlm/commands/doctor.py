@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from protlm.commands import machine
-from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.batching.plan import SPECIALS
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model, pick_device
 from protlm.memory import available_memory

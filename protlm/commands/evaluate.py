@@ -12,13 +12,9 @@ if __name__ == "__main__":
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from protlm import __version__, evaluation
 from protlm.allocator import keep_freed_memory
@@ -33,7 +29,7 @@ from protlm.errors import UserError, exit_with_message, interrupt_explained, one
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import check_output, complete_file, sha256_of
-from protlm.terminal import console, printable
+from protlm.terminal import print_table
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
 _TEST_SPLITS = ("test", "test_iid")
@@ -159,22 +155,18 @@ def _data(config: EvaluateConfig, split: str) -> EvaluationData:
 
 def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
     """Prints the tables of the evaluations; tables with the same columns are joined."""
-    tables: dict[tuple[str, ...], Table] = {}
+    tables: dict[tuple[str, ...], list[Sequence[str]]] = {}
     captions: dict[tuple[str, ...], dict[str, None]] = {}
     for label, made in evaluations.items():
         by_split = {split: values[label] for split, values in results.items() if label in values}
         found = made.table(by_split)
         columns = tuple(found.columns)
-        table = tables.setdefault(columns, Table(*columns, box=SIMPLE))
+        tables.setdefault(columns, []).extend(found.rows)
         captions.setdefault(columns, {}).update(dict.fromkeys(found.caption.splitlines()))
         if note := _other_objective(label, made, by_split):
             captions[columns][note] = None
-        for row in found.rows:
-            table.add_row(*(escape(printable(cell)) for cell in row))
-    for columns, table in tables.items():
-        console().print(table)
-        for line in captions[columns]:
-            console().print(Text(f"  {printable(line)}"))
+    for columns, rows in tables.items():
+        print_table(columns, rows, (f"  {line}" for line in captions[columns]))
 
 
 def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str, Any]]) -> str:

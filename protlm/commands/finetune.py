@@ -19,18 +19,18 @@ from protlm.commands.finetune_run import (
     refuse_complete,
 )
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
-from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.features import embeddings
 from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import LinearModel, fit, trainable
 from protlm.downstream.probe_files import Probe, write_probe
+from protlm.downstream.probe_results import Result, print_result, write_predictions, write_result
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
 from protlm.lock import FolderLock
+from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of

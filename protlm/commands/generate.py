@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
-from protlm.commands.inputs import Duplicates, Proteins
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model

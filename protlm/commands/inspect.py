@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.analysis.structures import is_structure
-from protlm.commands.chains import read_chain
+from protlm.analysis.structures import read_chain
 from protlm.commands.contact_fit import SavedFit, read_fit
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.errors import InputDataError, UserError
+from protlm.data.records.proteins import one_protein
+from protlm.data.records.source import STANDARD_INPUT
+from protlm.errors import UserError
 from protlm.loading import load_model
-from protlm.paths import check_output, complete_file, existing_file
+from protlm.paths import check_output, complete_file
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.page import assemble
 from protlm.report.plan import MAX_BYTES
@@ -68,22 +68,12 @@ def inspect(
 
 
 def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
-    if is_structure(source):
-        existing_file(source, "a sequence file or a structure")
-        structure = read_chain(source, chain)
-        name = structure.identifier
+    structure = read_chain(source, chain)
+    if structure is not None:
         of = f"{source.name}, chain {structure.chain}" if structure.other_chains else source.name
-        return InspectedProtein(name, "", of, structure.sequence, structure)
-    if chain is not None:
-        raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {source} is none")
-    proteins = Proteins(source, duplicates=Duplicates.suffix)
-    if proteins.num_records != 1:
-        raise InputDataError(
-            f"{proteins.name} has {proteins.num_records:,} proteins, and a page shows one; write "
-            "one of them to a file"
-        )
-    record = next(iter(proteins))
-    name = Path(proteins.name).name
+        return InspectedProtein(structure.identifier, "", of, structure.sequence, structure)
+    record = one_protein(source, ", and a page shows one; write one of them to a file")
+    name = "standard input" if source == STANDARD_INPUT else source.name
     return InspectedProtein(record.identifier, record.header, name, record.sequence)
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.commands.probe_results import output_cells, output_columns
 from protlm.commands.score_results import check_table_output, write_table
 from protlm.data.records import Record
-from protlm.downstream.features import embeddings
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.downstream.probe_files import Probe, read_probe
+from protlm.downstream.probe_results import output_cells, output_columns
 from protlm.downstream.tasks import Task
 from protlm.loading import load_model
+from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.terminal import JobProgress

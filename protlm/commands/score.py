@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.inputs import one_protein
 from protlm.commands.outputs import check_figure_output
 from protlm.commands.score_results import (
     Result,
@@ -22,6 +21,7 @@ from protlm.commands.score_results import (
     write_json,
     write_table,
 )
+from protlm.data.records.proteins import one_protein
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
     Estimator,
@@ -137,7 +137,8 @@ def scan_protein(
     check_outputs([output], options.figure, "--figure")
     if options.figure is not None:
         check_figure_output(options.figure)
-    name, wild_type = one_protein(sources[0])
+    protein = one_protein(sources[0])
+    wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
     if len(estimators) > 1:
         raise UserError(f"--scan takes one --estimator, and {len(estimators)} were given")
@@ -158,7 +159,7 @@ def scan_protein(
     )
     with all_or_none() as written:
         if options.figure is not None:
-            title = f"{printable(name)}: {estimator}"
+            title = f"{printable(protein.identifier)}: {estimator}"
             figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
             save_figure(figure, options.figure)
             written.append(options.figure)
@@ -222,7 +223,7 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
             f"--reference FILE.csv (DMS_id, target_seq), and {given} given; give one of them"
         )
     if options.wild_type is not None:
-        _, wild_type = one_protein(options.wild_type)
+        wild_type = one_protein(options.wild_type).sequence
         return {name: Assay(wild_type, name, "") for name in names}
     assert options.reference is not None
     assays = read_reference(options.reference)

@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
-
 from protlm.data.tables import write_rows
 from protlm.downstream.estimators import Estimator, Scores
 from protlm.downstream.score_metrics import METRICS, Agreement, averages
 from protlm.downstream.variants import Assay, VariantTable
 from protlm.errors import UserError
 from protlm.paths import check_output, complete_file
-from protlm.terminal import console, printable
+from protlm.terminal import print_table, printable
 
 # The top 10 % of fewer variants has none.
 _FEW_VARIANTS = 10
@@ -129,28 +125,23 @@ def print_results(results: Sequence[Result], means: Averages) -> None:
     """Prints a row for each assay and estimator, the definitions, and the averages."""
     rows = [_row(result) for result in results]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    table = Table(*columns, box=SIMPLE)
-    for row in rows:
-        table.add_row(*(escape(row[name]) for name in columns))
-    out = console()
-    out.print(table)
+    notes = []
     if any(one.agreement and one.agreement.num_variants < _FEW_VARIANTS for one in results):
         few = f"fewer than {_FEW_VARIANTS} measured variants: NDCG is undefined, other metrics are"
-        out.print(f"{few} uncertain, and intervals too narrow", highlight=False, markup=False)
-    for estimator, definition in _definitions(results).items():
-        out.print(f"{estimator}: {definition}", highlight=False, markup=False)
+        notes.append(f"{few} uncertain, and intervals too narrow")
+    notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
     for estimator, mean in means.items():
         shown = [f"{name} {value:.3f}" for name, value in mean.values.items() if name]
         if mean.left_out:
             shown.append(f"without {len(mean.left_out):,} of the assays, where it is undefined")
-        text = f"average Spearman, {estimator}: {', '.join(shown)}"
-        out.print(text, highlight=False, markup=False)
+        notes.append(f"average Spearman, {estimator}: {', '.join(shown)}")
+    print_table(columns, ([row[name] for name in columns] for row in rows), notes)
 
 
 def _row(result: Result) -> dict[str, str]:
     found, perplexity = result.agreement, result.scores.perplexity
     row = {
-        "assay": printable(result.assay),
+        "assay": result.assay,
         "estimator": str(result.estimator),
         "variants": f"{len(result.scores.values):,}",
         "measured": "" if found is None else f"{found.num_variants:,}",
@@ -158,7 +149,7 @@ def _row(result: Result) -> dict[str, str]:
     for metric in METRICS:
         row[metric] = "" if found is None else f"{found.values[metric]:.3f}"
         if metric == "Spearman":
-            bounds = found.intervals[metric] if found is not None else ()
+            bounds = found.interval(metric) if found is not None else ()
             row["95 %"] = " to ".join(f"{bound:.3f}" for bound in bounds)
     row["perplexity of wild type"] = "" if perplexity is None else f"{perplexity:.2f}"
     return row
@@ -175,11 +166,9 @@ def write_json(path: Path, results: Sequence[Result], means: Averages, *, model_
         if (found := one.agreement) is not None:
             values["measured"] = found.num_variants
             values["classes"] = found.classes
-            values["metrics"] = {name: _defined(value) for name, value in found.values.items()}
-            values["intervals"] = {
-                name: [_defined(bound) for bound in bounds]
-                for name, bounds in found.intervals.items()
-            }
+            metrics = found.to_plain()
+            values["metrics"] = {name: one["value"] for name, one in metrics.items()}
+            values["intervals"] = {name: [x["low"], x["high"]] for name, x in metrics.items()}
         assays.setdefault(one.assay, {})[one.estimator] = values
     content = {
         "model_hash": model_hash,
@@ -194,7 +183,3 @@ def write_json(path: Path, results: Sequence[Result], means: Averages, *, model_
 
 def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:
     return {result.estimator: result.scores.definition for result in results}
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -18,7 +18,6 @@ from protlm.build import (
 )
 from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.commands.inputs import one_protein
 from protlm.commands.run_settings import (
     compose_run,
     refuse_another_run,
@@ -32,9 +31,9 @@ from protlm.config import Objective, Positions, TrainConfig
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
+from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
-from protlm.downstream.assay_probe import AssayProbe
-from protlm.downstream.structure_probe import StructureProbe
+from protlm.downstream.training_probes import AssayProbe, StructureProbe
 from protlm.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters
@@ -255,7 +254,7 @@ def _probe(network: ProteinLM, config: TrainConfig) -> Probe | None:
     if trainer.probe_assay is None or trainer.probe_wild_type is None:
         return Probe(structures, structures.columns)
     limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
-    _, wild_type = one_protein(Path(trainer.probe_wild_type))
+    wild_type = one_protein(Path(trainer.probe_wild_type)).sequence
     causal = config.objective.name is Objective.causal
     assay = AssayProbe(Path(trainer.probe_assay), wild_type, causal=causal, max_residues=limit)
     return Probe(

@@ -7,11 +7,10 @@ All are those of scikit-learn, except that metrics of constant labels are NaN, a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from protlm.analysis.bootstrap import bounds
+from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
 from protlm.downstream.score_metrics import spearman
 from protlm.downstream.tasks import Task
 
@@ -21,24 +20,6 @@ METRICS = {
     Task.several_classes: ("AUROC", "AUPRC"),
     Task.residue_classes: ("accuracy", "macro F1", "MCC", "accuracy per protein"),
 }
-_RESAMPLES = 1000
-
-
-@dataclass(frozen=True)
-class LabelScores:
-    """Metrics of a predictor by name, on the same resamples for all predictors.
-
-    Attributes:
-        values: the metrics; NaN where one is undefined.
-        resampled: the same for each resample, float64 [resamples, metrics].
-    """
-
-    values: dict[str, float]
-    resampled: np.ndarray
-
-    def interval(self, name: str) -> tuple[float, float]:
-        """Returns the bounds of the 95 % interval of a metric; NaN if it is undefined."""
-        return bounds(self.resampled[:, list(self.values).index(name)])
 
 
 def label_scores(
@@ -49,8 +30,8 @@ def label_scores(
     *,
     units: np.ndarray | None = None,
     seed: int = 0,
-    resamples: int = _RESAMPLES,
-) -> LabelScores:
+    resamples: int = RESAMPLES,
+) -> Metrics:
     """Compares outputs with labels.
 
     Args:
@@ -65,13 +46,13 @@ def label_scores(
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     _, unit_of = np.unique((groups if units is None else units)[first], return_inverse=True)
     number = int(unit_of.max()) + 1
-    draws = np.random.default_rng(seed).integers(number, size=(resamples, number))
-    counts = [np.bincount(drawn, minlength=number)[unit_of] for drawn in draws]
-    weights = np.array([np.ones(len(first)), *counts])
+    counts = [
+        np.bincount(drawn, minlength=number)[unit_of]
+        for drawn in draws(number, seed=seed, number=resamples)
+    ]
     metrics = _metrics_of(outputs, values, group_of, task)
-    found = metrics(weights)
-    names = METRICS[task]
-    return LabelScores(dict(zip(names, found[0].tolist(), strict=True)), found[1:])
+    found = metrics(np.array([np.ones(len(first)), *counts]))
+    return Metrics(dict(zip(METRICS[task], found[0].tolist(), strict=True)), found[1:])
 
 
 def _metrics_of(

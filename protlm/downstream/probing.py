@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.bootstrap import bounds
-from protlm.downstream.features import embeddings, protein_baselines, residue_baselines
-from protlm.downstream.label_metrics import METRICS, LabelScores, label_scores
+from protlm.analysis.bootstrap import Metrics
+from protlm.downstream.features import protein_baselines, residue_baselines
+from protlm.downstream.label_metrics import label_scores
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
 from protlm.errors import InputDataError
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 
 MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
@@ -42,7 +43,7 @@ class Predictor:
     layer: int | None
     penalty: float | None
     by_layer: Mapping[int, float]
-    scores: LabelScores
+    scores: Metrics
     outputs: np.ndarray
 
 
@@ -198,38 +199,3 @@ def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
     found = label_scores(outputs, values, groups, targets.task, resamples=0)
     value = found.values[_CHOSEN_BY.get(targets.task, "accuracy")]
     return -np.inf if np.isnan(value) else value
-
-
-def difference(model: LabelScores, other: LabelScores, name: str) -> tuple[float, float, float]:
-    """Returns a metric's difference of two predictors, and its paired 95 % interval."""
-    place = list(model.values).index(name)
-    resampled = model.resampled[:, place] - other.resampled[:, place]
-    return (model.values[name] - other.values[name], *bounds(resampled))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The first metric of the model less that of the best baseline.
-
-    Attributes:
-        baseline: the predictor with the highest metric beside the model.
-        metric: its name.
-        value: the difference.
-        low: lower bound of its paired 95 % interval.
-        high: upper bound.
-    """
-
-    baseline: str
-    metric: str
-    value: float
-    low: float
-    high: float
-
-
-def over_best_baseline(found: Mapping[str, Predictor], task: Task) -> Comparison:
-    """Compares the model with the baseline that has the highest first metric."""
-    metric = METRICS[task][0]
-    scores = {name: one.scores for name, one in found.items()}
-    baselines = [name for name in scores if name != MODEL]
-    best = max(baselines, key=lambda name: np.nan_to_num(scores[name].values[metric], nan=-1))
-    return Comparison(best, metric, *difference(scores[MODEL], scores[best], metric))

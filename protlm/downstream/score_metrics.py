@@ -13,30 +13,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protlm.analysis.bootstrap import bounds
+from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
 from protlm.downstream.mutations import Variant
 from protlm.downstream.variants import Assay
 
 METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
 _TOP = 0.1
-_RESAMPLES = 1000
 # Fewer resamples of a large assay, whose intervals are narrow.
 _MOST_DRAWN, _FEWEST = 20_000_000, 100
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Metrics by name, with the bounds of their 95 % intervals; NaN where one is undefined.
+class Agreement(Metrics):
+    """The metrics of an assay.
 
     Attributes:
-        values: the metrics.
-        intervals: lower and upper bound of each.
         num_variants: the number of variants with a measured score.
         classes: what AUC and MCC divide the measured variants by: `bins` or `median`.
     """
 
-    values: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
     num_variants: int
     classes: str
 
@@ -94,10 +89,9 @@ def agreement(
         list(metrics(measured[rows], predicted[rows], fit[rows]).values())
         for rows in _resamples(positions[known], seed)
     ]
-    columns = zip(METRICS, np.array(drawn).reshape(-1, len(METRICS)).T, strict=True)
-    intervals = {name: bounds(column) for name, column in columns}
+    resampled = np.array(drawn).reshape(-1, len(METRICS))
     classes = "median" if is_fit is None else "bins"
-    return Agreement(metrics(measured, predicted, fit), intervals, number, classes)
+    return Agreement(metrics(measured, predicted, fit), resampled, number, classes)
 
 
 def _resamples(positions: np.ndarray, seed: int) -> Iterator[np.ndarray]:
@@ -108,9 +102,9 @@ def _resamples(positions: np.ndarray, seed: int) -> Iterator[np.ndarray]:
         return
     # Beyond the positions of a variant there is a factor of 1.
     place = np.where(positions < 0, size, np.searchsorted(names, positions))
-    generator = np.random.default_rng(seed)
-    for _ in range(max(min(_RESAMPLES, _MOST_DRAWN // number), _FEWEST)):
-        counts = np.bincount(generator.integers(size, size=size), minlength=size)
+    resamples = max(min(RESAMPLES, _MOST_DRAWN // number), _FEWEST)
+    for drawn in draws(size, seed=seed, number=resamples):
+        counts = np.bincount(drawn, minlength=size)
         rows = np.repeat(np.arange(number), np.append(counts, 1)[place].prod(axis=1))
         # Few multiple mutants may all have a position that was not drawn.
         if len(rows):

@@ -8,8 +8,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from protlm.analysis.dssp import secondary_structure
+from protlm.analysis.structures import Structure
 from protlm.data.tables import number_meant, number_of
 from protlm.downstream.labels import UNLABELED, Example
+from protlm.downstream.splits import Split
 from protlm.errors import InputDataError, UserError
 
 SEPARATOR = ";"
@@ -204,6 +207,25 @@ def targets_of(
     found = [number[x] for one in labels for x in one if x != UNLABELED]
     groups = np.repeat(each, [len(one) for one in residues])
     return Targets(task, classes, np.array(found), groups, residues)
+
+
+def state_labels(structure: Structure) -> str:
+    """Returns H, E or C for each residue, `?` where its backbone is not resolved."""
+    states = secondary_structure(structure.backbone_L43, structure.sequence)
+    is_resolved = np.isfinite(structure.backbone_L43.sum(axis=(1, 2))).tolist()
+    pairs = zip(states, is_resolved, strict=True)
+    return "".join(state if resolved else UNLABELED for state, resolved in pairs)
+
+
+def state_targets(
+    fit: Sequence[Structure], test: Sequence[Structure]
+) -> tuple[list[str], Targets, Split]:
+    """Returns the sequences of both, the states of their residues, and who is in the test."""
+    both = [*fit, *test]
+    targets = targets_of([state_labels(one) for one in both], Task.residue_classes)
+    rows = np.arange(len(both))
+    split = Split(rows[: len(fit)], rows[:0], rows[len(fit) :], rows)
+    return [one.sequence for one in both], targets, split
 
 
 def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:

@@ -255,7 +255,7 @@ def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:
         known_LL = far_LL & (contacts_LL >= 0)
         contacts.append(_Pairs(protein.sequence, (contacts_LL == 1)[None], known_LL))
         backbone_L43 = protein.structure.backbone_L43
-        states = np.array(list(secondary_structure(backbone_L43, letters == "P")))
+        states = np.array(list(secondary_structure(backbone_L43, protein.sequence)))
         rows = [states == HELIX, states == STRAND, *(letters == a for a in STANDARD)]
         is_known = np.asarray(~np.isnan(backbone_L43).any(axis=(1, 2)))
         residues.append(_to_residue(protein.sequence, np.array(rows), is_known))

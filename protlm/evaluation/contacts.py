@@ -5,17 +5,15 @@ average product (APC, Dunn et al. 2008); the regression is fitted to a few prote
 structure and scored by the precision of the L most probable pairs (P@L) of other proteins.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from protlm.analysis.contact_regression import (
     INVERSE_PENALTY,
     ContactRegression,
     check_disjoint,
-    head_features,
+    examples,
 )
 from protlm.analysis.precision import DEFINITION, precisions
 from protlm.analysis.structure_groups import (
@@ -27,7 +25,7 @@ from protlm.analysis.structure_groups import (
     read_groups,
     table_rows,
 )
-from protlm.analysis.structures import Structure, contact_map, read_folder
+from protlm.analysis.structures import read_folder
 from protlm.errors import UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
@@ -91,10 +89,10 @@ class Contacts(Evaluation):
             ("random_weights", model.with_random_weights(self.seed)),
         ):
             regression = ContactRegression(seed=self.seed, scaled=self.scaled)
-            regression.fit(_examples(compared, fit))
+            regression.fit(examples(compared, fit))
             heads_used[who] = regression.num_heads_used
             fitted, mean = [], []
-            for features_HLL, contacts_LL in _examples(compared, test):
+            for features_HLL, contacts_LL in examples(compared, test):
                 fitted.append((regression.predict(features_HLL), contacts_LL))
                 mean.append((features_HLL.mean(axis=0), contacts_LL))
             found[who], found[f"{who}_mean_of_heads"] = precisions(fitted), precisions(mean)
@@ -120,11 +118,3 @@ class Contacts(Evaluation):
         heads |= {f"{who}_mean_of_heads": "all" for who in used} | {NEAREST: "none"}
         rows = [(*row, heads[row[0].split(",")[0]]) for row in table_rows(values, list(heads))]
         return ResultTable(("contacts", *COLUMNS, "heads used"), rows, caption(values))
-
-
-def _examples(
-    model: PretrainedModel, structures: list[Structure]
-) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    # The maps of one protein at a time, because all of them may not fit in memory.
-    for structure in structures:
-        yield head_features(model, structure.sequence), contact_map(structure)

@@ -12,16 +12,14 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.sequence_features import (
-    compositions,
-    mean_embeddings,
-    three_mers,
-)
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.reader import SplitReader
 from protlm.data.tables import read_labels
+from protlm.data.vocabulary import VOCABULARY
+from protlm.downstream.features import compositions, three_mers
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
@@ -103,7 +101,7 @@ class Retrieval(Evaluation):
 
     def _gallery(
         self, train: SplitReader, label_of: Mapping[str, str]
-    ) -> tuple[list[np.ndarray], np.ndarray]:
+    ) -> tuple[list[str], np.ndarray]:
         order = EpochOrder(len(train), seed=self.seed, epoch=0)
         drawn = order[np.arange(min(len(train), self.max_gallery))]
         return _labeled(train, drawn.tolist(), label_of)
@@ -112,8 +110,8 @@ class Retrieval(Evaluation):
         self,
         model: PretrainedModel,
         data: EvaluationData,
-        queries: list[np.ndarray],
-        gallery: list[np.ndarray],
+        queries: list[str],
+        gallery: list[str],
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Yields pairs of predictor and similarities [queries, gallery]."""
         layer = model.layer_number(self.layer, first=0)
@@ -121,10 +119,9 @@ class Retrieval(Evaluation):
             ("model", model),
             ("random_weights", model.with_random_weights(self.seed)),
         ):
+            size = data.tokens_per_batch
             embedded = [
-                mean_embeddings(
-                    compared_model, some, layers=[layer], tokens_per_batch=data.tokens_per_batch
-                )[0]
+                embeddings(compared_model, some, layers=[layer], tokens_per_batch=size)[0]
                 for some in (queries, gallery)
             ]
             yield who, _cosines(*embedded)
@@ -137,11 +134,12 @@ class Retrieval(Evaluation):
 
 def _labeled(
     split: SplitReader, samples: Iterable[int], label_of: Mapping[str, str]
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[list[str], np.ndarray]:
     """Returns the sequences that have a label, and their labels."""
     named = [(sample, label_of.get(split.identifier(sample))) for sample in samples]
     kept = [(sample, label) for sample, label in named if label is not None]
-    return [split[sample] for sample, _ in kept], np.array([label for _, label in kept])
+    sequences = [VOCABULARY.decode(split[sample]) for sample, _ in kept]
+    return sequences, np.array([label for _, label in kept])
 
 
 def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:

@@ -12,9 +12,9 @@ import numpy as np
 from protlm.analysis.contact_regression import check_disjoint
 from protlm.analysis.structures import Structure, read_folder
 from protlm.downstream.labels import UNLABELED
-from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
-from protlm.downstream.residue_states import state_labels, state_targets
+from protlm.downstream.tasks import state_labels, state_targets
 from protlm.errors import InputDataError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.downstream.labels import read_labeled_proteins
-from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.downstream.tasks import Task, refuse_many_classes, targets_of

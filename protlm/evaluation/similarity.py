@@ -17,10 +17,9 @@ from protlm.analysis.attention_properties import (
     pooled,
     property_sums,
 )
-from protlm.analysis.bootstrap import bounds
+from protlm.analysis.bootstrap import Metrics, draws
 from protlm.analysis.proteins import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.probe_tables import finite_or_none
 from protlm.downstream.score_metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
@@ -28,7 +27,6 @@ from protlm.terminal import JobProgress
 
 # With fewer pairs above the threshold, a head does not count, as in the paper's code.
 MIN_ARCS = 100
-_RESAMPLES = 1000
 
 
 def blosum62() -> np.ndarray:
@@ -175,14 +173,8 @@ def _interval(
         return found, int(enough.sum())
 
     everything, heads = of(np.arange(len(sums)))
-    generator = np.random.default_rng(seed)
-    drawn = [of(generator.integers(len(sums), size=len(sums)))[0] for _ in range(_RESAMPLES)]
-    result: dict[str, Any] = {"heads": heads}
-    for kind, value in everything.items():
-        numbers = (value, *bounds(np.array([one[kind] for one in drawn])))
-        named = zip(("value", "low", "high"), numbers, strict=True)
-        result[kind] = {name: finite_or_none(number) for name, number in named}
-    return result
+    resampled = [list(of(drawn)[0].values()) for drawn in draws(len(sums), seed=seed)]
+    return {"heads": heads, **Metrics(everything, np.array(resampled)).to_plain()}
 
 
 def _cell(found: Mapping[str, Any]) -> str:

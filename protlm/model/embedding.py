@@ -1,18 +1,24 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
+from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import UserError, is_full_memory
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool
+from protlm.paths import explain_os_error
+from protlm.terminal import JobProgress
 
 if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel
@@ -23,7 +29,11 @@ T = TypeVar("T")
 
 
 def batches(
-    lengths: Sequence[int], tokens_per_batch: int, most: int | None = None
+    lengths: Sequence[int],
+    tokens_per_batch: int,
+    most: int | None = None,
+    *,
+    longest_first: bool = False,
 ) -> Iterator[list[int]]:
     """Yields the indices of sequences in batches of similar length, within a number of tokens.
 
@@ -34,9 +44,10 @@ def batches(
     [[0, 2], [1]]
     """
     batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # In this order, the newest sequence is the longest of the batch.
-        tokens = (len(batch) + 1) * (lengths[index] + SPECIALS)
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first):
+        # The longest of the batch is its newest sequence, or its first.
+        longest = lengths[batch[0] if batch and longest_first else index]
+        tokens = (len(batch) + 1) * (longest + SPECIALS)
         if batch and (tokens > tokens_per_batch or len(batch) == most):
             yield batch
             batch = []
@@ -190,3 +201,59 @@ def unless_full(compute: Callable[[], T]) -> T | None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
+
+
+def embeddings(
+    model: "PretrainedModel",
+    sequences: Sequence[str],
+    *,
+    layers: Sequence[int],
+    tokens_per_batch: int,
+    places: Sequence[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """Returns hidden states by layer, float32.
+
+    Args:
+        model: the model.
+        sequences: residues, of which the model reads the first ones that it accepts.
+        layers: 0 the embedding, n the output of block n.
+        tokens_per_batch: the largest number of rows times padded length.
+        places: residues of each sequence whose states are returned; None returns means.
+
+    Returns:
+        [sequences, D] of means, or [residues, D]; of several layers, in temporary files.
+    """
+    texts = [sequence[: model.max_residues] for sequence in sequences]
+    ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
+    shape = (int(ends[-1]), model.description.model.model_dim)
+    in_memory = places is None or len(layers) == 1
+    found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
+    with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
+        for rows in batches([*map(len, texts)], tokens_per_batch, longest_first=True):
+            batch = model.tokenize([texts[row] for row in rows])
+            # The special tokens come before the residues in the vocabulary.
+            is_residue_BL1 = (batch.tokens_BL > VOCABULARY.eos)[..., None]
+            hidden = model.hidden_states(batch, layers)
+            for layer, states in zip(layers, found, strict=True):
+                if places is None:
+                    sums_BD = (hidden[layer].float() * is_residue_BL1).sum(dim=1)
+                    states[rows] = (sums_BD / is_residue_BL1.sum(dim=1)).cpu().numpy()
+                    continue
+                for number, row in enumerate(rows):
+                    here = hidden[layer][number, 1:][torch.as_tensor(places[row])]
+                    states[ends[row] : ends[row + 1]] = here.float().cpu().numpy()
+            progress.advance(len(rows))
+    return found
+
+
+def _on_disk(shape: tuple[int, int]) -> np.ndarray:
+    """Returns an array in a temporary file, float32 zeros."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            # Written, because a file with holes ends the process when the disk is full.
+            for _ in range(shape[0]):
+                file.write(bytes(4 * shape[1]))
+            file.flush()
+            return np.memmap(file, np.float32, "r+", shape=shape)
+    except OSError as error:
+        raise explain_os_error(error, Path(tempfile.gettempdir())) from error

@@ -52,12 +52,11 @@ class InspectedProtein:
 
     def _structure(self, structure: Structure) -> dict[str, Any]:
         assert self.contacts is not None
-        is_proline_L = np.array([letter == "P" for letter in structure.sequence])
         rows, columns = np.nonzero(np.triu(self.contacts == 1, _SHORTEST_CONTACT))
         return {
             "ca": _coordinates(structure.backbone_L43[:, 1]),
             "cb": _coordinates(structure.cb_L3),
-            "states": secondary_structure(structure.backbone_L43, is_proline_L),
+            "states": secondary_structure(structure.backbone_L43, structure.sequence),
             "contacts": np.stack([rows, columns], axis=1).tolist(),
         }
 

@@ -12,6 +12,7 @@ from protlm.analysis.structures import (
     contact_map,
     imputed_cb,
     is_structure,
+    read_chain,
     read_structure,
     structure_files,
 )
@@ -259,3 +260,21 @@ def test_the_shipped_structures_are_what_their_index_says() -> None:
 def contacts_by_separation(structure: Structure) -> list[int]:
     rows, columns = np.nonzero(contact_map(structure) == 1)
     return np.histogram(columns - rows, bins=[6, 12, 24, len(structure)])[0].tolist()
+
+
+def test_the_chain_that_is_used_is_printed(
+    atoms: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "one.pdb", atoms)
+    two = write(tmp_path / "two.pdb", [*atoms, "TER", *(f"{x[:21]}B{x[22:]}" for x in atoms)])
+    found = read_chain(two, None)
+    assert found is not None and found.chain == "A"
+    assert "two.pdb: chain A is used; --chain takes another: B" in capsys.readouterr().err
+    for path, chain, others in ((two, "B", ("A",)), (one, None, ())):
+        found = read_chain(path, chain)
+        assert found is not None and found.other_chains == others
+    assert not capsys.readouterr().err
+    with pytest.raises(InputDataError, match="no protein chain 'C'; it has: A, B"):
+        read_chain(two, "C")
+    read_chain(write(two, [x for x in atoms if x[12:16] == " CA "]), "A")
+    assert "two.pdb, chain A: it has neither CB nor N, CA and C" in capsys.readouterr().err

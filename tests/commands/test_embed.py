@@ -12,9 +12,9 @@ import torch
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import Dtype, EmbedOptions
-from protlm.commands.inputs import Duplicates
 from protlm.commands.outputs import entry_name
 from protlm.data.records import Tally, read_records
+from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.loading import pick_device

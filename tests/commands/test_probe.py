@@ -18,12 +18,12 @@ from protlm.checkpoints.checksums import write_sums
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
-from protlm.downstream.features import embeddings
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.errors import InputDataError, OutputError, UserError
+from protlm.model.embedding import embeddings
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -93,7 +93,7 @@ def test_an_interval_is_as_wide_as_theory_says() -> None:
         sample = generator.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=number)
         found = agreement(sample[:, 0], sample[:, 1], None, singles(np.arange(number)), seed=seed)
         assert found is not None
-        low, high = found.intervals["Spearman"]
+        low, high = found.interval("Spearman")
         assert low <= found.values["Spearman"] <= high
         widths.append(high - low)
     # Of Fisher's z; the derivative of tanh at z is 1 - true².
@@ -122,7 +122,7 @@ def test_an_interval_covers_the_variation_between_positions() -> None:
         for _ in range(3):
             found = agreement(*shared_effects(generator), None, singles(positions))
             assert found is not None
-            low, high = found.intervals["Spearman"]
+            low, high = found.interval("Spearman")
             widths.append((high - low) / (2 * 1.96 * spread))
     assert np.mean(widths[:3]) == pytest.approx(1, rel=0.3)
     assert np.mean(widths[3:]) < 0.5
@@ -185,13 +185,13 @@ def test_single_mutants_have_the_intervals_of_the_cluster_bootstrap() -> None:
     found = agreement(MEASURED, PREDICTED, MEASURED >= 0.5, singles(positions))
     assert found is not None
     expected = np.nanquantile(values, [0.025, 0.975], axis=0).T
-    np.testing.assert_allclose(list(found.intervals.values()), expected, rtol=1e-12)
+    np.testing.assert_allclose(list(map(found.interval, METRICS)), expected, rtol=1e-12)
 
 
 def test_one_position_has_no_interval() -> None:
     found = agreement(MEASURED, PREDICTED, None, singles(np.zeros(20, dtype=int)))
     assert found is not None and found.values["Spearman"] > 0.9
-    assert np.isnan(list(found.intervals.values())).all()
+    assert np.isnan(list(map(found.interval, METRICS))).all()
 
 
 def test_the_positions_of_variants_are_numbered() -> None:
@@ -215,7 +215,8 @@ def test_variants_without_a_measured_score_are_left_out() -> None:
     # The median of the measured scores is 0.4, which divides them as 0.5 does.
     divided = agreement(MEASURED, PREDICTED, None, singles(np.arange(20)))
     assert divided is not None
-    assert (divided.values, divided.intervals) == (found.values, found.intervals)
+    assert divided.values == found.values
+    np.testing.assert_array_equal(divided.resampled, found.resampled)
     assert (found.classes, divided.classes) == ("bins", "median")
     assert agreement(np.full(3, np.nan), np.ones(3), None, singles(np.arange(3))) is None
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.data.shards.data_set import open_split
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD
+from protlm.downstream.features import compositions, three_mers
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
 from tests.small_models import small_model
@@ -39,8 +40,7 @@ def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]
 
 def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None:
     sequences = [row[2] for row in families(0, 4, 2)] + ["M", "MKVW" * 9]
-    encoded = [VOCABULARY.encode(sequence) for sequence in sequences]
-    found = mean_embeddings(model, encoded, layers=[0, 2], tokens_per_batch=150)
+    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=150)
     for row, sequence in enumerate(sequences):
         out = model(model.tokenize([sequence]), layers=[0, 2])
         for means, layer in zip(found, (0, 2), strict=True):
@@ -49,11 +49,11 @@ def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None
 
 
 def test_compositions_and_three_mers_by_hand() -> None:
-    encoded = [VOCABULARY.encode(s) for s in ("LLLA", "LLL", "LA", "XXX")]
-    (first, *_), lengths = compositions(encoded)[:, :-1], compositions(encoded)[:, -1]
+    sequences = ["LLLA", "LLL", "LA", "XXX"]
+    (first, *_), lengths = compositions(sequences)[:, :-1], compositions(sequences)[:, -1]
     assert first[:2].tolist() == [0.75, 0.25]
     np.testing.assert_allclose(np.exp(lengths), [4, 3, 2, 3], rtol=1e-6)
-    known, asked = three_mers(encoded[:2], encoded)
+    known, asked = three_mers(sequences[:2], sequences)
     assert known.shape == (2, 2)
     assert (asked[2:].toarray() == 0).all()
     np.testing.assert_allclose(np.linalg.norm(asked[:2].toarray(), axis=1), 1, rtol=1e-6)

@@ -13,7 +13,7 @@ import pytest
 from protlm.commands.data import export
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
-from protlm.commands.inputs import Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.errors import InputDataError
 from tests.marks import slow_but
 

@@ -14,8 +14,8 @@ import pytest
 from protlm.commands.disk_file import DiskFile
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
-from protlm.commands.inputs import Duplicates
 from protlm.data.records import Tally, read_records
+from protlm.data.records.proteins import Duplicates
 from protlm.errors import OutputError
 from protlm.model.pooling import Pooling
 from protlm.paths import complete_file, complete_folder, sample_dir

@@ -13,8 +13,8 @@ from protlm import __version__
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.commands.embedding.ranges import Ranges, check_ranges, read_ranges
-from protlm.commands.inputs import Proteins
 from protlm.data.records import Record
+from protlm.data.records.proteins import Proteins
 from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError
 from protlm.model.embedding import Embedder, num_windows

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protlm.commands.inputs import Duplicates
+from protlm.data.records.proteins import Duplicates
 from protlm.errors import UserError
 from protlm.model.pooling import Pooling
 

@@ -11,10 +11,9 @@ from scipy.stats import spearmanr
 from protlm.analysis.structures import structure_files
 from protlm.checkpoints.format import latest
 from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.downstream.assay_probe import AssayProbe
 from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.predictions import Predictor
-from protlm.downstream.structure_probe import StructureProbe
+from protlm.downstream.training_probes import AssayProbe, StructureProbe
 from protlm.downstream.variants import read_variants
 from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model

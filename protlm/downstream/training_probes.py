@@ -1,16 +1,68 @@
-"""Zero-shot scores of the variants of an assay, measured in training."""
+"""What a model can do so far, measured in training: contacts, secondary structure, zero shot."""
 
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
+from protlm.analysis.contact_regression import ContactRegression, examples
+from protlm.analysis.precision import scores
+from protlm.analysis.structures import read_folder
 from protlm.downstream.estimators import default_estimator, score
 from protlm.downstream.predictions import Predictor
+from protlm.downstream.probing import probe_features
 from protlm.downstream.score_metrics import spearman
+from protlm.downstream.tasks import state_targets
 from protlm.downstream.variants import read_variants
 from protlm.errors import InputDataError, UserError
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.paths import sample_dir
+
+_TOKENS_PER_BATCH = 4_096
+
+
+@final
+class StructureProbe:
+    """Long- and short-range P@L of the contact regression, and Q3 of a linear probe.
+
+    Both are fitted anew at each call to some of the shipped structures, and tested on others. All
+    are structures that the evaluations fit to, so that those they test on decide nothing during
+    training. The probe reads the last layer. Calls use no global random numbers.
+
+    Args:
+        num_fit: the number of structures to fit to.
+        num_test: the number of structures to test on.
+        max_residues: longer structures are left out; none is by default.
+    """
+
+    columns = ("probe_contacts_short", "probe_contacts_long", "probe_secondary_structure")
+
+    def __init__(self, *, num_fit: int = 10, num_test: int = 10, max_residues: int = 220) -> None:
+        structures, _ = read_folder(sample_dir() / "structures" / "fit", max_residues)
+        self._fit, self._test = structures[:num_fit], structures[num_fit : num_fit + num_test]
+
+    def __call__(self, model: PretrainedModel) -> dict[str, float]:
+        """Returns the values of `columns`, fractions between 0 and 1."""
+        regression = ContactRegression().fit(examples(model, self._fit))
+        contacts = scores(
+            (regression.predict(features_HLL), contacts_LL)
+            for features_HLL, contacts_LL in examples(model, self._test)
+        )
+        short, long = (contacts[name]["P@L"]["mean"] for name in ("short", "long"))
+        values = (short, long, self._secondary_structure(model))
+        return dict(zip(self.columns, values, strict=True))
+
+    def _secondary_structure(self, model: PretrainedModel) -> float:
+        sequences, targets, split = state_targets(self._fit, self._test)
+        (states,) = embeddings(
+            model,
+            sequences,
+            layers=[model.num_layers],
+            tokens_per_batch=_TOKENS_PER_BATCH,
+            places=targets.places,
+        )
+        return probe_features(states, targets, split).scores.values["accuracy"]
 
 
 @final

@@ -11,14 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records import Record, Tally, read_records
+from protlm.data.records.file import read_records
 from protlm.data.records.format_detection import WITHOUT_GAPS
+from protlm.data.records.record import Record
 from protlm.data.records.residues import GAP
+from protlm.data.records.source import STANDARD_INPUT
+from protlm.data.records.tally import Tally
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 from protlm.terminal import printable
 
-STANDARD_INPUT = Path("-")
 _MOST_LISTED = 20
 _REPEATED = "repeated at line"
 _FIRST_WORD = (
@@ -195,15 +197,19 @@ class Proteins:
             raise InputDataError(str(error).replace(str(self._source), self.name)) from None
 
 
-def one_protein(path: Path) -> tuple[str, str]:
-    """Returns the identifier and the sequence of a file of one protein, such as a wild type."""
+def one_protein(
+    path: Path, otherwise: str = "; give a file of one protein, the wild type"
+) -> Record:
+    """Returns the record of a file of one protein, such as a wild type.
+
+    Args:
+        path: the file.
+        otherwise: what the message says of a file of several.
+    """
     proteins = Proteins(path, duplicates=Duplicates.suffix)
     if proteins.num_records != 1:
-        raise InputDataError(
-            f"{proteins.name} has {proteins.num_records:,} proteins; give a file of one protein, "
-            "the wild type"
-        )
+        message = f"{proteins.name} has {proteins.num_records:,} proteins"
+        raise InputDataError(f"{message}{otherwise}")
     for changed in proteins.tally.changed:
         print(f"{proteins.name}: {changed}", file=sys.stderr)
-    record = next(iter(proteins))
-    return record.identifier, record.sequence
+    return next(iter(proteins))

@@ -1,0 +1,176 @@
+"""The results of `protlm probe`: metrics for the terminal and as JSON, and predictions."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protlm import __version__
+from protlm.analysis.bootstrap import finite_or_none
+from protlm.data.tables import write_rows
+from protlm.downstream.label_metrics import METRICS
+from protlm.downstream.labels import LabeledProteins
+from protlm.downstream.linear import probabilities
+from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
+from protlm.downstream.splits import Leakage, Split
+from protlm.downstream.tasks import Targets, Task, missing_in_test
+from protlm.terminal import print_table
+
+RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A probe with everything that it was fitted to and compared with."""
+
+    model_name: str
+    model_hash: str
+    proteins: LabeledProteins
+    targets: Targets
+    split: Split
+    leakage: Leakage
+    predictors: Mapping[str, Predictor]
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """The number of proteins of each split."""
+        split = self.split
+        return {"train": len(split.train), "valid": len(split.valid), "test": len(split.test)}
+
+
+def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]:
+    """Returns all metrics, choices and intervals, and the comparison with the best baseline.
+
+    That is the difference of the model's first metric from the highest of another predictor, with
+    its paired interval. Undefined values are None.
+    """
+    metric, scores = METRICS[task][0], {name: one.scores for name, one in predictors.items()}
+    baselines = [name for name in scores if name != MODEL]
+    best = max(baselines, key=lambda name: np.nan_to_num(scores[name].values[metric], nan=-1))
+    over = scores[MODEL].less(scores[best], metric)
+    return {
+        "over_best_baseline": {"baseline": best, "metric": metric, **over},
+        "predictors": {
+            name: {
+                "metrics": one.scores.to_plain(),
+                "layer": one.layer,
+                "penalty": one.penalty,
+                "by_layer": {str(layer): finite_or_none(x) for layer, x in one.by_layer.items()},
+            }
+            for name, one in predictors.items()
+        },
+    }
+
+
+def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[list[str]]:
+    """Returns headings and a row for each predictor: metrics, the interval of the first, layer.
+
+    Args:
+        scores: the value of `scores_of`.
+        heading: that of the column of predictors.
+    """
+    predictors = scores["predictors"]
+    first, *others = next(iter(predictors.values()))["metrics"]
+    rows = [[heading, first, "95 %", *others, "layer"]]
+    for name, found in predictors.items():
+        metrics = found["metrics"]
+        value, low, high = (_digits(metrics[first][key]) for key in ("value", "low", "high"))
+        cells = (_digits(metrics[other]["value"]) for other in others)
+        layer = "" if found["layer"] is None else str(found["layer"])
+        rows.append([name, value, f"{low} to {high}", *cells, layer])
+    return rows
+
+
+def comparison(scores: Mapping[str, Any]) -> str:
+    """Returns a sentence on the model and the best baseline, of the value of `scores_of`."""
+    over = scores["over_best_baseline"]
+    value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
+    return (
+        f"{over['metric']} of the model less that of {over['baseline']}: {value} ({low} to {high})"
+    )
+
+
+def _digits(value: float | None, sign: str = "") -> str:
+    return "undefined" if value is None else f"{value:{sign}.3f}"
+
+
+def print_result(result: Result) -> None:
+    """Prints a row for each predictor, the comparison with the best baseline, and what leaks."""
+    task = result.targets.task
+    scores = scores_of(result.predictors, task)
+    headings, *rows = metric_rows(scores)
+    classes = f" of {len(result.targets.classes)} classes" if result.targets.classes else ""
+    sides = ", ".join(f"{n:,} {side}" for side, n in result.sides.items() if n)
+    notes = [f"task: {task}{classes}; proteins: {sides}", comparison(scores)]
+    if left_out := result.proteins.left_out:
+        notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
+    leaks = result.leakage.describe(len(result.split.test))
+    lacking = missing_in_test(result.targets, result.split.test)
+    notes += [f"warning: {one}" for one in (leaks, lacking) if one]
+    print_table(headings, rows, notes)
+
+
+def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
+    """Writes all metrics and their intervals as JSON; undefined ones are null."""
+    task = result.targets.task
+    leaked = result.leakage
+    content = {
+        "model": result.model_name,
+        "model_hash": result.model_hash,
+        "protlm_version": __version__,
+        "task": task,
+        "classes": result.targets.classes,
+        "proteins": result.sides,
+        "rows": len(result.targets.values),
+        "left_out": dict(result.proteins.left_out),
+        "seed": options.seed,
+        "test_proteins_with_relatives_to_fit_to": {
+            "identical": leaked.identical,
+            "same_cluster": leaked.same_cluster,
+            "similar": leaked.similar,
+        },
+        **scores_of(result.predictors, task),
+    }
+    (folder / RESULTS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_predictions(folder: Path, result: Result) -> None:
+    """Writes the labels and predictions of the test proteins, or of their residues."""
+    targets, examples = result.targets, result.proteins.examples
+    outputs = result.predictors[MODEL].outputs
+    rows = targets.rows_of(result.split.test)
+    places = None if targets.places is None else np.concatenate(targets.places)
+    position = [] if places is None else ["position"]
+    table = [["identifier", *position, "label", *output_columns(targets.classes)]]
+    found = output_cells(outputs, targets.task, targets.classes)
+    for row, cells in zip(rows, found, strict=True):
+        one = examples[targets.groups[row]]
+        if places is None:
+            table.append([one.identifier, one.label, *cells])
+        else:
+            place = int(places[row])
+            table.append([one.identifier, str(place + 1), one.label[place], *cells])
+    with (folder / PREDICTIONS).open("w", encoding="utf-8", newline="") as file:
+        write_rows(file, "\t", table)
+
+
+def output_columns(classes: list[str]) -> list[str]:
+    """Returns the columns of `output_cells`."""
+    return ["predicted", *(f"p({name})" for name in classes)] if classes else ["predicted"]
+
+
+def output_cells(outputs: np.ndarray, task: Task, classes: list[str]) -> list[list[str]]:
+    """Formats a number, or the predicted class, or classes with p ≥ 0.5, and all probabilities."""
+    if task is Task.number:
+        return [[f"{value:.6g}"] for value in outputs[:, 0]]
+    rows = []
+    for row in probabilities(outputs, task):
+        if task is Task.several_classes:
+            names = ";".join(classes[number] for number in np.flatnonzero(row >= 0.5))
+        else:
+            names = classes[int(row.argmax())]
+        rows.append([names, *(f"{value:.4f}" for value in row)])
+    return rows
