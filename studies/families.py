@@ -27,8 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.precision import SEPARATIONS, precision
-from protlm.analysis.structure_groups import nearest_in_sequence
+from protlm.analysis.precision import SEPARATIONS, nearest_in_sequence, precision
 from protlm.analysis.structures import read_structure
 from protlm.checkpoints.shipped import DEFAULT
 from protlm.data.shards.data_set import open_clusters, open_split

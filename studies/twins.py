@@ -34,8 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.errors import one_of
-from protlm.plots import save_figure
-from protlm.plots.panels import BLUE, GREEN, ORANGE
+from protlm.plots import BLUE, GREEN, ORANGE, save_figure
 from studies.settings import keep_settings
 from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate
 from studies.twin_tables import (

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from protlm.commands.contact_fit import read_fit
+from protlm.analysis.contact_regression import read_fit
 from protlm.composition import read_run_config
 from protlm.errors import InputDataError
 from protlm.interop.alphabet import read_alphabet

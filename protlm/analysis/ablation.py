@@ -4,74 +4,20 @@ Unlike a zero, the mean keeps the scale of the input of the next layers (as in M
 arXiv 1905.10650, who set heads to zero; the mean is the usual correction).
 """
 
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.fitted_contacts import FittedContacts
-from protlm.analysis.masked_proteins import ProteinScores, masked_scores
 from protlm.analysis.precision import mean_precision
 from protlm.analysis.proteins import Protein, sequences_of
-from protlm.analysis.replacement import with_attention
-from protlm.attention import Attention
+from protlm.analysis.replacement import FittedContacts, masked_scores
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
-
-
-@final
-class AblatedHead(Attention):
-    """A mechanism in which the output of one head is constant; its maps are unchanged.
-
-    Args:
-        mechanism: the mechanism.
-        head: the head, from 1.
-        mean_C: the constant.
-    """
-
-    supports_bidirectional = True
-    supports_causal = True
-
-    def __init__(self, mechanism: Attention, *, head: int, mean_C: Tensor) -> None:
-        super().__init__()
-        self.mechanism = mechanism
-        self.head = head
-        self.takes_rotary = mechanism.takes_rotary  # pyright: ignore[reportAttributeAccessIssue]
-        self.register_buffer("mean_C", mean_C)
-
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        out_BHLC = self.mechanism(
-            q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
-        ).clone()
-        mean_C = self.get_buffer("mean_C").to(out_BHLC.dtype)
-        out_BHLC[:, self.head - 1] = mean_C * mask_BL[..., None]
-        return out_BHLC
-
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        return self.mechanism.attention_map(
-            q_BHLK, k_BHLK, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
-        )
+from protlm.terminal import watched
 
 
 @torch.inference_mode()
@@ -100,16 +46,25 @@ def mean_outputs(model: PretrainedModel, sequences: Sequence[str]) -> Tensor:
     return totals / count
 
 
+@contextmanager
 def without_head(
     model: PretrainedModel, layer: int, head: int, means_NHC: Tensor
-) -> PretrainedModel:
-    """Returns the model with the output of a head replaced by its mean, both from 1."""
+) -> Iterator[PretrainedModel]:
+    """Replaces the output of a head by its mean, both from 1; its maps are unchanged."""
+    mean_C = means_NHC[layer - 1, head - 1]
 
-    def ablated(number: int) -> Attention:
-        mechanism = model.network.mechanism(number)
-        return AblatedHead(mechanism, head=head, mean_C=means_NHC[number - 1, head - 1])
+    def ablated(
+        _: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], out_BHLC: Tensor
+    ) -> Tensor:
+        out_BHLC = out_BHLC.clone()
+        out_BHLC[:, head - 1] = mean_C.to(out_BHLC.dtype) * named["mask_BL"][..., None]
+        return out_BHLC
 
-    return with_attention(model, ablated, [layer])
+    hook = model.network.mechanism(layer).register_forward_hook(ablated, with_kwargs=True)
+    try:
+        yield model
+    finally:
+        hook.remove()
 
 
 def ablate_heads(
@@ -117,12 +72,8 @@ def ablate_heads(
 ) -> dict[str, Any]:
     """Measures predictions without each head, one head at a time.
 
-    Args:
-        model: the model.
-        proteins: the proteins to predict residues of, and contacts if they have structures.
-        fit: proteins with structures for the contact regression, which is fitted to the intact
-            model; empty without structures. An ablated head also leaves the regression.
-        seed: seed of masks, solver and bootstrap.
+    The contact regression is fitted to the intact model on the proteins `fit`, which are empty if
+    `proteins` have no structures. An ablated head also leaves the regression.
 
     Returns:
         `intact` with accuracy and P@L of the model, and `changes`: for each head the change of
@@ -137,22 +88,17 @@ def ablate_heads(
     if found is not None:
         intact["P@L"] = mean_precision(found, seed=seed)
     changes: list[dict[str, Any]] = []
-    places = list(np.ndindex(model.num_layers, model.num_heads))
-    with JobProgress("ablating heads", len(places)) as progress:
-        for done, (layer, head) in enumerate(places, start=1):
-            ablated = without_head(model, layer + 1, head + 1, means_NHC)
-            after = masked_scores(ablated, sequences, seed=seed)
-            entry = {"layer": layer + 1, "head": head + 1, **_changes(before, after, seed)}
+    for layer, head in watched("ablating heads", [*np.ndindex(model.num_layers, model.num_heads)]):
+        entry: dict[str, Any] = {"layer": layer + 1, "head": head + 1}
+        with without_head(model, layer + 1, head + 1, means_NHC):
+            after = masked_scores(model, sequences, seed=seed)
+            for name, change in (
+                ("accuracy", after.correct - before.correct),
+                ("nats", after.nats - before.nats),
+            ):
+                entry[name] = ratio_interval(change, before.targets, seed=seed)
             if contacts and found is not None:
-                left = contacts.of(ablated, layer * model.num_heads + head)
+                left = contacts.of(model, layer * model.num_heads + head)
                 entry["P@L"] = mean_precision(left - found, seed=seed)
-            changes.append(entry)
-            progress.update(done)
+        changes.append(entry)
     return {"intact": intact, "changes": changes}
-
-
-def _changes(before: ProteinScores, after: ProteinScores, seed: int) -> dict[str, Any]:
-    return {
-        "accuracy": ratio_interval(after.correct - before.correct, before.targets, seed=seed),
-        "nats": ratio_interval(after.nats - before.nats, before.targets, seed=seed),
-    }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.analysis.head_statistics import residue_blocks
+from protlm.analysis.head_statistics import residue_rows
 from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 
@@ -56,18 +56,14 @@ def property_sums(
 ) -> PropertySums:
     """Returns the sums of the maps of a model on one protein; special tokens are left out.
 
-    Args:
-        model: the model.
-        sequence: residues.
-        properties: f(i, j) of each property, [properties, L, L].
-        known_LL: the pairs that count.
-        threshold: θ.
+    `properties` has f(i, j) of each property, [properties, L, L]; `known_LL` are the pairs that
+    count, and the threshold is θ.
     """
     f = torch.from_numpy(properties & known_LL).double().flatten(1)
     known = torch.tensor(known_LL).double().flatten()
     layers = [
-        _of_map(torch.cat(list(blocks), dim=1).double().cpu(), f, known, threshold)
-        for _, blocks in residue_blocks(model, sequence)
+        _of_map(torch.cat(list(blocks), dim=1)[:, :, 1:-1].double().cpu(), f, known, threshold)
+        for _, blocks in residue_rows(model, sequence)
     ]
     return PropertySums(*(torch.cat(parts).numpy() for parts in zip(*layers, strict=True)))
 
@@ -98,15 +94,12 @@ def pooled(sums: list[PropertySums]) -> PropertySums:
 def sign_flip_p_values(differences: np.ndarray, *, seed: int = 0) -> np.ndarray:
     """Returns two-sided p-values for the heads of each property, [heads, properties].
 
-    The hypothesis is that differences are symmetric around 0. The signs of whole proteins are
-    flipped at random, because the pairs of one protein are not independent. The statistic of a head
-    is |t| = |Σ d| / √Σ d², which is compared with the largest of all heads after each of `FLIPS`
-    flips (Westfall and Young 1993, max-T). A p-value is therefore already corrected for the number
-    of heads. None is below `LOWEST_P`.
-
-    Args:
-        differences: d of each protein, [proteins, heads, properties].
-        seed: seed of the signs.
+    The differences d are of each protein, [proteins, heads, properties]. The hypothesis is that
+    they are symmetric around 0. The signs of whole proteins are flipped at random, because the
+    pairs of one protein are not independent. The statistic of a head is |t| = |Σ d| / √Σ d², which
+    is compared with the largest of all heads after each of `FLIPS` flips (Westfall and Young 1993,
+    max-T). A p-value is therefore already corrected for the number of heads. None is below
+    `LOWEST_P`.
     """
     # Flips do not change Σ d². A head without differences has the statistic 0.
     scale = np.sqrt(np.square(differences).sum(axis=0))

@@ -5,23 +5,26 @@ average product (APC, Dunn et al. 2008), and the regression is fitted to a few p
 structure.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.head_statistics import residue_blocks
+from protlm.analysis.head_statistics import residue_rows
+from protlm.analysis.precision import MIN_SEPARATION
+from protlm.analysis.proteins import Protein
 from protlm.analysis.structures import Structure, contact_map
 from protlm.errors import InputDataError
+from protlm.json_file import read_json
 from protlm.model.pretrained import PretrainedModel
-
-MIN_SEPARATION = 6
-
+from protlm.paths import complete_file
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15
-
-
 # Maps are float32; the correction adds up their errors.
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
 # Rows of a map that are in memory in float64.
@@ -44,10 +47,8 @@ def apc(maps: np.ndarray) -> np.ndarray:
 def features(maps: np.ndarray) -> np.ndarray:
     """Returns the inputs of the regression: symmetrized, corrected maps, float32 [heads, L, L].
 
-    Values within the rounding of the maps become 0, so that a uniform map has no features.
-
-    Args:
-        maps: maps [..., L, L], without the special tokens.
+    The maps, [..., L, L], have no special tokens. Values within their rounding become 0, so that a
+    uniform map has no features.
     """
     maps = maps.reshape(-1, *maps.shape[-2:])
     found = np.empty(maps.shape, np.float32)
@@ -98,11 +99,11 @@ def _each_head(
     used = np.ones(model.num_layers * heads) if used_H is None else used_H
     layers = [n for n in range(1, model.num_layers + 1) if used[(n - 1) * heads : n * heads].any()]
     maps_HLL = np.empty((heads, length, length), np.float32)
-    for layer, blocks in residue_blocks(model, sequence, layers):
+    for layer, blocks in residue_rows(model, sequence, layers):
         start = 0
-        for block_HML in blocks:
-            end = start + block_HML.shape[1]
-            maps_HLL[:, start:end] = block_HML.float().cpu().numpy()
+        for rows in blocks:
+            end = start + rows.shape[1]
+            maps_HLL[:, start:end] = rows[:, :, 1:-1].float().cpu().numpy()
             start = end
         for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]).tolist():
             yield (layer - 1) * heads + head, features(maps_HLL[head])[0]
@@ -194,21 +195,7 @@ class ContactRegression:
         return regression
 
 
-class HasSequence(Protocol):
-    """A protein: a name and letters."""
-
-    @property
-    def identifier(self) -> str:
-        """The name."""
-        ...
-
-    @property
-    def sequence(self) -> str:
-        """The letters."""
-        ...
-
-
-def check_disjoint(fit: Sequence[HasSequence], test: Sequence[HasSequence]) -> None:
+def check_disjoint(fit: Sequence[Structure | Protein], test: Sequence[Structure | Protein]) -> None:
     """Raises `InputDataError` if a sequence is in the fit and in the test."""
     fitted = {protein.sequence: protein.identifier for protein in fit}
     for protein in test:
@@ -224,3 +211,45 @@ def _pairs(features_HLL: np.ndarray, contacts_LL: np.ndarray) -> tuple[np.ndarra
     known = contacts_LL[rows, columns] >= 0
     rows, columns = rows[known], columns[known]
     return features_HLL[:, rows, columns].T, contacts_LL[rows, columns]
+
+
+@dataclass(frozen=True)
+class SavedFit:
+    """A regression on the heads of a model, with the hashes of its weights and of the proteins."""
+
+    regression: ContactRegression
+    model_hash: str
+    fitted_to: frozenset[str]
+
+    def saw(self, sequence: str) -> bool:
+        """Returns whether a structure of this sequence is among those of the fit."""
+        return digest(sequence) in self.fitted_to
+
+
+def digest(sequence: str) -> str:
+    """Returns the SHA-256 of a sequence, in hexadecimal."""
+    return hashlib.sha256(sequence.encode()).hexdigest()
+
+
+def write_fit(fit: SavedFit, path: Path) -> None:
+    """Writes a fit."""
+    content = {
+        "model_hash": fit.model_hash,
+        "fitted_to": sorted(fit.fitted_to),
+        **fit.regression.to_dict(),
+    }
+    with complete_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_fit(path: Path) -> SavedFit:
+    """Reads a fit."""
+    try:
+        fit = read_json(path, "a saved fit")
+        fitted_to = frozenset(map(str, fit.get("fitted_to", ())))
+        return SavedFit(ContactRegression.from_dict(fit), fit["model_hash"], fitted_to)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputDataError(
+            f"{path} is not a fit that protlm contacts saved; give a NAME.fit.json file, or a "
+            "folder of structures"
+        ) from error

@@ -1,6 +1,9 @@
-"""All heads of a model over some proteins: statistics, pooled maps, and contact precision."""
+"""All heads of a model over some proteins: statistics, contact precision, groups of similar maps.
 
-from collections.abc import Iterable, Iterator, Sequence
+Similarity is the correlation of maps that are pooled to a fixed size.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -8,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.analysis.contact_regression import MIN_SEPARATION, features
-from protlm.analysis.head_clusters import PooledMap
-from protlm.analysis.head_statistics import head_statistics, residue_blocks
-from protlm.analysis.precision import precision
+from protlm.analysis.contact_regression import features
+from protlm.analysis.head_statistics import HeadSums, residue_rows, sink_mass
+from protlm.analysis.precision import precision_at
 from protlm.analysis.proteins import Protein
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.terminal import watched
 
-ALL_SEPARATIONS = (MIN_SEPARATION, None)
+POOLED = 64
 
 
 @final
@@ -48,26 +50,20 @@ class HeadSurvey:
 
 
 def survey_heads(model: PretrainedModel, proteins: Sequence[Protein], what: str) -> HeadSurvey:
-    """Measures all heads on each protein.
+    """Measures all heads on each protein: all proteins have structures, or none has.
 
     Without structures, memory is linear in the length; with them, the maps of one layer are held.
-
-    Args:
-        model: the model.
-        proteins: the proteins; all of them have structures, or none has.
-        what: the name of the job for the display of progress.
+    `what` names the job for the display of progress.
     """
     statistics: dict[str, list[np.ndarray]] = {}
     precisions, pooled = [], []
-    with JobProgress(what, len(proteins)) as progress:
-        for done, protein in enumerate(proteins, start=1):
-            layers, maps, alone = _of_protein(model, protein)
-            for name in layers[0]:
-                values = torch.stack([layer[name] for layer in layers]).numpy()
-                statistics.setdefault(name, []).append(values)
-            pooled.append(np.concatenate(maps))
-            precisions += [np.array(alone)] if alone else []
-            progress.update(done)
+    for protein in watched(what, proteins):
+        layers, maps, alone = _of_protein(model, protein)
+        for name in layers[0]:
+            values = torch.stack([layer[name] for layer in layers]).numpy()
+            statistics.setdefault(name, []).append(values)
+        pooled.append(np.concatenate(maps))
+        precisions += [np.array(alone)] if alone else []
     stacked = {name: np.stack(values) for name, values in statistics.items()}
     return HeadSurvey(stacked, np.array(precisions), pooled)
 
@@ -76,31 +72,84 @@ def _of_protein(
     model: PretrainedModel, protein: Protein
 ) -> tuple[list[dict[str, Tensor]], list[np.ndarray], list[list[float]]]:
     statistics, pooled, precisions = [], [], []
-    for _, blocks in residue_blocks(model, protein.sequence):
-        watched, kept = PooledMap(), []
-        source = blocks if protein.structure is None else _kept(blocks, kept)
-        found = head_statistics(watched.watch(source))
-        statistics.append({**found, "sink_mass": blocks.sink_mass()})
-        pooled.append(watched.means())
-        if protein.structure is not None:
-            map_HLL = torch.cat(kept, dim=1)
-            kept.clear()
-            precisions.append(head_precisions(map_HLL, protein.contacts()))
+    for _, blocks in residue_rows(model, protein.sequence):
+        sums, cells, sinks, kept = HeadSums(), PooledMap(), [], []
+        for rows in blocks:
+            block_HML = rows[:, :, 1:-1]
+            sums.add(block_HML)
+            cells.add(block_HML)
+            sinks.append(sink_mass(rows))
+            if protein.structure is not None:
+                kept.append(block_HML.float().cpu())
+        sink_H = torch.cat(sinks, dim=1).mean(dim=1).cpu()
+        statistics.append({**sums.statistics(), "sink_mass": sink_H})
+        pooled.append(cells.means())
+        if kept:
+            precisions.append(head_precisions(torch.cat(kept, dim=1), protein.contacts()))
     return statistics, pooled, precisions
-
-
-def _kept(blocks: Iterable[Tensor], kept: list[Tensor]) -> Iterator[Tensor]:
-    for block_HML in blocks:
-        kept.append(block_HML.float().cpu())
-        yield block_HML
 
 
 def head_precisions(map_HLL: Tensor, contacts_LL: np.ndarray) -> list[float]:
     """Returns P@L of each head's corrected map over pairs 6 or more apart."""
-    found = []
     # One head at a time, because the correction needs several float64 copies.
-    for map_LL in map_HLL:
-        scores_LL = features(map_LL.numpy()[None, None])[0]
-        hits, count = precision(scores_LL, contacts_LL, separation=ALL_SEPARATIONS, divisor=1)
-        found.append(hits / count if count else np.nan)
-    return found
+    return [precision_at(features(map_LL.numpy())[0], contacts_LL) for map_LL in map_HLL]
+
+
+@final
+class PooledMap:
+    """A map of any length, averaged in P × P cells of about equal size, P = 64 at most."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+        self._rows = 0
+
+    def add(self, block_HML: Tensor) -> None:
+        """Adds the next rows."""
+        heads, rows, length = block_HML.shape
+        size = min(POOLED, length)
+        columns_L = torch.arange(length, device=block_HML.device) * size // length
+        if self._sums is None:
+            self._counts = torch.bincount(columns_L, minlength=size).double()
+            self._sums = self._counts.new_zeros(heads, size, size)
+        narrow_HMP = self._sums.new_zeros(heads, rows, size)
+        narrow_HMP.index_add_(2, columns_L, block_HML.double())
+        self._sums.index_add_(1, columns_L[self._rows : self._rows + rows], narrow_HMP)
+        self._rows += rows
+
+    def means(self) -> np.ndarray:
+        """Returns the averages, float64 HPP."""
+        assert self._sums is not None, "no block of rows"
+        return (self._sums / self._counts[:, None] / self._counts).cpu().numpy()
+
+
+def head_distances(pooled: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns 1 - the correlation of two heads' pooled maps HPP, averaged over proteins, HH.
+
+    H counts the heads of all layers. The correlation with a constant map is 0.
+    """
+    distances = []
+    for maps_HPP in pooled:
+        flat = maps_HPP.reshape(len(maps_HPP), -1)
+        flat = flat - flat.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(flat, axis=1, keepdims=True)
+        unit = np.where(norms > 1e-12, flat / np.where(norms == 0, 1, norms), 0.0)
+        distances.append(1.0 - unit @ unit.T)
+    mean_HH = np.mean(distances, axis=0)
+    np.fill_diagonal(mean_HH, 0.0)
+    return mean_HH
+
+
+def head_clusters(distances_HH: np.ndarray, number: int) -> np.ndarray:
+    """Returns the cluster of each head, from 1, by average linkage; int64 H.
+
+    Clusters are numbered in the order of their first heads.
+    """
+    from sklearn.cluster import AgglomerativeClustering
+
+    number = min(number, len(distances_HH))
+    if len(distances_HH) == 1:
+        return np.ones(1, dtype=np.int64)
+    model = AgglomerativeClustering(n_clusters=number, metric="precomputed", linkage="average")
+    labels = model.fit_predict(distances_HH)
+    order = {label: place for place, label in enumerate(dict.fromkeys(labels.tolist()), start=1)}
+    return np.array([order[label] for label in labels.tolist()])

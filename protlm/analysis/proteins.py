@@ -1,6 +1,7 @@
 """The proteins of an evaluation that reads no split: structures, or a sequence file."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, final
@@ -12,6 +13,23 @@ from protlm.data.records import Tally, read_records
 from protlm.errors import InputDataError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+
+
+def structures_folder(setting: str, shipped: str = "test") -> Path:
+    """Returns the folder of structures of a setting: `sample` is a shipped one, `test` or `fit`."""
+    return sample_dir() / "structures" / shipped if setting == "sample" else Path(setting)
+
+
+def check_limits(**limits: int) -> None:
+    """Refuses limits that no protein is within."""
+    for name, value in limits.items():
+        if value < 1:
+            raise UserError(f"{name}={value} excludes every protein; give 1 or more")
+
+
+def longest_read(model: PretrainedModel, max_residues: int) -> int:
+    """Returns the largest number of residues that a setting and the model allow."""
+    return min(max_residues, model.max_residues or max_residues)
 
 
 class Protein(NamedTuple):
@@ -28,53 +46,38 @@ class Protein(NamedTuple):
 
 
 @final
+@dataclass(frozen=True)
 class ProteinChoice:
-    """The settings that choose proteins.
+    """The settings that choose proteins: the first ones of structures, or of a sequence file.
 
-    The first ones are taken, and relatives among them are not left out, while intervals and
-    p-values over proteins treat them as independent: give a file or folder without close homologs.
-
-    Args:
-        structures: a folder of structures; `sample` is the shipped one.
-        sequences: a sequence file that is read instead.
-        max_proteins: only the first of them.
-        max_residues: longer proteins are excluded, as are those longer than the model accepts.
-        shipped: which of the shipped folders of structures is meant by `sample`, `test` or `fit`.
+    Relatives among them are not left out, while intervals and p-values over proteins treat them as
+    independent: give a file or folder without close homologs. Longer proteins are excluded, as are
+    those longer than the model accepts. `shipped` is as for `structures_folder`.
     """
 
-    def __init__(
-        self,
-        *,
-        structures: str,
-        sequences: str | None,
-        max_proteins: int,
-        max_residues: int,
-        shipped: str = "test",
-    ) -> None:
-        for name, value in (("max_proteins", max_proteins), ("max_residues", max_residues)):
-            if value < 1:
-                raise UserError(f"{name}={value} excludes every protein; give 1 or more")
-        folder = sample_dir() / "structures" / shipped
-        self.structures = folder if structures == "sample" else Path(structures)
-        self.sequences = None if sequences is None else Path(sequences)
-        self.max_proteins = max_proteins
-        self.max_residues = max_residues
+    structures: str
+    max_proteins: int
+    max_residues: int
+    sequences: str | None = None
+    shipped: str = "test"
+
+    def __post_init__(self) -> None:
+        check_limits(max_proteins=self.max_proteins, max_residues=self.max_residues)
 
     def read(self, model: PretrainedModel) -> list[Protein]:
         """Reads the proteins."""
-        limit = min(self.max_residues, model.max_residues or self.max_residues)
+        limit = longest_read(model, self.max_residues)
         if self.sequences is None:
-            found, _ = read_folder(self.structures, limit)
+            found, _ = read_folder(structures_folder(self.structures, self.shipped), limit)
             return [Protein(s.identifier, s.sequence, s) for s in found[: self.max_proteins]]
-        tally = Tally()
-        records = read_records(self.sequences, tally)
-        short = (r for r in records if len(r.sequence) <= limit)
+        tally, path = Tally(), Path(self.sequences)
+        short = (r for r in read_records(path, tally) if len(r.sequence) <= limit)
         proteins = [Protein(r.identifier, r.sequence) for r in islice(short, self.max_proteins)]
-        tally.warn_of_rejected(self.sequences)
+        tally.warn_of_rejected(path)
         if not proteins:
             raise InputDataError(
-                f"{self.sequences} has no protein of at most {limit} residues; give shorter ones "
-                "or raise max_residues"
+                f"{path} has no protein of at most {limit} residues; give shorter ones or raise "
+                "max_residues"
             )
         return proteins
 

@@ -15,7 +15,7 @@ def compare_estimates(
 ) -> dict[str, Tensor]:
     """Compares several draws of an estimated map with the exact map, per head, float64 H.
 
-    With a row a of the exact map, â of an estimate, and O = A V:
+    With a row a of the exact map, â of an estimate, values V, and O = A V:
 
     * `kl`: KL(a ‖ â) in nats, `total_variation`: Σ |a - â| / 2, each the median over rows and
       draws; `total_variation_95`: its 95th percentile;
@@ -23,13 +23,8 @@ def compare_estimates(
       of its estimate, mean over rows and draws;
     * `output_error`: ‖Ô - O‖ / ‖O‖, root mean square over draws;
     * `bias`, `deviation`: the error of the mean output and the deviation of the draws from it,
-      output_error² = bias² + deviation². Their squares are unbiased for any number of draws; a
-      negative bias² becomes 0.
-
-    Args:
-        exact_HLM: rows that sum to 1.
-        estimates: at least two draws, HLM.
-        v_HMC: values.
+      output_error² = bias² + deviation². Their squares are unbiased for any number of draws, at
+      least two; a negative bias² becomes 0.
     """
     number, a_HLM = len(estimates), exact_HLM.double()
     assert number >= 2, "one draw has no variance"

@@ -83,16 +83,11 @@ class Annotated(NamedTuple):
 def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: int) -> Annotated:
     """Draws proteins that have one of the features at certain positions, without relatives.
 
-    The proteins of the file are ordered by a hash of the seed and their accessions, whatever their
-    order in the file, and those `unrelated` to an earlier one are taken; after ten times
-    `max_proteins` there are no more. Features of unknown or uncertain positions or of another
-    isoform, and disulfide bonds to other chains, are left out. Warns of rejected records.
-
-    Args:
-        path: a Swiss-Prot flat file or UniProt XML, plain or gzip.
-        max_proteins: the largest number of proteins.
-        max_residues: longer proteins are excluded.
-        seed: seed of the draw.
+    The proteins of the file, Swiss-Prot or UniProt XML, are ordered by a hash of the seed and their
+    accessions, whatever their order in the file, and those `unrelated` to an earlier one are taken;
+    after ten times `max_proteins` there are no more. Features of unknown or uncertain positions or
+    of another isoform, and disulfide bonds to other chains, are left out. Warns of rejected
+    records.
     """
     left_out, tally = Counter[str](), Tally()
     places = count()

@@ -10,9 +10,9 @@ from typing import Any
 
 from protlm import attention as mechanisms
 from protlm import interop
+from protlm.analysis.contact_regression import read_fit
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
-from protlm.commands.contact_fit import read_fit
 from protlm.composition import compose, to_plain
 from protlm.config import BestMetric, TrainConfig
 from protlm.conversion import convert

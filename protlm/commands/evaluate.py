@@ -86,11 +86,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def provenance(config: EvaluateConfig) -> dict[str, Any]:
-    """Returns what decides results beside the model.
+    """Returns what decides results beside the model: {"data", "settings", "version"}.
 
-    Returns:
-        {"data", "settings", "version"}: the SHA-256 of the manifest of `data.dir`, None without a
-        data set; the settings without `checkpoint` and `output`; and the version of protlm.
+    They are the SHA-256 of the manifest of `data.dir`, None without a data set; the settings
+    without `checkpoint` and `output`; and the version of protlm.
     """
     settings = to_plain(config)
     del settings["checkpoint"], settings["output"]

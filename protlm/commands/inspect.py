@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protlm.analysis.contact_regression import SavedFit, read_fit
 from protlm.analysis.structures import read_chain
-from protlm.commands.contact_fit import SavedFit, read_fit
 from protlm.data.records.proteins import one_protein
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.errors import UserError
 from protlm.loading import load_model
 from protlm.paths import check_output, complete_file
 from protlm.report.content import InspectedModel, page_content
-from protlm.report.page import assemble
-from protlm.report.plan import MAX_BYTES
+from protlm.report.page import assemble, check_size
 from protlm.report.protein import InspectedProtein
 
 _SUFFIXES = (".html", ".htm")
@@ -24,13 +23,7 @@ _MOST_MODELS = 2
 class InspectOptions:
     """The settings of `protlm inspect`; layers and heads are numbered from 1; None: all.
 
-    Attributes:
-        layers: the layers to show.
-        heads: the heads to show.
-        fits: NAME.fit.json files of `protlm contacts`, each fitted to one of the models.
-        chain: the chain of a structure.
-        predictions: whether to predict every residue.
-        device: as for `protlm.loading.pick_device`.
+    Each of `fits`, NAME.fit.json files of `protlm contacts`, was fitted to one of the models.
     """
 
     layers: tuple[int, ...] | None = None
@@ -61,7 +54,7 @@ def inspect(
         with_predictions=options.predictions,
     )
     page = assemble(content).encode("utf-8")
-    assert len(page) <= MAX_BYTES, "the estimate of the size is too small"
+    check_size(len(page))
     with complete_file(output) as temporary:
         temporary.write_bytes(page)
     print(f"{output}: {len(page) / 1e6:.1f} MB")

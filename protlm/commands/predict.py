@@ -34,14 +34,7 @@ def predict(
 ) -> None:
     """Writes a row for each protein, or for each residue if the probe predicts residues.
 
-    Args:
-        fasta: a sequence file; records that are too long for the model are reported.
-        probe_dir: a folder that `protlm probe` has written.
-        model_path: the model that it was fitted on.
-        output: x.tsv or x.csv.
-        tokens_per_batch: the largest number of rows times padded length.
-        device: as for `protlm.loading.pick_device`.
-        duplicates: the treatment of repeated identifiers.
+    The model is the one that the probe was fitted on. Records that it does not accept are reported.
     """
     check_table_output(output)
     probe = read_probe(probe_dir)

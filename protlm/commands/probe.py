@@ -26,16 +26,7 @@ def probe_labels(
     *,
     device: str = "auto",
 ) -> Result:
-    """Fits a probe and its baselines, prints the metrics, and writes the probe.
-
-    Args:
-        labels: a table or a FASTA file.
-        model_path: a run, a checkpoint or an exported model.
-        output: the new folder.
-        options: the settings of the probe.
-        reading: how labels are read and split.
-        device: as for `protlm.loading.pick_device`.
-    """
+    """Fits a probe and its baselines, prints the metrics, and writes the probe, a new folder."""
     check_output(output)
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from protlm.data.tables import write_rows
 from protlm.downstream.estimators import Estimator, Scores
@@ -24,14 +25,8 @@ _LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
-@dataclass(frozen=True)
-class Average:
-    """The averages of a metric over assays.
-
-    Attributes:
-        values: by selection type; empty if no assay has the metric.
-        left_out: the assays for which the metric is undefined.
-    """
+class Average(NamedTuple):
+    """Averages over assays by selection type, and the assays whose metric is undefined."""
 
     values: Mapping[str, float]
     left_out: Sequence[str]
@@ -109,16 +104,15 @@ def averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Avera
     """Returns the averages of Spearman's correlation over assays, for each estimator."""
     found: dict[Estimator, dict[str, float]] = {}
     for one in results:
-        values = found.setdefault(one.estimator, {})
         if one.agreement is not None:
-            values[one.assay] = one.agreement.values["Spearman"]
-    return {estimator: _average(values, assays) for estimator, values in found.items() if values}
-
-
-def _average(values: Mapping[str, float], assays: Mapping[str, Assay]) -> Average:
-    defined = {name: value for name, value in values.items() if not math.isnan(value)}
-    left_out = [name for name in values if name not in defined]
-    return Average(averages(defined, assays) if defined else {}, left_out)
+            value = one.agreement.values["Spearman"]
+            found.setdefault(one.estimator, {})[one.assay] = value
+    return {
+        estimator: Average(
+            averages(values, assays), [name for name, value in values.items() if math.isnan(value)]
+        )
+        for estimator, values in found.items()
+    }
 
 
 def print_results(results: Sequence[Result], means: Averages) -> None:

@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.mutations import Substitution, Variant
+from protlm.downstream.mutations import Variant
 from protlm.downstream.predictions import Predictor, Query
 from protlm.errors import UserError
 from protlm.terminal import JobProgress
@@ -102,15 +102,10 @@ def score(
     *,
     per_token: bool = False,
 ) -> Scores:
-    """Scores variants of a protein.
+    """Scores variants of a protein, whose sequence is in upper case.
 
-    Args:
-        estimator: see `DEFINITIONS`.
-        predictor: the model.
-        wild_type: the sequence that the substitutions refer to, in upper case.
-        variants: the variants.
-        per_token: divides the log-likelihoods of whole sequences by their number of predicted
-            tokens, so that insertions and deletions are comparable.
+    `per_token` divides the log-likelihoods of whole sequences by their number of predicted tokens,
+    so that insertions and deletions are comparable.
     """
     check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]
@@ -135,7 +130,10 @@ def _masked_marginals(
     predictor: Predictor, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each position that any variant replaces."""
-    profile = _masked_profile(predictor, wild_type, variants)
+    positions = _positions(variants)
+    found = predictor.log_p(Query(wild_type, position) for position in positions)
+    watched = _watched(predictor, found, len(positions))
+    profile = {query.position: log_p_V for query, log_p_V in watched}
     own = [log_p_V[VOCABULARY[wild_type[position]]] for position, log_p_V in profile.items()]
     return _marginals(profile, variants), float(np.exp(-np.mean(own))) if own else None
 
@@ -197,26 +195,13 @@ def _positions(variants: Iterable[Variant]) -> list[int]:
     return sorted({one.position for variant in variants for one in variant.substitutions})
 
 
-def _masked_profile(
-    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
-) -> dict[int, np.ndarray]:
-    positions = _positions(variants)
-    found = predictor.log_p(Query(wild_type, position) for position in positions)
-    watched = _watched(predictor, found, len(positions))
-    return {query.position: log_p_V for query, log_p_V in watched}
-
-
 def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -> np.ndarray:
-    sums = [
-        sum(_difference(profile[one.position], one) for one in variant.substitutions)
-        for variant in variants
-    ]
-    return np.array(sums, dtype=np.float64)
-
-
-def _difference(log_p_V: np.ndarray, substitution: Substitution) -> float:
-    wild_type, mutant = VOCABULARY[substitution.wild_type], VOCABULARY[substitution.mutant]
-    return float(log_p_V[mutant] - log_p_V[wild_type])
+    values = np.zeros(len(variants))
+    for number, variant in enumerate(variants):
+        for own, position, mutant in variant.substitutions:
+            log_p_V = profile[position]
+            values[number] += log_p_V[VOCABULARY[mutant]] - log_p_V[VOCABULARY[own]]
+    return values
 
 
 def _watched(predictor: Predictor, found: Iterator, total: int) -> Iterator:

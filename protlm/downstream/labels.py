@@ -57,13 +57,10 @@ class Example:
 
 @dataclass(frozen=True)
 class LabeledProteins:
-    """The examples of a file.
+    """The examples of a file, and whether their labels are of residues.
 
-    Attributes:
-        examples: in the order of the file.
-        per_residue: whether each residue has a label.
-        left_out: the number of rows without an example, by reason.
-        changed: the number of sequences that were changed, by the change.
+    `left_out` has the number of rows without an example, and `changed` that of the sequences that
+    were changed, by reason.
     """
 
     examples: list[Example]

@@ -35,11 +35,9 @@ class Substitution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The substitutions of a variant, or its whole sequence if residues are inserted or deleted.
+    """The substitutions of a variant, in the order of the text; none of the wild type.
 
-    Attributes:
-        substitutions: in the order of the text; empty for the wild type.
-        indel: the sequence, if it has another length than the wild type.
+    If residues are inserted or deleted, `indel` is the whole sequence instead.
     """
 
     substitutions: tuple[Substitution, ...] = ()

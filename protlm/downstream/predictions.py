@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,16 +11,12 @@ from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Query:
-    """A position whose residue a masked model predicts.
-
-    Attributes:
-        sequence: residues.
-        position: from 0.
-        masked: whether the residue at the position is replaced by `<mask>`.
-    """
+    """A position, from 0, whose residue a masked model predicts, replaced by `<mask>` or not."""
 
     sequence: str
     position: int
@@ -44,16 +41,8 @@ class Predictor:
 
         Consecutive queries of the same length share a batch.
         """
-        batch: list[tuple[Query, np.ndarray, int]] = []
-        for query in queries:
-            row = (query, *self._window(query))
-            size = len(row[1])
-            full = (len(batch) + 1) * size > self.tokens_per_batch
-            if batch and (full or len(batch[0][1]) != size):
-                yield from self._pass(batch)
-                batch = []
-            batch.append(row)
-        if batch:
+        rows = ((query, *self._window(query)) for query in queries)
+        for batch in self._batches(((len(row[1]), row) for row in rows), alike=True):
             yield from self._pass(batch)
 
     def unmasked_log_p(
@@ -64,15 +53,7 @@ class Predictor:
         Consecutive sequences of the same length share a batch; a sequence takes one pass, or one
         for each position if it is longer than the model accepts.
         """
-        batch: list[tuple[str, Sequence[int]]] = []
-        for sequence, positions in asked:
-            size = len(sequence) + SPECIALS
-            full = (len(batch) + 1) * size > self.tokens_per_batch
-            if batch and (full or len(batch[0][0]) != len(sequence)):
-                yield from self._unmasked_pass(batch)
-                batch = []
-            batch.append((sequence, positions))
-        if batch:
+        for batch in self._batches(((len(row[0]) + SPECIALS, row) for row in asked), alike=True):
             yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
@@ -80,16 +61,22 @@ class Predictor:
 
         Consecutive sequences share a batch, padded to the longest.
         """
-        batch: list[str] = []
-        longest = 0
-        for sequence in sequences:
-            longest = max(longest, len(sequence) + SPECIALS)
-            if batch and (len(batch) + 1) * longest > self.tokens_per_batch:
-                yield from self._causal_pass(batch)
-                batch, longest = [], len(sequence) + SPECIALS
-            batch.append(sequence)
-        if batch:
+        for batch in self._batches((len(one) + SPECIALS, one) for one in sequences):
             yield from self._causal_pass(batch)
+
+    def _batches(self, rows: Iterable[tuple[int, T]], *, alike: bool = False) -> Iterator[list[T]]:
+        """Yields consecutive rows, of one length if `alike`, within the tokens of a batch."""
+        batch: list[T] = []
+        longest = 0
+        for length, row in rows:
+            is_full = (len(batch) + 1) * max(longest, length) > self.tokens_per_batch
+            if batch and (is_full or (alike and length != longest)):
+                yield batch
+                batch, longest = [], 0
+            batch.append(row)
+            longest = max(longest, length)
+        if batch:
+            yield batch
 
     def _window(self, query: Query) -> tuple[np.ndarray, int]:
         """Returns the tokens of a query's window, and the place of the position in it."""

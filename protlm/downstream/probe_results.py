@@ -68,9 +68,7 @@ def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]
 def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[list[str]]:
     """Returns headings and a row for each predictor: metrics, the interval of the first, layer.
 
-    Args:
-        scores: the value of `scores_of`.
-        heading: that of the column of predictors.
+    The scores are the value of `scores_of`; `heading` is that of the column of predictors.
     """
     predictors = scores["predictors"]
     first, *others = next(iter(predictors.values()))["metrics"]

@@ -51,10 +51,8 @@ class Predictor:
 class ProbeOptions:
     """The settings of a probe.
 
-    Attributes:
-        layers: candidates; empty takes all, from the embedding, 0, to the last.
-        tokens_per_batch: the largest number of rows times padded length.
-        seed: seed of splits, random weights and bootstrap.
+    No layers are all, from the embedding, 0, to the last. The seed is that of splits, random
+    weights and bootstrap.
     """
 
     layers: tuple[int, ...] = ()
@@ -71,15 +69,10 @@ def probe(
     *,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Predictor]:
-    """Fits and tests the probe of the model and of each baseline.
+    """Fits and tests the probe of the model, which is not trained, and of each baseline.
 
-    Args:
-        model: the model, which is not trained.
-        sequences: mean embeddings are of the residues that the model accepts, the first ones.
-        targets: their labels.
-        split: rows of the proteins.
-        options: the settings.
-        report: gets the name of each predictor before its work.
+    Mean embeddings are of the residues that the model accepts, the first ones. `report` gets the
+    name of each predictor before its work.
 
     Returns:
         Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.

@@ -113,14 +113,13 @@ def _resamples(positions: np.ndarray, seed: int) -> Iterator[np.ndarray]:
 
 def metrics(measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray) -> dict[str, float]:
     """Returns the metrics by the names in `METRICS`."""
-    values = (
-        spearman(measured, predicted),
-        auc(is_fit, predicted),
-        mcc(is_fit, predicted >= np.median(predicted)),
-        ndcg(measured, predicted),
-        top_recall(measured, predicted),
-    )
-    return dict(zip(METRICS, values, strict=True))
+    return {
+        "Spearman": spearman(measured, predicted),
+        "AUC": auc(is_fit, predicted),
+        "MCC": correlation(is_fit.astype(float), (predicted >= np.median(predicted)).astype(float)),
+        "NDCG": ndcg(measured, predicted),
+        "top recall": top_recall(measured, predicted),
+    }
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -135,7 +134,12 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 def spearman(measured: np.ndarray, predicted: np.ndarray) -> float:
     """Returns Spearman's rank correlation; NaN if all values of one are equal."""
-    x, y = (one - one.mean() for one in (ranks(measured), ranks(predicted)))
+    return correlation(ranks(measured), ranks(predicted))
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns Pearson's correlation, of two classes Matthews'; NaN if all values are equal."""
+    x, y = one - one.mean(), other - other.mean()
     scale = np.sqrt((x @ x) * (y @ y))
     return float(x @ y / scale) if scale else np.nan
 
@@ -146,13 +150,6 @@ def auc(is_fit: np.ndarray, predicted: np.ndarray) -> float:
     pairs = fit * (len(is_fit) - fit)
     above = ranks(predicted)[is_fit].sum() - fit * (fit + 1) / 2
     return float(above / pairs) if pairs else np.nan
-
-
-def mcc(is_fit: np.ndarray, predicted_fit: np.ndarray) -> float:
-    """Returns Matthews' correlation coefficient; NaN with one class."""
-    x, y = (one - one.mean() for one in (is_fit.astype(float), predicted_fit.astype(float)))
-    scale = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / scale) if scale else np.nan
 
 
 def ndcg(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
@@ -182,21 +179,20 @@ def top_recall(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP
 
 
 def averages(values: Mapping[str, float], assays: Mapping[str, Assay]) -> dict[str, float]:
-    """Averages a metric over assays as ProteinGym does.
+    """Averages a metric over assays as ProteinGym does; assays where it is NaN are left out.
 
     Assays of a protein are averaged, then proteins of a selection type, then the types.
 
-    Args:
-        values: the metric by assay.
-        assays: the rows of the reference file.
-
     Returns:
-        The average of each selection type, and that of the types as `mean of types`.
+        The average of each selection type, and that of the types as `mean of types`, if any.
     """
     groups: dict[str, dict[str, list[float]]] = {}
     for name, value in values.items():
         assay = assays[name]
-        groups.setdefault(assay.selection, {}).setdefault(assay.protein, []).append(value)
+        if not np.isnan(value):
+            groups.setdefault(assay.selection, {}).setdefault(assay.protein, []).append(value)
+    if not groups:
+        return {}
     by_type = {
         selection: float(np.mean([np.mean(one) for one in proteins.values()]))
         for selection, proteins in sorted(groups.items())

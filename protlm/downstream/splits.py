@@ -76,10 +76,7 @@ def split_of(
 ) -> Split:
     """Returns the given splits, or whole clusters drawn at random, a fifth of the proteins to test.
 
-    Args:
-        examples: with splits, with clusters, or both.
-        clusters: the cluster of each identifier, in place of those of the examples.
-        seed: seed of the draw.
+    `clusters` has the cluster of each identifier, in place of those of the examples.
     """
     names = cluster_names(examples, clusters)
     groups = _numbers(names or [one.sequence for one in examples])
@@ -163,12 +160,8 @@ def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list
 def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
     """Returns whether each row is held out: whole groups, at most this fraction of the rows.
 
-    If all groups are larger, the smallest one is held out.
-
-    Args:
-        groups: equal for rows that are held out together.
-        fraction: of the rows; their number is rounded, and at least 1.
-        seed: seed of the draw.
+    The number of rows is rounded, and at least 1. If all groups are larger, the smallest one is
+    held out.
     """
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:

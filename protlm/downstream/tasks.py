@@ -176,13 +176,10 @@ def refuse_many_classes(targets: Targets) -> None:
 def targets_of(
     labels: Sequence[str], task: Task, *, min_count: int = 1, separator: str = SEPARATOR
 ) -> Targets:
-    """Converts labels to numbers.
+    """Converts labels, one for each protein, to numbers.
 
-    Args:
-        labels: one for each protein.
-        task: the kind of the labels.
-        min_count: with several classes, those of fewer proteins are ignored.
-        separator: of several classes.
+    Of several classes, which the separator separates, those of fewer than `min_count` proteins are
+    ignored.
     """
     each = np.arange(len(labels))
     if task is Task.number:

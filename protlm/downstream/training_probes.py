@@ -29,11 +29,6 @@ class StructureProbe:
     Both are fitted anew at each call to some of the shipped structures, and tested on others. All
     are structures that the evaluations fit to, so that those they test on decide nothing during
     training. The probe reads the last layer. Calls use no global random numbers.
-
-    Args:
-        num_fit: the number of structures to fit to.
-        num_test: the number of structures to test on.
-        max_residues: longer structures are left out; none is by default.
     """
 
     columns = ("probe_contacts_short", "probe_contacts_long", "probe_secondary_structure")
@@ -67,16 +62,10 @@ class StructureProbe:
 
 @final
 class AssayProbe:
-    """Spearman's correlation of the scores of `protlm score` with the measured ones.
+    """Spearman's correlation of the scores of `protlm score` with the measured ones of a table.
 
     The estimator is its default: masked-marginals, which takes a pass for each replaced position,
     or of a causal model causal-likelihood, which takes one for each variant.
-
-    Args:
-        path: a table of variants in ProteinGym's format.
-        wild_type: the protein that they are of.
-        causal: whether the model is causal.
-        max_residues: the longest protein that the model accepts; None without a limit.
     """
 
     columns = ("probe_zero_shot",)

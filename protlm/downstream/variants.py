@@ -67,13 +67,9 @@ def read_variants(
     """Reads a table of variants, comma- or tab-separated, plain or gzip.
 
     A `mutated_sequence` is compared with the wild type; a `mutant` beside it has to agree. Rows
-    whose `mutated_sequence` a FASTA file could not have are not scored.
-
-    Args:
-        path: the table.
-        wild_type: the sequence without mutations, in upper case.
-        first_residue: the number of its first residue in the column `mutant`.
-        skip_invalid: whether other rows that cannot be scored are left out too.
+    whose `mutated_sequence` a FASTA file could not have are not scored; other rows that cannot be
+    scored are refused, or left out with `skip_invalid`. `first_residue` is the number of the wild
+    type's first residue in the column `mutant`.
     """
     names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin")
     columns, lines = read_table(path, "a table of variants", names)
@@ -163,10 +159,8 @@ def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np
 class Assay:
     """The row of an assay in ProteinGym's reference file.
 
-    Attributes:
-        wild_type: the column target_seq, in upper case.
-        protein: the column UniProt_ID, or the name of the assay.
-        selection: the column coarse_selection_type; empty without the column.
+    The protein is the column UniProt_ID, or the name of the assay; the selection is
+    coarse_selection_type, and empty without the column.
     """
 
     wild_type: str

@@ -54,22 +54,8 @@ class Accuracy(Evaluation):
     """Masked or causal accuracy and perplexity of a model on a split.
 
     The masked positions of a sequence depend only on `seed` and its index in the split; those of
-    joined sequences on `seed`, `max_length` and the split.
-
-    Args:
-        objective: `masked` or `causal`.
-        mask_fraction: the fraction of residues that are masked; every one becomes `<mask>`.
-        seed: seed of the masked positions and of the bootstrap.
-        groups: a tab-separated table with the columns accession and `column`; adds figures by
-            group, and intervals resample groups instead of sequences.
-        column: the column of the group, for instance the family. Of several, separated by commas,
-            the most frequent in the split counts; a sequence without a group forms one by itself.
-        per_sequence: a tab-separated file for the sums of each sequence; the name of the split is
-            inserted before its suffix.
-        max_length: the longest row in tokens; longer proteins are cropped. By default proteins
-            are cropped only to what the model can read.
-        concatenated: rows are `max_length` tokens of sequences that are joined in random order, as
-            `data.mode=concatenated` trains on; none is cropped.
+    joined sequences on `seed`, `max_length` and the split. Of several groups of a sequence, the
+    most frequent in the split counts; a sequence without a group forms one by itself.
     """
 
     def __init__(

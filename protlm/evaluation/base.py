@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 # The name used instead of a split by evaluations that read no split.
 NO_SPLIT = "any"
+MODEL, RANDOM = "model", "random_weights"
+
+
+def compared(model: "PretrainedModel", seed: int) -> "dict[str, PretrainedModel]":
+    """Returns the model, and the same architecture with random weights, by name."""
+    return {MODEL: model, RANDOM: model.with_random_weights(seed)}
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A split to evaluate on, the training split for baselines, and the size of a batch.
-
-    Attributes:
-        split: the split to evaluate on.
-        train: the training split, for baselines.
-        tokens_per_batch: the largest number of rows times padded length.
-        name: name of the split.
-    """
+    """A split to evaluate on, the training split for baselines, and the tokens of a batch."""
 
     split: SplitReader
     train: SplitReader
@@ -49,8 +48,9 @@ class EvaluationData:
 class Evaluation(ABC):
     """One evaluation: one module of `protlm.evaluation`, one YAML in `conf/evaluation`.
 
-    The constructor's keyword arguments are its settings. An evaluation without `needs_data` reads
-    no split and runs once instead of once per split.
+    The constructor's keyword arguments are its settings, described in the YAML and in
+    docs/evaluate.md. An evaluation without `needs_data` reads no split and runs once instead of
+    once per split.
     """
 
     needs_data: bool = True

@@ -18,7 +18,7 @@ from protlm.data.tables import read_labels
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.features import compositions, three_mers
 from protlm.errors import InputDataError, UserError
-from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 
@@ -29,14 +29,8 @@ _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
 class Retrieval(Evaluation):
     """Top-1 accuracy and mean average precision (mAP) of relatives among the nearest neighbors.
 
-    Queries without a relative in the gallery are excluded and counted.
-
-    Args:
-        labels: a tab-separated table with the columns accession and `column`.
-        column: the column of the label; sequences without one are ignored.
-        max_gallery: the largest number of training sequences, sampled at random.
-        layer: the layer of the embeddings; -1 is the last.
-        seed: seed of the gallery, random weights and bootstrap.
+    Queries without a relative in the gallery are excluded and counted. The gallery is a random
+    sample of the training sequences.
     """
 
     def __init__(
@@ -115,13 +109,10 @@ class Retrieval(Evaluation):
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Yields pairs of predictor and similarities [queries, gallery]."""
         layer = model.layer_number(self.layer, first=0)
-        for who, compared_model in (
-            ("model", model),
-            ("random_weights", model.with_random_weights(self.seed)),
-        ):
-            size = data.tokens_per_batch
+        size = data.tokens_per_batch
+        for who, one in compared(model, self.seed).items():
             embedded = [
-                embeddings(compared_model, some, layers=[layer], tokens_per_batch=size)[0]
+                embeddings(one, some, layers=[layer], tokens_per_batch=size)[0]
                 for some in (queries, gallery)
             ]
             yield who, _cosines(*embedded)

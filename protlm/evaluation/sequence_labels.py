@@ -21,13 +21,8 @@ from protlm.model.pretrained import PretrainedModel
 class SequenceLabels(Evaluation):
     """Accuracy, macro-F1 and MCC of a logistic regression from embeddings to classes.
 
-    Args:
-        labels: a tab-separated table with the columns accession, label and split (train, valid or
-            test). The table decides whether homologs are on both sides.
-        sequences: a sequence file with these accessions; of those that are longer than the model
-            accepts, the first residues are embedded.
-        tokens_per_batch: batch size of the embedding.
-        seed: seed of random weights, held-out sequences and bootstrap.
+    The table of labels decides by its splits whether homologs are on both sides. Of proteins that
+    are longer than the model accepts, the first residues are embedded.
     """
 
     needs_data = False

@@ -1,7 +1,6 @@
 """Maps as bytes: 8 bits for the square root of each weight, in units of the largest one."""
 
 import base64
-import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,13 +15,10 @@ _NEGATIVE = -1e-6
 @final
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Quantized weights. A weight is scale · (c / 255)², or, signed, with n = c - 128,
-    sign(n) · scale · (n / 127)².
+    """Quantized weights, uint8 in the shape of the weights.
 
-    Attributes:
-        scale: the largest absolute weight.
-        is_signed: whether there are negative weights.
-        codes: uint8, in the shape of the weights.
+    A weight is scale · (c / 255)², or, signed, with n = c - 128, sign(n) · scale · (n / 127)²; the
+    scale is the largest absolute weight.
     """
 
     scale: float
@@ -49,19 +45,15 @@ class Codes:
             return np.sign(steps) * self.scale * (steps / _SIGNED) ** 2
         return self.scale * (self.codes / _UNSIGNED) ** 2
 
+    @property
+    def num_bytes(self) -> int:
+        """The length of the codes in base64."""
+        return -(-self.codes.size // 3) * 4
+
     def to_plain(self) -> dict[str, Any]:
         """Returns values for JSON; the codes are base64, row by row."""
         text = base64.b64encode(self.codes.tobytes()).decode("ascii")
         return {"scale": self.scale, "signed": self.is_signed, "codes": text}
-
-
-def base64_bytes(num_bytes: int) -> int:
-    """Returns the length of the base64 text of some bytes.
-
-    >>> base64_bytes(4)
-    8
-    """
-    return 4 * math.ceil(num_bytes / 3)
 
 
 def binned(map_LL: np.ndarray, size: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.predictions import Predictor, Query
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.terminal import watched
 
 _LETTERS = [VOCABULARY[letter] for letter in STANDARD]
 _DECIMALS = 4
@@ -25,12 +25,8 @@ def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray
         log_p_L20 = logits_LV[:, _LETTERS].numpy()
     else:
         queries = [Query(sequence, position) for position in range(len(sequence))]
-        rows = []
-        with JobProgress("predictions", len(queries)) as progress:
-            for done, (_, log_p_V) in enumerate(Predictor(model).log_p(queries), start=1):
-                rows.append(log_p_V[_LETTERS])
-                progress.update(done)
-        log_p_L20 = np.stack(rows)
+        found = Predictor(model).log_p(watched("predictions", queries))
+        log_p_L20 = np.stack([log_p_V[_LETTERS] for _, log_p_V in found])
     p_L20 = np.exp(log_p_L20 - log_p_L20.max(axis=1, keepdims=True))
     return p_L20 / p_L20.sum(axis=1, keepdims=True)
 

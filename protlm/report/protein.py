@@ -18,12 +18,8 @@ _LONGEST_TEXT = 5_000
 class InspectedProtein:
     """A protein to inspect.
 
-    Attributes:
-        identifier: its name, from a file that may contain anything.
-        header: the rest of its description, likewise.
-        source: the name of the file, without its folder.
-        sequence: residues.
-        structure: its structure, of the same residues.
+    Its name and header may contain anything; the source is the name of its file, without the
+    folder.
     """
 
     identifier: str

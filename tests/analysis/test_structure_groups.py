@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.precision import precisions, scores
-from protlm.analysis.structure_groups import (
+from protlm.analysis.precision import (
     COLUMNS,
     Precisions,
     caption,
     group_scores,
     nearest_in_sequence,
+    precisions,
     read_groups,
+    scores,
     table_rows,
 )
 from protlm.analysis.structures import Structure

@@ -19,7 +19,7 @@ from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sample_dir
-from protlm.report.plan import plan_page
+from protlm.report import page
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
@@ -57,9 +57,6 @@ def test_a_page_of_a_sequence(workplace: Path, protlm_in_process: Command) -> No
     assert model["hash"] == protlm.load(workplace / "run").hash
     assert {head["bin"] for head in model["heads"]} == {1}
     assert len(model["predictions"]["probabilities"]) == 22
-    assert (workplace / "page.html").stat().st_size <= plan_page(
-        22, [4], is_selection=False
-    ).num_bytes
     # A page that is mailed does not tell where files were.
     assert str(workplace) not in (workplace / "page.html").read_text(encoding="utf-8")
     assert re.search("https?:", (workplace / "page.html").read_text(encoding="utf-8")) is None
@@ -89,10 +86,6 @@ def test_predicted_contacts_are_those_of_the_fit(tiny_run: Path, tmp_path: Path)
     hits, asked = precision(predicted, contact_map(structure), separation=(12, 24), divisor=2)
     row = {"range": "medium", "pairs": "P@L/2", "hits": hits, "asked": asked}
     assert row in model["contacts"]["precision"]
-    plan = plan_page(len(structure), [4], is_selection=False, num_contact_maps=1)
-    # Without the page's own text the estimate is that of the data, and not much larger.
-    size, fixed = (tmp_path / "page.html").stat().st_size, 200_000
-    assert 0.5 * (plan.num_bytes - fixed) < size <= plan.num_bytes
     stored = json.loads(fit.read_text())
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted to another model"):
@@ -129,6 +122,19 @@ def test_three_models_two_proteins_and_an_old_page_are_refused(
     with pytest.raises(OutputError, match="exists already"):
         inspect(fasta, [tiny_run], page, InspectOptions())
     assert page.read_text() == "mine"
+
+
+def test_a_page_that_mail_does_not_take_is_refused(
+    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        r"the page has over .* MB, and mail takes .*select fewer heads .*or omit both.*one model"
+    )
+    for limit, options in ((5_000, InspectOptions(layers=(1,))), (50_000, InspectOptions())):
+        monkeypatch.setattr(page, "MAX_BYTES", limit)
+        with pytest.raises(UserError, match=words):
+            inspect(fasta, [tiny_run], tmp_path / "page.html", options)
+    assert list(tmp_path.iterdir()) == [fasta]
 
 
 def test_titin_is_refused_before_the_work(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:

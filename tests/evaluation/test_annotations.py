@@ -55,9 +55,10 @@ def test_sums_are_those_of_a_loop_over_pairs(
     maps = generator.dirichlet(np.full(LENGTH, 0.3), size=(2, 2, LENGTH))
 
     def blocks(*_: object) -> list[tuple[int, list[torch.Tensor]]]:
-        return [(n + 1, list(torch.from_numpy(x).split(5, dim=1))) for n, x in enumerate(maps)]
+        padded = torch.nn.functional.pad(torch.from_numpy(maps), (1, 1))
+        return [(n, list(map_HML.split(5, dim=1))) for n, map_HML in enumerate(padded, start=1)]
 
-    monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
+    monkeypatch.setattr(attention_properties, "residue_rows", blocks)
     f = generator.random((2, LENGTH, LENGTH)) < 0.3
     known = generator.random((LENGTH, LENGTH)) < 0.8
     found = property_sums(model, SEQUENCE, f, known, threshold=0.3)
@@ -82,8 +83,8 @@ def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
 ) -> None:
     """A head that sees only distance gets exactly its expectation."""
     distance = np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))
-    local = torch.from_numpy(np.exp(-distance / 3.0))[None]
-    monkeypatch.setattr(attention_properties, "residue_blocks", lambda *_: [(1, [local])])
+    local = torch.nn.functional.pad(torch.from_numpy(np.exp(-distance / 3.0)), (1, 1))[None]
+    monkeypatch.setattr(attention_properties, "residue_rows", lambda *_: [(1, [local])])
     f = np.random.default_rng(1).random((3, LENGTH, LENGTH)) < 0.2
     everything = np.ones((LENGTH, LENGTH), dtype=bool)
     found = property_sums(model, SEQUENCE, f, everything, threshold=0.3)
@@ -217,9 +218,10 @@ def test_features_are_measured_on_the_proteins_that_have_them(
         third = torch.zeros(len(sequence), len(sequence))
         third[:, 2] = 1.0
         before = torch.eye(len(sequence)).roll(-5, dims=1)
-        return [(layer, [torch.stack([third, before])]) for layer in (1, 2)]
+        heads = torch.nn.functional.pad(torch.stack([third, before]), (1, 1))
+        return [(layer, [heads]) for layer in (1, 2)]
 
-    monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
+    monkeypatch.setattr(attention_properties, "residue_rows", blocks)
     settings = {"name": "annotations", "structures": folder, "uniprot": str(path)}
     made = create("annotations", settings)
     with pytest.warns(UserWarning, match="1 of 4 records rejected: 1 length differs"):

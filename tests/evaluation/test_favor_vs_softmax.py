@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.fitted_contacts import FittedContacts
-from protlm.analysis.masked_proteins import masked_scores
-from protlm.analysis.proteins import Protein
-from protlm.analysis.replacement import favor, with_attention
+from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.replacement import FittedContacts, favor, masked_scores, with_attention
 from protlm.analysis.softmax_estimates import compare_estimates
 from protlm.analysis.structures import read_folder
 from protlm.errors import UserError
@@ -128,7 +126,7 @@ def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
     settings = {"structures": str(folders["test"]), "features": [16], "draws": 2}
     made = create("x", {"name": "favor_vs_softmax", **settings})
     assert isinstance(made, FavorVsSoftmax)
-    made.fit.structures = folders["fit"]
+    made.fit = ProteinChoice(str(folders["fit"]), 10, 400)
     model = load_model(softmax_run)
     values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
     fit, test = (

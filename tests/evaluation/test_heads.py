@@ -11,9 +11,14 @@ import torch
 
 from protlm.analysis.ablation import mean_outputs, without_head
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.head_clusters import PooledMap, head_clusters, head_distances
-from protlm.analysis.head_survey import HeadSurvey, head_precisions
-from protlm.analysis.masked_proteins import masked_scores
+from protlm.analysis.head_survey import (
+    HeadSurvey,
+    PooledMap,
+    head_clusters,
+    head_distances,
+    head_precisions,
+)
+from protlm.analysis.replacement import masked_scores
 from protlm.analysis.rollout import rollout
 from protlm.attention import names
 from protlm.checkpoints.description import ModelDescription
@@ -113,35 +118,36 @@ def test_an_ablated_head_has_its_mean_output(build: Callable[..., PretrainedMode
     expected = torch.cat(outputs).mean(dim=0)
     torch.testing.assert_close(means_NHC[1, 1], expected, rtol=1e-9, atol=1e-12)
 
-    ablated = without_head(model, 2, 2, means_NHC)
-    batch = model.tokenize(SEQUENCES[:1])
-    x = dict(ablated.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
+    batch = model.tokenize(SEQUENCES[:2])
+    x = dict(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
     named: dict[str, Any] = {
         "hidden_BLD": x.hidden_BLD,
         "mask_BL": batch.mask_BL,
         "causal": False,
     }
-    out_BHLC = ablated.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
     intact_BHLC = model.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
+    logits_BLV = model(batch).logits_BLV
+    with without_head(model, 2, 2, means_NHC) as ablated:
+        out_BHLC = ablated.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
+        assert not torch.equal(ablated(batch).logits_BLV, logits_BLV)
     assert torch.equal(out_BHLC[:, 0], intact_BHLC[:, 0])
-    assert (out_BHLC[:, 1] == means_NHC[1, 1]).all()
-    assert not torch.equal(ablated(batch).logits_BLV, model(batch).logits_BLV)
-    assert model.hash == before
-    # The copy has the weights of the model, not a second set of them.
-    assert ablated.network.embedding.weight is model.network.embedding.weight
+    assert (out_BHLC[:, 1][batch.mask_BL] == means_NHC[1, 1]).all()
+    assert (out_BHLC[:, 1][~batch.mask_BL] == 0).all()
+    assert model.hash == before and torch.equal(model(batch).logits_BLV, logits_BLV)
 
 
 def test_pooled_maps_are_means_of_cells() -> None:
     map_HLL = torch.arange(2 * 130 * 130, dtype=torch.float64).view(2, 130, 130)
     pooled = PooledMap()
-    assert torch.equal(torch.cat(list(pooled.watch(map_HLL.split(50, dim=1))), dim=1), map_HLL)
+    for block_HML in map_HLL.split(50, dim=1):
+        pooled.add(block_HML)
     found = pooled.means()
     cells = np.arange(130) * 64 // 130
     for head, row, column in ((0, 0, 0), (1, 63, 5), (1, 31, 63)):
         inside = map_HLL[head][cells == row][:, cells == column]
         assert found[head, row, column] == pytest.approx(inside.mean().item())
     short = PooledMap()
-    list(short.watch([torch.eye(3)[None]]))
+    short.add(torch.eye(3)[None])
     np.testing.assert_array_equal(short.means()[0], np.eye(3))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,15 @@ from protlm.analysis.structures import contact_map, read_structure
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+from protlm.report import heads as module
 from protlm.report.codes import Codes
 from protlm.report.heads import STATISTICS, inspected_heads
-from protlm.report.plan import PagePlan
 from protlm.report.predictions import predicted_distributions
 from protlm.report.protein import InspectedProtein
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 PROTEIN = InspectedProtein("P1", "P1 one", "x.fasta", SEQUENCE)
-ALL = {"layers": (1, 2), "heads": (1, 2)}
+ALL: dict[str, Any] = {"layers": (1, 2), "heads": (1, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def model(tiny_run: Path) -> PretrainedModel:
 
 
 def test_full_maps_are_those_of_the_model(model: PretrainedModel) -> None:
-    found = inspected_heads(model, PROTEIN, PagePlan(4, 2, 0), **ALL)
+    found = inspected_heads(model, PROTEIN, **ALL)
     assert [(head.layer, head.head) for head in found] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     maps = model.attention_maps(model.tokenize([SEQUENCE]))
     for head in found:
@@ -51,28 +52,46 @@ def test_full_maps_are_those_of_the_model(model: PretrainedModel) -> None:
         assert head.statistics["sink_mass"] == pytest.approx(1 - map_LL.sum(1).mean(), abs=1e-5)
 
 
-def test_only_the_best_maps_stay_full(model: PretrainedModel) -> None:
-    found = inspected_heads(model, PROTEIN, PagePlan(1, 4, 0), **ALL)
-    [full] = [head for head in found if head.full]
-    assert full.rank == max(head.rank for head in found)
+# Of 33 residues a full map has 1,452 bytes, and one of at most 9 × 9 cells 108.
+@pytest.mark.parametrize(
+    ("most", "options", "kept"),
+    [
+        (4 * 1_452, {}, 4),
+        (4 * 1_452 - 1, {}, 3),
+        (4 * 1_452, {"num_models": 2}, 1),
+        (1, {}, 1),
+        (1, {"keep_full": True}, 4),
+    ],
+)
+def test_only_the_best_maps_stay_full(
+    most: int, options: Any, kept: int, model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_OVERVIEW_SIDE", 9)
+    monkeypatch.setattr(module, "_COMFORTABLE_BYTES", most)
+    found = inspected_heads(model, PROTEIN, **ALL, **options)
+    best = sorted(found, key=lambda head: -head.rank)[:kept]
+    assert {id(head) for head in found if head.full} == {*map(id, best)}
     for head in found:
         plain = head.to_plain()
-        assert plain["bin"] == (1 if head is full else 4)
+        assert plain["bin"] == (1 if head.full else 4)
         assert len(plain["statistics"]) == len(STATISTICS)
         assert head.reduced.codes.codes.shape == (9, 9)
+    monkeypatch.setattr(module, "_MOST_FULL_MAPS", 2)
+    found = inspected_heads(model, PROTEIN, **ALL, **options)
+    assert sum(head.full is not None for head in found) == (kept if kept == 4 else min(kept, 2))
 
 
 def test_chosen_heads_keep_their_numbers(model: PretrainedModel) -> None:
-    [head] = inspected_heads(model, PROTEIN, PagePlan(1, 1, 0), layers=(2,), heads=(2,))
+    [head] = inspected_heads(model, PROTEIN, layers=(2,), heads=(2,))
     assert (head.layer, head.head) == (2, 2)
-    everything = inspected_heads(model, PROTEIN, PagePlan(4, 1, 0), **ALL)
+    everything = inspected_heads(model, PROTEIN, **ALL)
     assert head.to_plain() == everything[-1].to_plain()
 
 
 @pytest.mark.parametrize("length", [1, 2, 6, 7])
 def test_short_proteins_have_a_page(length: int, model: PretrainedModel) -> None:
     protein = InspectedProtein("P1", "", "x.fasta", SEQUENCE[:length])
-    for head in inspected_heads(model, protein, PagePlan(4, 1, 0), **ALL):
+    for head in inspected_heads(model, protein, **ALL):
         assert len(head.to_plain()["pairs"]) == max(length - 6, 0) * 2
 
 
@@ -80,7 +99,7 @@ def test_precision_and_contrast_of_a_head(model: PretrainedModel) -> None:
     path = min((sample_dir() / "structures" / "test").glob("*.gz"), key=lambda p: p.stat().st_size)
     structure = read_structure(path)
     protein = InspectedProtein("P1", "", path.name, structure.sequence, structure)
-    [head] = inspected_heads(model, protein, PagePlan(1, 1, 0), layers=(1,), heads=(1,))
+    [head] = inspected_heads(model, protein, layers=(1,), heads=(1,))
     maps = model.attention_maps(model.tokenize([structure.sequence]), [1], [1])
     feature_LL = features(maps[1][0, None, :, 1:-1, 1:-1].numpy())[0]
     known_LL = contact_map(structure)
