@@ -1,4 +1,10 @@
-"""Models with random weights, in float64: small, but none of their predictions are alike."""
+"""Models with random weights, in float64: small, but none of their predictions are alike.
+
+And the shortest of the shipped structures, for quick tests.
+"""
+
+from pathlib import Path
+from typing import Any
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Norm, Objective, Positions
@@ -6,10 +12,11 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.paths import sample_dir
 
 
 def small_model(
-    attention: str, objective: str = "masked", *, max_length: int | None = None
+    attention: str, objective: str = "masked", *, max_length: int | None = None, **options: Any
 ) -> PretrainedModel:
     """A model of any length, or with a table of `max_length` positions."""
     config = ModelConfig(
@@ -23,15 +30,30 @@ def small_model(
     )
 
     def rebuild(seed: int) -> ProteinLM:
-        return build_network(config, {"name": attention}, seed=seed).double()
+        return build_network(config, {"name": attention, **options}, seed=seed).double()
 
     description = ModelDescription(
         VOCABULARY.hash,
         Objective(objective),
         config,
         attention,
-        {},
+        options,
         seed=1,
         max_length=config.max_length,
     )
     return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+
+def shortest_structures(part: str, number: int) -> list[Path]:
+    """The files of the shortest shipped structures of `test` or `fit`."""
+    files = (sample_dir() / "structures" / part).glob("*.gz")
+    return sorted(files, key=lambda file: file.stat().st_size)[:number]
+
+
+def structure_folder(folder: Path, part: str, number: int) -> str:
+    """A new folder of the shortest structures, in the name of the part."""
+    folder = folder / part
+    folder.mkdir()
+    for file in shortest_structures(part, number):
+        (folder / file.name).symlink_to(file)
+    return str(folder)

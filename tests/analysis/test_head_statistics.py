@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from protlm.analysis.head_statistics import (
     MAX_OFFSET,
@@ -13,19 +12,10 @@ from protlm.analysis.head_statistics import (
     residue_rows,
     sink_mass,
 )
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Objective
-from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
-from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
 from tests.rounding import error_bound
+from tests.small_models import small_model
 
 PER_ROW = ("entropy", "effective_keys", "mean_distance", "bandwidth", "column_entropy")
-
-
-def in_blocks(map_HLL: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
-    return list(map_HLL.split(list(sizes), dim=1))
 
 
 def direct(a: np.ndarray) -> dict[str, float]:
@@ -60,7 +50,7 @@ def test_statistics_of_random_maps_match_their_definitions(sizes: tuple[int, ...
     generator = torch.Generator().manual_seed(0)
     map_HLL = torch.randn(3, 42, 42, generator=generator, dtype=torch.float64).mul(3).softmax(-1)
     map_HLL = map_HLL[:, 1:-1, 1:-1]
-    found = head_statistics(in_blocks(map_HLL, sizes))
+    found = head_statistics(map_HLL.split([*sizes], dim=1))
     for head, map_LL in enumerate(map_HLL.numpy()):
         for name, expected in direct(map_LL).items():
             # Sums of up to L² positive terms.
@@ -131,24 +121,12 @@ def test_incomplete_maps_are_refused() -> None:
         head_statistics([torch.full((1, 3, 4), 0.25)])
 
 
-def model_of(mechanism: str) -> PretrainedModel:
-    config = ModelConfig(num_layers=2, num_heads=2, model_dim=16, feedforward_dim=16, max_length=64)
-
-    def rebuild(seed: int) -> ProteinLM:
-        return build_network(config, {"name": mechanism}, seed=seed)
-
-    description = ModelDescription(
-        VOCABULARY.hash, Objective.masked, config, mechanism, {}, seed=1, max_length=64
-    )
-    return PretrainedModel(rebuild(1), description, rebuild=rebuild)
-
-
 # The rows of Linformer's maps do not sum to 1.
 @pytest.mark.parametrize("mechanism", ["performer_relu", "linformer"])
 def test_statistics_of_a_model_are_those_of_its_maps(
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of(mechanism)
+    model = small_model(mechanism)
     monkeypatch.setattr("protlm.analysis.head_statistics._BLOCK_ENTRIES", 5 * 32 * 2)
     sequence = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
     maps = model.attention_maps(model.tokenize([sequence]))

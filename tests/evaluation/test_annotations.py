@@ -16,16 +16,15 @@ from protlm.analysis.attention_properties import (
 )
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.annotations import NAMES
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
 from tests.analysis.test_relatives import random_sequences
 from tests.analysis.test_uniprot_features import entry
+from tests.small_models import structure_folder
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 LENGTH = len(SEQUENCE)
@@ -39,13 +38,7 @@ def model(tiny_run: Path) -> PretrainedModel:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The three shortest of the shipped test structures."""
-    folder = tmp_path_factory.mktemp("structures")
-    files = sorted(
-        (sample_dir() / "structures" / "test").iterdir(), key=lambda file: file.stat().st_size
-    )
-    for file in files[:3]:
-        (folder / file.name).symlink_to(file)
-    return str(folder)
+    return structure_folder(tmp_path_factory.mktemp("structures"), "test", 3)
 
 
 def test_sums_are_those_of_a_loop_over_pairs(
@@ -255,10 +248,3 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     assert "features left out in the file, unknown or uncertain position: 1" in caption
     assert f"records rejected in the file, {WRONG_LENGTH}: 1" in caption
     assert "3 proteins with features in the file: 3 drawn, 1 of them left out as" in caption
-
-
-@pytest.mark.parametrize("name", ["annotations", "similarity"])
-@pytest.mark.parametrize("threshold", [0.0, 1.5])
-def test_an_impossible_threshold_is_refused(name: str, threshold: float) -> None:
-    with pytest.raises(UserError, match=f"threshold={threshold} must be above 0"):
-        create(name, {"name": name, "threshold": threshold})

@@ -10,7 +10,7 @@ import pytest
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.features import compositions, three_mers
-from protlm.errors import InputDataError, UserError
+from protlm.errors import InputDataError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
@@ -213,31 +213,3 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
         (folder / path.name.removesuffix(".gz")).unlink()
     with pytest.raises(InputDataError, match="no structure with a complete residue"):
         create("mine", settings).run(model, None)
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"name": "contacts", "max_residues": None}, "max_residues=null must be a whole number"),
-        ({"name": "heads", "ablate": "yes"}, "ablate=yes must be true or false"),
-        ({"name": "accuracy", "objective": "masked", "mask_fraction": "15%"}, "must be a number"),
-        ({"name": "favor_vs_softmax", "features": 256}, "features=256 must be a list"),
-        ({"name": "similarity", "seed": -1}, "seed=-1 must be at least 0"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=rf"^evaluation\.mine\..*{words}"):
-        create("mine", settings)
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"name": "retrieval"}, "retrieval.labels=TABLE"),
-        ({"name": "retrieval", "labels": "x", "max_gallery": 0}, "max_gallery=0"),
-        ({"name": "sequence_labels", "labels": "x"}, "sequence_labels.sequences"),
-    ],
-)
-def test_missing_settings_are_named(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        create("mine", settings)

@@ -1,7 +1,6 @@
 """Heads of a model: survey, clusters, rollout, ablation, and the evaluation that joins them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +20,14 @@ from protlm.analysis.head_survey import (
 from protlm.analysis.replacement import masked_scores
 from protlm.analysis.rollout import rollout
 from protlm.attention import names
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Objective
-from protlm.data.vocabulary import VOCABULARY
 from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import load_model
-from protlm.model.network import build_network
-from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
-from protlm.paths import sample_dir
+from tests.small_models import small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]
-
-
-@pytest.fixture(scope="module")
-def build() -> Callable[..., PretrainedModel]:
-    """Builds a small model of any mechanism in float64, with trained-like random weights."""
-
-    def made(attention: str, *, objective: str = "masked", **options: Any) -> PretrainedModel:
-        config = ModelConfig(
-            num_layers=3, num_heads=2, model_dim=16, feedforward_dim=16, max_length=256
-        )
-
-        def rebuild(seed: int) -> ProteinLM:
-            return build_network(config, {"name": attention, **options}, seed=seed).double()
-
-        description = ModelDescription(
-            VOCABULARY.hash,
-            Objective(objective),
-            config,
-            attention,
-            options,
-            seed=1,
-            max_length=256,
-        )
-        return PretrainedModel(rebuild(1), description, rebuild=rebuild)
-
-    return made
 
 
 def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
@@ -76,10 +43,8 @@ def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
     ("attention", "options"),
     [*((name, {}) for name in names()), ("performer_softmax", {"normalizer": "rmsnorm"})],
 )
-def test_rollout_is_the_product_of_the_maps(
-    build: Callable[..., PretrainedModel], attention: str, options: dict[str, Any]
-) -> None:
-    model = build(attention, **options)
+def test_rollout_is_the_product_of_the_maps(attention: str, options: dict[str, Any]) -> None:
+    model = small_model(attention, **options)
     maps = model.attention_maps(model.tokenize(SEQUENCES[:1]))
     length = len(SEQUENCES[0]) + 2
     if attention in ("linformer", "nystromformer"):
@@ -97,16 +62,14 @@ def test_rollout_is_the_product_of_the_maps(
         assert found.min() >= 0
 
 
-def test_rollout_of_a_causal_model_sees_nothing_later(
-    build: Callable[..., PretrainedModel],
-) -> None:
-    found = rollout(build("performer_relu", objective="causal"), SEQUENCES[0], 5)
+def test_rollout_of_a_causal_model_sees_nothing_later() -> None:
+    found = rollout(small_model("performer_relu", "causal"), SEQUENCES[0], 5)
     assert (found[:6] > 0).all() and (found[6:] == 0).all()
 
 
 @torch.inference_mode()
-def test_an_ablated_head_has_its_mean_output(build: Callable[..., PretrainedModel]) -> None:
-    model = build("performer_relu")
+def test_an_ablated_head_has_its_mean_output() -> None:
+    model = small_model("performer_relu")
     before = model.hash
     means_NHC = mean_outputs(model, SEQUENCES)
     outputs = []
@@ -173,8 +136,8 @@ def test_ratios_and_their_intervals() -> None:
     assert ratio_interval(np.full(5, 2.0)) == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 5}
 
 
-def test_scores_of_masked_residues(build: Callable[..., PretrainedModel]) -> None:
-    model = build("softmax")
+def test_scores_of_masked_residues() -> None:
+    model = small_model("softmax")
     found = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
     assert found.targets.tolist() == [4, 2, 2]
     again = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
@@ -185,8 +148,8 @@ def test_scores_of_masked_residues(build: Callable[..., PretrainedModel]) -> Non
     assert other.nats[0] != alone.nats[0]
 
 
-def test_scores_of_next_residues(build: Callable[..., PretrainedModel]) -> None:
-    model = build("softmax", objective="causal")
+def test_scores_of_next_residues() -> None:
+    model = small_model("softmax", "causal")
     found = masked_scores(model, SEQUENCES)
     batch = model.tokenize(SEQUENCES[1:2])
     log_p_LV = model(batch).logits_BLV[0].log_softmax(-1)
@@ -195,25 +158,14 @@ def test_scores_of_next_residues(build: Callable[..., PretrainedModel]) -> None:
     assert found.targets.tolist() == [len(s) for s in SEQUENCES]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two structures to test on and two to fit to, of the shortest that are shipped."""
-    found = {}
-    for name, setting in (("test", "structures"), ("fit", "fit_structures")):
-        folder = tmp_path_factory.mktemp(name)
-        files = sorted(
-            (sample_dir() / "structures" / name).iterdir(), key=lambda file: file.stat().st_size
-        )
-        for file in files[:2]:
-            (folder / file.name).symlink_to(file)
-        found[setting] = str(folder)
-    return found
-
-
 def test_the_evaluation_reports_heads_contacts_and_ablations(
-    tiny_run: Path, folders: dict[str, str]
+    tiny_run: Path, tmp_path: Path
 ) -> None:
     model = load_model(tiny_run)
+    folders = {
+        "structures": structure_folder(tmp_path, "test", 2),
+        "fit_structures": structure_folder(tmp_path, "fit", 2),
+    }
     made = create("heads", {"name": "heads", **folders, "ablate": True})
     values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
     layers, heads = model.num_layers, model.num_heads
@@ -235,10 +187,12 @@ def test_the_evaluation_reports_heads_contacts_and_ablations(
 
 def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> None:
     fasta = tmp_path / "x.fasta"
-    fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate([*SEQUENCES, "M" * 500])))
+    given = [SEQUENCES[0], "", *SEQUENCES[1:], "M" * 500]
+    fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate(given)))
     settings = {"name": "heads", "sequences": str(fasta), "max_proteins": 2}
     made = create("heads", settings)
-    values = made.run(load_model(tiny_run), None)
+    with pytest.warns(UserWarning, match="x.fasta: 1 of 3 records rejected"):
+        values = made.run(load_model(tiny_run), None)
     assert values["num_proteins"] == 2
     assert "contact_precision" not in values["model"]
     # Offsets that no protein is long enough for are missing.
@@ -246,9 +200,7 @@ def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> 
     assert "best head" not in made.table({NO_SPLIT: values}).caption
 
 
-def test_impossible_choices_are_refused(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="max_proteins=0 excludes"):
-        create("heads", {"name": "heads", "max_proteins": 0})
+def test_a_file_without_a_protein_is_refused(tiny_run: Path, tmp_path: Path) -> None:
     fasta = tmp_path / "x.fasta"
     fasta.write_text(">P1\n" + "M" * 50)
     made = create("heads", {"name": "heads", "sequences": str(fasta), "max_residues": 49})

@@ -10,12 +10,10 @@ import torch
 import protlm
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
-from tests.small_models import small_model
+from tests.small_models import small_model, structure_folder
 
 SEQUENCE = "MKTAYIAKQRWCF"
 LETTERS = [VOCABULARY[letter] for letter in STANDARD]
@@ -110,19 +108,11 @@ def test_two_coupled_positions_stand_out() -> None:
 
 
 def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "structures"
-    folder.mkdir()
-    for path in sorted((sample_dir() / "structures" / "test").iterdir())[:2]:
-        (folder / path.name).symlink_to(path)
-    made = create("mine", {"name": "jacobian", "structures": str(folder), "max_residues": 126})
+    folder = structure_folder(tmp_path, "test", 2)
+    made = create("mine", {"name": "jacobian", "structures": folder, "max_residues": 103})
     values = made.run(protlm.load(tiny_run), None)
     assert values["num_test"] + len(values["left_out"]) == 2
     table = made.table({NO_SPLIT: values})
     assert len(table.rows) == 3 * 3 and {len(row) for row in table.rows} == {len(table.columns)}
     assert values["over_best_baseline"]["long"]["baseline"] in table.caption
     assert values["left_out"] and values["left_out"][0] in table.caption
-
-
-def test_no_residues_are_refused() -> None:
-    with pytest.raises(UserError, match="max_residues=0"):
-        create("mine", {"name": "jacobian", "max_residues": 0})
