@@ -1,10 +1,15 @@
 """Models with random weights, in float64: small, but none of their predictions are alike.
 
-And the shortest of the shipped structures, for quick tests.
+And what they compute one row at a time, and the shortest of the shipped structures.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
+import torch
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Norm, Objective, Positions
@@ -42,6 +47,33 @@ def small_model(
         max_length=config.max_length,
     )
     return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+
+def tokens_of(sequence: str) -> list[int]:
+    """The tokens of a protein, one by one."""
+    return [VOCABULARY.cls, *(VOCABULARY[letter] for letter in sequence), VOCABULARY.eos]
+
+
+def log_p_of(model: PretrainedModel, tokens: Sequence[int]) -> np.ndarray:
+    """The log-probabilities of one row of tokens, LV."""
+    tokens_1L = torch.tensor([list(tokens)])
+    mask_1L = torch.ones_like(tokens_1L, dtype=torch.bool)
+    with torch.inference_mode():
+        logits_1LV = model.network(tokens_1L, mask_1L, causal=model.causal).logits_BLV
+    return logits_1LV[0].double().log_softmax(-1).numpy()
+
+
+def watched_batches(model: PretrainedModel, patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tokens of each pass from now on."""
+    batches: list[torch.Tensor] = []
+    forward = model.network.forward
+
+    def watched(tokens_BL: torch.Tensor, *rest: object, **named: object) -> object:
+        batches.append(tokens_BL)
+        return forward(tokens_BL, *rest, **named)
+
+    patch.setattr(model.network, "forward", watched)
+    return batches
 
 
 def shortest_structures(part: str, number: int) -> list[Path]:

@@ -31,11 +31,8 @@ def ratio_interval(
 ) -> dict[str, Any]:
     """Returns Σ totals / Σ counts over proteins, with its interval over proteins.
 
-    Args:
-        totals: the total of each protein, for instance the correct predictions. For a paired
-            comparison, the difference of two totals.
-        counts: the count of each protein; by default 1, which makes the ratio a mean.
-        seed: seed of the resampling.
+    The totals are, for instance, the correct predictions of each protein or, for a paired
+    comparison, differences of two totals. Counts are 1 by default, which makes the ratio a mean.
 
     Returns:
         {"mean", "low", "high", "count"}, where `count` is the number of proteins.

@@ -49,8 +49,8 @@ class Structure:
         sequence: one letter a residue, also of those without coordinates; X where unknown.
         cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
         backbone_L43: coordinates of N, CA, C and O.
-        chain: the chain's identifier in the file.
-        other_chains: the identifiers of the other protein chains of the file.
+        chain: its name in the file, which also has the `other_chains`.
+        other_chains: those of proteins.
         notes: what the user should know of the file, a line each.
     """
 
@@ -64,11 +64,6 @@ class Structure:
 
     def __len__(self) -> int:
         return len(self.sequence)
-
-    @property
-    def is_resolved(self) -> np.ndarray:
-        """For each residue whether its Cβ is known, bool [L]."""
-        return ~np.isnan(self.cb_L3[:, 0])
 
 
 def is_structure(path: Path) -> bool:
@@ -96,17 +91,13 @@ def structure_files(directory: Path) -> list[Path]:
 
 
 def read_structure(path: Path, chain: str | None = None) -> Structure:
-    """Reads one chain of the first model of a PDB or mmCIF file.
+    """Reads one chain of the first model of a PDB or mmCIF file, by default the first protein.
 
     The sequence is that of SEQRES, or of the entity in mmCIF, also of residues without coordinates;
     caps such as ACE are left out. Without it, X fills gaps where the chain is broken, as many as
     the numbering skips. Modified residues become the residue they derive from (MSE is M, HSD is H);
     of alternative residues and atoms the one of highest occupancy is used; waters and ligands are
-    ignored.
-
-    Args:
-        path: a PDB or mmCIF file, also gzipped.
-        chain: the chain's identifier, in mmCIF `auth_asym_id`; by default the first protein one.
+    ignored. In mmCIF chains are those of `auth_asym_id`.
     """
     model, sequences, notes = read_model(path)
     chains = {chain.id: residues for chain in model if (residues := _residues(chain))}

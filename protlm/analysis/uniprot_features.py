@@ -63,12 +63,11 @@ class AnnotatedProtein(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """Proteins with features, in the order in which they were drawn, and counts.
+    """Proteins with features, in the order in which they were drawn, without relatives; and counts.
 
     Attributes:
-        proteins: without relatives of one drawn before.
-        num_in_file: those of the file that could be drawn.
-        num_drawn: these proteins, and the relatives that were left out.
+        num_in_file: the proteins of the file that could be drawn.
+        num_drawn: those that were drawn, of which relatives were left out.
         left_out: the features that were left out in the file, by reason.
         rejected: the records that could not be read, by reason.
     """

@@ -60,20 +60,15 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     _check_figure(proteins, options.figure)
     num_values = sum((length + 2) ** 2 for length in proteins.lengths) * len(layers) * len(heads)
     size = entry_bytes(len(proteins) * len(layers), num_values, options.dtype)
+    skipped, renamed = proteins.without_entry(), proteins.renamed
     with (
         all_or_none() as written,
-        protein_file(
-            output,
-            model,
-            num_bytes=size,
-            skipped=proteins.without_entry(),
-            renamed=proteins.renamed,
-        ) as file,
+        protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
         JobProgress("attention maps", len(proteins)) as progress,
     ):
-        for done, record in enumerate(proteins, start=1):
+        for record in proteins:
             _write(file, model, record, layers, heads, options.dtype)
-            progress.update(done)
+            progress.advance(1)
         if options.figure is not None:
             _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)
@@ -101,18 +96,11 @@ def _write(
 ) -> None:
     batch = model.tokenize([record.sequence])
     length = len(record.sequence) + 2
+    shape = (len(heads), length, length)
+    sequence = record.sequence if len(record.sequence) < 30_000 else ""
     for layer in layers:
-        file.add(
-            record,
-            f"layer_{layer}",
-            shape=(len(heads), length, length),
-            dtype=dtype,
-            attributes={
-                "layer": layer,
-                "heads": np.array(heads),
-                "sequence": record.sequence if len(record.sequence) < 30_000 else "",
-            },
-        )
+        own = {"layer": layer, "heads": np.array(heads), "sequence": sequence}
+        file.add(record, f"layer_{layer}", shape=shape, dtype=dtype, attributes=own)
     block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
     for layer, rows, map_BHML in model.attention_row_blocks(batch, layers, heads, block=block):
         values = map_BHML[0].float().cpu().numpy()

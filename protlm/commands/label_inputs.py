@@ -27,15 +27,9 @@ from protlm.terminal import printable
 class LabelOptions:
     """How labels are read and split.
 
-    Attributes:
-        sequences: a sequence file, for labels without sequences.
-        column: the column of the label; None is `label` or `target`.
-        task: the kind of the labels; None guesses it.
-        per_residue: the labels of a table are strings with one letter for each residue.
-        min_count: with several classes, those of fewer proteins are ignored.
-        separator: of several classes.
-        cluster_table: representative and member, separated by a tab.
-        cluster: returns the cluster of each sequence; None does not cluster.
+    Sequences, column and `per_residue` are as for `read_labeled_proteins`, `min_count` and the
+    separator as for `targets_of`. Without a task it is guessed. A cluster table has representative
+    and member, separated by a tab; `cluster` returns the cluster of each sequence.
     """
 
     sequences: Path | None = None

@@ -1,6 +1,7 @@
 """`protlm probe LABELS -m MODEL -o PROBE`: labels predicted from frozen embeddings."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
@@ -38,15 +39,16 @@ def probe_labels(
     split = split_of(examples, clusters, seed=options.seed)
     leaked = leakage(examples, split, clusters)
     with JobProgress("predictors", _PREDICTORS) as progress:
-        names: list[str] = []
-
-        def report(name: str) -> None:
-            progress.update(len(names), name)
-            names.append(name)
-
-        sequences = [one.sequence for one in examples]
-        found = probe(model, sequences, targets, split, options, report=report)
-        progress.update(len(names))
+        done, sequences = count(), [one.sequence for one in examples]
+        found = probe(
+            model,
+            sequences,
+            targets,
+            split,
+            options,
+            report=lambda name: progress.update(next(done), name),
+        )
+        progress.update(next(done))
     result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
     best = found[MODEL]
     assert best.layer is not None

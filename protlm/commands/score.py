@@ -45,17 +45,9 @@ from protlm.terminal import printable
 class ScoreOptions:
     """The settings of `protlm score`.
 
-    Attributes:
-        wild_type: a sequence file of one protein.
-        reference: ProteinGym's reference file, in place of a wild type.
-        estimators: one column each; none takes the model's default.
-        first_residue: the number of the wild type's first residue in the column `mutant`.
-        skip_invalid: leaves the scores of rows empty that cannot be scored.
-        per_token: as for `protlm.downstream.estimators.score`.
-        tokens_per_batch: rows times length of a batch, at most.
-        json: a file for all metrics and their intervals.
-        device: as for `protlm.loading.pick_device`.
-        figure: the figure of a scan.
+    A wild type is a sequence file of one protein, and a reference that of ProteinGym in its place.
+    No estimators are the model's default. `json` gets all metrics and their intervals, and `figure`
+    is that of a scan; the others are as for `read_variants` and `score`.
     """
 
     wild_type: Path | None = None

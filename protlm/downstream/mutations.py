@@ -69,10 +69,8 @@ class Variant:
 def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Variant:
     """Parses substitutions in the notation of ProteinGym, joined by colons, or of HGVS.
 
-    Args:
-        text: for instance A1P:D2N, Ala1Pro, p.[Ala1Pro;Asp2Asn]; of the wild type `_wt`, WT or p.=.
-        wild_type: the sequence that the substitutions refer to.
-        first_residue: the number of its first residue.
+    For instance A1P:D2N, Ala1Pro, p.[Ala1Pro;Asp2Asn], or of the wild type `_wt`, WT or p.=. They
+    refer to the wild type, whose first residue has the number `first_residue`.
 
     >>> parse_mutant("K2R", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)

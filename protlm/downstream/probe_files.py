@@ -23,14 +23,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear model on the hidden states of one layer of one model.
+    """A linear model on the hidden states of one layer of one model, and what it predicts.
 
-    Attributes:
-        task: what is predicted.
-        classes: names of the outputs; empty for a number.
-        layer: the layer; its states are averaged over residues, except for residue classes.
-        model_hash: the SHA-256 of the model's weights.
-        fitted: the linear model.
+    The states are averaged over residues, except for residue classes. A number has no classes. The
+    hash is that of the model's weights.
     """
 
     task: Task

@@ -119,25 +119,17 @@ def _features(
 ) -> Iterator[tuple[str, list[Any], list[int]]]:
     """Yields the name of a predictor, and its features for all rows by candidate layer."""
     layers = list(options.layers) or list(range(model.num_layers + 1))
+    size, places = options.tokens_per_batch, targets.places
     for name in (MODEL, RANDOM):
         one = model if name == MODEL else model.with_random_weights(options.seed)
-        yield (
-            name,
-            embeddings(
-                one,
-                sequences,
-                layers=layers,
-                tokens_per_batch=options.tokens_per_batch,
-                places=targets.places,
-            ),
-            layers,
-        )
-    if targets.places is not None:
-        for name, features in residue_baselines(sequences, targets.places).items():
-            yield name, [features], []
+        states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
+        yield name, states, layers
+    if places is None:
+        baselines = protein_baselines(sequences, rows.fit.tolist())
     else:
-        for name, features in protein_baselines(sequences, rows.fit.tolist()).items():
-            yield name, [features], []
+        baselines = residue_baselines(sequences, places)
+    for name, features in baselines.items():
+        yield name, [features], []
     yield CONSTANT, [], []
 
 
@@ -177,13 +169,8 @@ def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, fl
 
 
 def _fitted(features: Any, targets: Targets, rows: np.ndarray, penalty: float) -> LinearModel:
-    return fit(
-        features[rows],
-        targets.values[rows],
-        targets.task,
-        num_classes=len(targets.classes),
-        penalty=penalty,
-    )
+    values, classes = targets.values[rows], len(targets.classes)
+    return fit(features[rows], values, targets.task, num_classes=classes, penalty=penalty)
 
 
 def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:

@@ -66,18 +66,11 @@ def agreement(
     *,
     seed: int = 0,
 ) -> Agreement | None:
-    """Compares predicted scores with measured ones, leaving out variants without a measured score.
+    """Compares predicted scores with measured ones, higher for fitter variants; None without any.
 
-    Args:
-        measured: higher is fitter; NaN where it is unknown.
-        predicted: higher is more probable.
-        is_fit: the classes for AUC and MCC; None divides the measured scores at their median.
-        positions: the positions of each variant, as `positions_of` returns; the bootstrap
-            resamples them. With a single one the intervals are undefined.
-        seed: seed of the bootstrap.
-
-    Returns:
-        None without any measured score.
+    Variants without a measured score are left out. `is_fit` has the classes for AUC and MCC; None
+    divides the measured scores at their median. The bootstrap resamples the positions, as
+    `positions_of` returns them. With a single one the intervals are undefined.
     """
     known = ~np.isnan(measured)
     number = int(known.sum())

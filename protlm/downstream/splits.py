@@ -43,9 +43,8 @@ class Leakage:
     Attributes:
         identical: their sequence is also in train or valid.
         same_cluster: their cluster is also in train or valid; None without clusters.
-        similar: they share a tenth of the 5-mers of the shorter one or more with one protein of
-            train or valid.
-        is_similar: whether a test protein is one of these, bool [test].
+        similar: they share a tenth of the 5-mers of the shorter one with one protein of these.
+        is_similar: whether a test protein is one of the similar, bool [test].
     """
 
     identical: int

@@ -57,7 +57,9 @@ class Retrieval(Evaluation):
         assert data is not None
         rows = read_labels(self.labels, "accession", self.column)
         label_of = {accession: label for accession, label in rows.items() if label}
-        gallery, gallery_labels = self._gallery(data.train, label_of)
+        order = EpochOrder(len(data.train), seed=self.seed, epoch=0)
+        drawn = order[np.arange(min(len(data.train), self.max_gallery))].tolist()
+        gallery, gallery_labels = _labeled(data.train, drawn, label_of)
         queries, labels = _labeled(data.split, range(len(data.split)), label_of)
         relevant = np.isin(labels, gallery_labels)
         if not relevant.any():
@@ -92,13 +94,6 @@ class Retrieval(Evaluation):
                 )
         columns = ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery")
         return ResultTable(columns, rows, "\n".join(lines))
-
-    def _gallery(
-        self, train: SplitReader, label_of: Mapping[str, str]
-    ) -> tuple[list[str], np.ndarray]:
-        order = EpochOrder(len(train), seed=self.seed, epoch=0)
-        drawn = order[np.arange(min(len(train), self.max_gallery))]
-        return _labeled(train, drawn.tolist(), label_of)
 
     def _similarities(
         self,

@@ -1,7 +1,6 @@
 """Chains read from real PDB and mmCIF files, and from files broken on purpose."""
 
 import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,7 @@ from protlm.analysis.structures import (
 )
 from protlm.errors import InputDataError
 from protlm.paths import sample_dir
-
-DATA = Path(__file__).resolve().parent.parent / "data_files"
-# The C-terminal domain of HIV-1 capsid protein; its five selenomethionines count as M.
-CAPSID = "MDIRQGPKEPFRDYVDRFYKTLRAEQASQEVKNWMTETLLVQNANPDCKTILKALGPGATLEEMMTACQG"
-
-
-def lines_of(name: str) -> list[str]:
-    return gzip.decompress((DATA / name).read_bytes()).decode().splitlines()
+from tests.analysis.test_structure_files import ATOMS, CAPSID, CIF, DATA, PDB, number, renumbered
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -33,27 +25,13 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def is_atom(line: str) -> bool:
-    return line.startswith(("ATOM", "HETATM"))
-
-
-def number(line: str) -> int:
-    return int(line[22:26])
-
-
-def renumbered(line: str, residue: int) -> str:
-    return f"{line[:22]}{residue:4d}{line[26:]}"
-
-
-@pytest.fixture
-def atoms() -> list[str]:
-    """The polymer of 1A8O, residues 151 to 220, in the format of PDB."""
-    return [line for line in lines_of("1A8O.pdb.gz") if is_atom(line) and line[17:20] != "HOH"]
+def is_resolved(structure: Structure) -> np.ndarray:
+    return ~np.isnan(structure.cb_L3[:, 0])
 
 
 @pytest.mark.parametrize("suffix", ["pdb", "cif"])
 def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
-    plain = write(tmp_path / f"1A8O.{suffix}", lines_of(f"1A8O.{suffix}.gz"))
+    plain = write(tmp_path / f"1A8O.{suffix}", (PDB if suffix == "pdb" else CIF).splitlines())
     # Compression is recognized by the contents: people rename files.
     misnamed = tmp_path / f"renamed.{suffix}"
     misnamed.write_bytes((DATA / f"1A8O.{suffix}.gz").read_bytes())
@@ -69,11 +47,11 @@ def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(contact_map(structure), contact_map(expected))
 
 
-def test_a_contact_is_two_cb_within_eight_angstrom(atoms: list[str], tmp_path: Path) -> None:
-    structure = read_structure(write(tmp_path / "a.pdb", atoms))
+def test_a_contact_is_two_cb_within_eight_angstrom(tmp_path: Path) -> None:
+    structure = read_structure(write(tmp_path / "a.pdb", ATOMS))
     cb = {
         number(line) - 151: np.array([float(line[30 + 8 * k : 38 + 8 * k]) for k in range(3)])
-        for line in atoms
+        for line in ATOMS
         if line[12:16].strip() == "CB"
     }
     found = contact_map(structure)
@@ -84,11 +62,11 @@ def test_a_contact_is_two_cb_within_eight_angstrom(atoms: list[str], tmp_path: P
     assert contact_map(structure, threshold=1e3).min() == 1
 
 
-def test_cb_is_imputed_where_the_file_has_none(atoms: list[str], tmp_path: Path) -> None:
-    real = read_structure(write(tmp_path / "real.pdb", atoms))
-    without = [line for line in atoms if line[12:16].strip() != "CB"]
+def test_cb_is_imputed_where_the_file_has_none(tmp_path: Path) -> None:
+    real = read_structure(write(tmp_path / "real.pdb", ATOMS))
+    without = [line for line in ATOMS if line[12:16].strip() != "CB"]
     imputed = read_structure(write(tmp_path / "imputed.pdb", without))
-    assert real.is_resolved.all() and imputed.is_resolved.all()
+    assert is_resolved(real).all() and is_resolved(imputed).all()
     not_glycine = np.array([letter != "G" for letter in real.sequence])
     distance = np.linalg.norm(real.cb_L3 - imputed.cb_L3, axis=1)
     assert distance[not_glycine].mean() < 0.1
@@ -109,43 +87,41 @@ def test_imputed_cb_has_the_stated_geometry() -> None:
     assert np.sign(np.cross(first, second) @ (ca - n)) == np.sign(np.sin(-2.143))
 
 
-def test_missing_residues_are_unknown_and_unresolved(atoms: list[str], tmp_path: Path) -> None:
-    whole = contact_map(read_structure(write(tmp_path / "whole.pdb", atoms)))
-    kept = [line for line in atoms if not 160 <= number(line) <= 164]
+def test_missing_residues_are_unknown_and_unresolved(tmp_path: Path) -> None:
+    whole = contact_map(read_structure(write(tmp_path / "whole.pdb", ATOMS)))
+    kept = [line for line in ATOMS if not 160 <= number(line) <= 164]
     structure = read_structure(write(tmp_path / "gap.pdb", kept))
     assert structure.sequence == CAPSID[:9] + "XXXXX" + CAPSID[14:]
-    resolved = structure.is_resolved
+    resolved = is_resolved(structure)
     assert np.flatnonzero(~resolved).tolist() == [9, 10, 11, 12, 13]
     found = contact_map(structure)
     assert (found[~resolved] == -1).all() and (found[:, ~resolved] == -1).all()
     np.testing.assert_array_equal(found[resolved][:, resolved], whole[resolved][:, resolved])
 
 
-def test_numbers_that_jump_fill_only_broken_chains(atoms: list[str], tmp_path: Path) -> None:
-    jump = [renumbered(line, number(line) + 2000 * (number(line) > 170)) for line in atoms]
+def test_numbers_that_jump_fill_only_broken_chains(tmp_path: Path) -> None:
+    jump = [renumbered(line, 2000 * (number(line) > 170)) for line in ATOMS]
     assert read_structure(write(tmp_path / "bonded.pdb", jump)).sequence == CAPSID
     broken = [line for line in jump if not 165 <= number(line) <= 170]
     sequence = read_structure(write(tmp_path / "broken.pdb", broken)).sequence
     assert sequence == CAPSID[:14] + CAPSID[20:]
 
 
-def test_a_residue_without_backbone_is_kept_but_unresolved(
-    atoms: list[str], tmp_path: Path
-) -> None:
-    kept = [line for line in atoms if number(line) != 155 or line[12:16].strip() == "C"]
+def test_a_residue_without_backbone_is_kept_but_unresolved(tmp_path: Path) -> None:
+    kept = [line for line in ATOMS if number(line) != 155 or line[12:16].strip() == "C"]
     structure = read_structure(write(tmp_path / "a.pdb", kept))
     assert structure.sequence == CAPSID
-    assert np.flatnonzero(~structure.is_resolved).tolist() == [4]
+    assert np.flatnonzero(~is_resolved(structure)).tolist() == [4]
 
 
-def test_ligands_and_waters_are_no_residues(atoms: list[str], tmp_path: Path) -> None:
+def test_ligands_and_waters_are_no_residues(tmp_path: Path) -> None:
     # A free serine has all the atoms of a residue, but no bond to the chain.
     ligand = [
         f"HETATM 9{k:03d}  {name:<3s} SER A 301    {90 + k:8.3f}{90:8.3f}{90:8.3f}  1.00  0.00"
         for k, name in enumerate(("N", "CA", "C", "CB"))
     ]
-    assert read_structure(write(tmp_path / "a.pdb", [*atoms, *ligand])).sequence == CAPSID
-    assert any(line[17:20] == "HOH" for line in lines_of("1A8O.pdb.gz"))
+    assert read_structure(write(tmp_path / "a.pdb", [*ATOMS, *ligand])).sequence == CAPSID
+    assert any(line[17:20] == "HOH" for line in PDB.splitlines())
     assert len(read_structure(DATA / "1A8O.pdb.gz")) == len(CAPSID)
 
 
@@ -154,16 +130,16 @@ def test_a_residue_with_alternatives_is_one_residue() -> None:
     crambin = "TTCCPSIVARSNFNVCRLPGTPEALCATYTGCIIIPGATCPGDYAN"
     structure = read_structure(DATA / "1ejg.ent.gz")
     assert structure.sequence == crambin
-    assert structure.is_resolved.all()
+    assert is_resolved(structure).all()
 
 
 @pytest.mark.parametrize(("occupancy", "letter", "shift"), [(0.7, "F", 0.0), (0.3, "W", 50.0)])
 def test_the_most_occupied_alternative_stands(
-    atoms: list[str], tmp_path: Path, occupancy: float, letter: str, shift: float
+    tmp_path: Path, occupancy: float, letter: str, shift: float
 ) -> None:
     place = CAPSID.index("F") + 151
     lines: list[str] = []
-    for line in atoms:
+    for line in ATOMS:
         if number(line) != place:
             lines.append(line)
             continue
@@ -177,37 +153,37 @@ def test_the_most_occupied_alternative_stands(
     after = [line for line in lines if number(line) > place]
     here.sort(key=lambda line: line[16])
     structure = read_structure(write(tmp_path / "a.pdb", before + here + after))
-    plain = read_structure(write(tmp_path / "plain.pdb", atoms))
+    plain = read_structure(write(tmp_path / "plain.pdb", ATOMS))
     assert structure.sequence == CAPSID.replace("F", letter, 1)
     index = CAPSID.index("F")
     expected = plain.cb_L3[index] + np.array([shift, 0.0, 0.0])
     np.testing.assert_allclose(structure.cb_L3[index], expected, atol=1e-3)
 
 
-def test_the_chain_can_be_chosen(atoms: list[str], tmp_path: Path) -> None:
-    second = [f"{line[:21]}B{line[22:]}" for line in atoms if number(line) > 200]
-    path = write(tmp_path / "two.pdb", [*atoms, "TER", *second, "END"])
+def test_the_chain_can_be_chosen(tmp_path: Path) -> None:
+    second = [f"{line[:21]}B{line[22:]}" for line in ATOMS if number(line) > 200]
+    path = write(tmp_path / "two.pdb", [*ATOMS, "TER", *second, "END"])
     assert read_structure(path).sequence == CAPSID
     assert read_structure(path, "B").sequence == CAPSID[50:]
     with pytest.raises(InputDataError, match=r"two\.pdb has no protein chain 'C'; it has: A, B"):
         read_structure(path, "C")
 
 
-def test_only_the_first_model_is_read(atoms: list[str], tmp_path: Path) -> None:
-    first = [line for line in atoms if number(line) <= 170]
-    models = ["MODEL        1", *first, "ENDMDL", "MODEL        2", *atoms, "ENDMDL"]
+def test_only_the_first_model_is_read(tmp_path: Path) -> None:
+    first = [line for line in ATOMS if number(line) <= 170]
+    models = ["MODEL        1", *first, "ENDMDL", "MODEL        2", *ATOMS, "ENDMDL"]
     assert read_structure(write(tmp_path / "nmr.pdb", models)).sequence == CAPSID[:20]
 
 
-def test_what_is_no_structure_is_refused_by_name(atoms: list[str], tmp_path: Path) -> None:
+def test_what_is_no_structure_is_refused_by_name(tmp_path: Path) -> None:
     truncated = tmp_path / "truncated.pdb.gz"
     truncated.write_bytes((DATA / "1A8O.pdb.gz").read_bytes()[:9000])
     damaged = bytearray((DATA / "1A8O.pdb.gz").read_bytes())
     damaged[5000] ^= 255
     (tmp_path / "damaged.pdb.gz").write_bytes(damaged)
-    letters = [f"{line[:30]}  what.is{line[39:]}" for line in atoms]
-    water = [line for line in lines_of("1A8O.pdb.gz") if line[17:20] == "HOH"]
-    cif = lines_of("1A8O.cif.gz")
+    letters = [f"{line[:30]}  what.is{line[39:]}" for line in ATOMS]
+    water = [line for line in PDB.splitlines() if line[17:20] == "HOH"]
+    cif = CIF.splitlines()
     broken = {
         truncated: "truncated or damaged",
         tmp_path / "damaged.pdb.gz": "truncated or damaged",
@@ -249,7 +225,7 @@ def test_the_shipped_structures_are_what_their_index_says() -> None:
     assert shipped.keys() == index.keys()
     for key, structure in shipped.items():
         row = index[key]
-        assert int(row["length"]) == len(structure) == structure.is_resolved.sum()
+        assert int(row["length"]) == len(structure) == is_resolved(structure).sum()
         counts = [int(row[f"contacts_{name}"]) for name in ("short", "medium", "long")]
         assert counts == contacts_by_separation(structure)
     tiers = [row["tier"] for (part, _), row in index.items() if part == "test"]
@@ -263,10 +239,10 @@ def contacts_by_separation(structure: Structure) -> list[int]:
 
 
 def test_the_chain_that_is_used_is_printed(
-    atoms: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = write(tmp_path / "one.pdb", atoms)
-    two = write(tmp_path / "two.pdb", [*atoms, "TER", *(f"{x[:21]}B{x[22:]}" for x in atoms)])
+    one = write(tmp_path / "one.pdb", ATOMS)
+    two = write(tmp_path / "two.pdb", [*ATOMS, "TER", *(f"{x[:21]}B{x[22:]}" for x in ATOMS)])
     found = read_chain(two, None)
     assert found is not None and found.chain == "A"
     assert "two.pdb: chain A is used; --chain takes another: B" in capsys.readouterr().err
@@ -276,5 +252,5 @@ def test_the_chain_that_is_used_is_printed(
     assert not capsys.readouterr().err
     with pytest.raises(InputDataError, match="no protein chain 'C'; it has: A, B"):
         read_chain(two, "C")
-    read_chain(write(two, [x for x in atoms if x[12:16] == " CA "]), "A")
+    read_chain(write(two, [x for x in ATOMS if x[12:16] == " CA "]), "A")
     assert "two.pdb, chain A: it has neither CB nor N, CA and C" in capsys.readouterr().err

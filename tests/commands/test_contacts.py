@@ -15,6 +15,7 @@ from protlm.commands.contacts import ContactOptions, contacts
 from protlm.errors import InputDataError, InterruptedJobError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import sample_dir
+from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQ"
 FIT = sample_dir() / "structures" / "fit"
@@ -23,10 +24,9 @@ FIT = sample_dir() / "structures" / "fit"
 @pytest.fixture
 def sources(tmp_path: Path) -> list[Path]:
     """Two structures and a FASTA file of one protein."""
-    structures = sorted((sample_dir() / "structures" / "test").glob("*.gz"))
     fasta = tmp_path / "x.fasta"
     fasta.write_text(f">P1\n{SEQUENCE}\n")
-    return [*sorted(structures, key=lambda path: path.stat().st_size)[:2], fasta]
+    return [*shortest_structures("test", 2), fasta]
 
 
 def test_many_files_and_a_kept_fit(
@@ -57,7 +57,7 @@ def test_many_files_and_a_kept_fit(
     with h5py.File(tmp_path / "again.h5") as file:
         np.testing.assert_array_equal(file["P1/probabilities"][:], expected)
     assert not (tmp_path / "again.fit.json").exists()
-    fitted = min(structure_files(FIT), key=lambda path: path.stat().st_size)
+    (fitted,) = shortest_structures("fit", 1)
     contacts([fitted, sources[0]], tiny_run, tmp_path / "seen.h5", ContactOptions(fit=fit))
     lines = capsys.readouterr().out.splitlines()
     (seen,) = [line for line in lines if "in the fit" in line]
@@ -66,15 +66,14 @@ def test_many_files_and_a_kept_fit(
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted with another model"):
         contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
-    fit.write_text(json.dumps(stored | {"intercept": float("inf")}))
-    with pytest.raises(InputDataError, match="is not a fit"):
-        contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
-    fit.write_text(json.dumps(stored | {"weights": [float("nan"), *stored["weights"][1:]]}))
-    with pytest.raises(InputDataError, match="is not a fit"):
-        contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
-    fit.write_text("{}")
-    with pytest.raises(InputDataError, match=r"is not a fit.*give a NAME\.fit\.json file"):
-        contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
+    for damaged in (
+        stored | {"intercept": float("inf")},
+        stored | {"weights": [float("nan"), *stored["weights"][1:]]},
+        {},
+    ):
+        fit.write_text(json.dumps(damaged))
+        with pytest.raises(InputDataError, match=r"is not a fit.*give a NAME\.fit\.json file"):
+            contacts(sources[2:], tiny_run, tmp_path / "other.h5", ContactOptions(fit=fit))
     assert not (tmp_path / "other.h5").exists()
 
 

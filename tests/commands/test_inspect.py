@@ -18,14 +18,12 @@ from protlm.analysis.structures import contact_map, read_structure
 from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir
 from protlm.report import page
+from tests.fixtures.documents import run_page
+from tests.small_models import shortest_structures
 
-ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
-STRUCTURE = min(
-    (sample_dir() / "structures" / "test").glob("*.gz"), key=lambda path: path.stat().st_size
-)
+(STRUCTURE,) = shortest_structures("test", 1)
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -155,18 +153,6 @@ def test_maps_of_negative_weights_have_a_page(
 
 
 def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Command) -> None:
-    """All commands of docs/inspect.md, with the files that it names."""
-    page = (ROOT / "docs" / "inspect.md").read_text()
     (workplace / "protein.fasta").write_text(f">P1\n{SEQUENCE}\n")
     (workplace / "protein.pdb").write_bytes(gzip.decompress(STRUCTURE.read_bytes()))
-    (workplace / "runs").mkdir()
-    (workplace / "runs" / "mine").symlink_to(workplace / "run")
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    commands = "".join(blocks).splitlines()
-    assert len(commands) >= 6
-    for command in commands:
-        typed = command.split("#")[0].split()
-        assert typed[0] == "protlm"
-        done = protlm_in_process(*typed[1:], cwd=workplace)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert (workplace / typed[typed.index("-o") + 1]).exists()
+    run_page("inspect.md", workplace, protlm_in_process, fewest=6)

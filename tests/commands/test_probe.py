@@ -24,6 +24,7 @@ from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.embedding import embeddings
+from tests.fixtures.documents import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,10 +186,7 @@ def test_another_model_and_damaged_probes_are_refused(
 
 
 def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) -> None:
-    """All commands of docs/learn.md, with the files that it names."""
     folder, rows = labels.parent, read(labels)
-    (folder / "runs").mkdir()
-    (folder / "runs" / "mine").symlink_to(folder / "run")
     numbers = "".join(f"{row['sequence']},{n / 7}\n" for n, row in enumerate(rows))
     (folder / "stability.csv").write_text(f"sequence,target\n{numbers}")
     members = "".join(f"line {2 * (n // 2) + 2}\tline {n + 2}\n" for n in range(6))
@@ -199,11 +197,4 @@ def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) 
     pairs = zip(rows, marks, strict=True)
     states = (f">{row['identifier']} SET={row['split']}\n{mark}\n" for row, mark in pairs)
     (folder / "residues.fasta").write_text("".join(states))
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    commands = "".join(blocks).splitlines()
-    assert len(commands) >= 5
-    for command in commands:
-        typed = command.split()
-        done = protlm_in_process(*typed[1:], cwd=folder)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert (folder / typed[typed.index("-o") + 1]).exists()
+    run_page("learn.md", folder, protlm_in_process, fewest=5)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from protlm.downstream.predictions import Predictor
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import save_figure, scan_figure
+from tests.fixtures.documents import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,27 +134,22 @@ def test_several_assays_and_their_averages(
     )
     score_variants([assay, indels], tiny_run, workplace / "scores", settings)
     printed = capsys.readouterr().out
-    assert sorted(path.name for path in (workplace / "scores").iterdir()) == [
-        "A_2020.csv",
-        "B_2021.csv",
-    ]
+    names = ["A_2020", "B_2021"]
+    assert sorted(path.stem for path in (workplace / "scores").iterdir()) == names
     report = json.loads((workplace / "metrics.json").read_text())
     assert report["model_hash"] == protlm.load(tiny_run).hash
     assert "divided by" in report["definitions"]["pseudo-log-likelihood"]
-    spearman = [
-        report["assays"][name]["pseudo-log-likelihood"]["metrics"]["Spearman"]
-        for name in ("A_2020", "B_2021")
-    ]
+    found = [report["assays"][name]["pseudo-log-likelihood"] for name in names]
+    spearman = [one["metrics"]["Spearman"] for one in found]
     means = report["average_spearman"]["pseudo-log-likelihood"]
     expected = {"Activity": spearman[0], "Stability": spearman[1]}
     assert means == pytest.approx({**expected, "mean of types": np.mean(spearman)})
     assert f"mean of types {means['mean of types']:.3f}" in printed
-    classes = [
-        report["assays"][name]["pseudo-log-likelihood"]["classes"] for name in ("A_2020", "B_2021")
-    ]
-    assert classes == ["median", "bins"]
+    assert [one["classes"] for one in found] == ["median", "bins"]
     # All variants of B are fit, for which AUC is not defined.
-    assert report["assays"]["B_2021"]["pseudo-log-likelihood"]["metrics"]["AUC"] is None
+    assert found[1]["metrics"]["AUC"] is None
+    low, high = found[0]["intervals"]["Spearman"]
+    assert low <= spearman[0] <= high
 
 
 def test_a_scan_scores_all_substitutions(
@@ -315,27 +310,16 @@ def test_assays_without_a_correlation_are_counted(
 def test_the_commands_of_the_page_run(
     workplace: Path, train_tiny: Callable[..., Path], protlm_in_process: Command
 ) -> None:
-    """All commands of docs/score.md, with the files that it names."""
     page = (ROOT / "docs" / "score.md").read_text()
-    shown = re.findall(r"^```csv\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (workplace / "variants.csv").write_text(shown[0])
+    table = page.split("```csv\n")[1].split("```")[0]
+    (workplace / "variants.csv").write_text(table)
     (workplace / "protein.fasta").write_text(f">P1\n{WILD_TYPE}\n")
     (workplace / "indels.csv").write_text(f"mutated_sequence,DMS_score\n{WILD_TYPE}K,1\n")
     (workplace / "DMS").mkdir()
-    (workplace / "DMS" / "A_2020.csv").write_text(shown[0])
+    (workplace / "DMS" / "A_2020.csv").write_text(table)
     reference = "DMS_id,UniProt_ID,target_seq,coarse_selection_type"
     (workplace / "DMS_substitutions.csv").write_text(
         f"{reference}\nA_2020,A,{WILD_TYPE},Activity\n"
     )
-    (workplace / "runs").mkdir()
-    (workplace / "runs" / "mine").symlink_to(workplace / "run")
     train_tiny(workplace / "runs" / "causal", "objective=causal", "trainer.max_steps=2")
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    commands = "".join(blocks).replace("\\\n", " ").splitlines()
-    assert len(commands) >= 4
-    for command in commands:
-        typed = command.split("#")[0].replace("DMS/*.csv", "DMS/A_2020.csv").split()
-        assert typed[:2] == ["protlm", "score"]
-        done = protlm_in_process(*typed[1:], cwd=workplace)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert (workplace / typed[typed.index("-o") + 1]).exists()
+    run_page("score.md", workplace, protlm_in_process, fewest=4)

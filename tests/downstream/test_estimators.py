@@ -13,7 +13,7 @@ from protlm.downstream.predictions import Predictor
 from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ModelOutput
-from tests.small_models import small_model
+from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 WILD_TYPE = "MKTAYIAKQRXQ"
@@ -33,17 +33,10 @@ class Direct:
         self.model = model
 
     def log_p(self, sequence: str, position: int, residue: str, masked: bool = True) -> float:
-        tokens = [VOCABULARY.cls, *(VOCABULARY[a] for a in sequence), VOCABULARY.eos]
+        tokens = tokens_of(sequence)
         if masked:
             tokens[position + 1] = VOCABULARY.mask
-        return float(self._all(tokens)[position + 1, VOCABULARY[residue]])
-
-    def _all(self, tokens: list[int]) -> torch.Tensor:
-        tokens_1L = torch.tensor([tokens])
-        mask_1L = torch.ones_like(tokens_1L, dtype=torch.bool)
-        with torch.inference_mode():
-            out = self.model.network(tokens_1L, mask_1L, causal=self.model.causal)
-        return out.logits_BLV[0].double().log_softmax(-1)
+        return float(log_p_of(self.model, tokens)[position + 1, VOCABULARY[residue]])
 
     def marginals(
         self, variant: Variant, *, context: Callable[[Variant], str], masked: bool
@@ -58,8 +51,8 @@ class Direct:
         return sum(self.log_p(sequence, i, residue) for i, residue in enumerate(sequence))
 
     def causal(self, sequence: str) -> float:
-        tokens = [VOCABULARY.cls, *(VOCABULARY[a] for a in sequence), VOCABULARY.eos]
-        log_p_LV = self._all(tokens)
+        tokens = tokens_of(sequence)
+        log_p_LV = log_p_of(self.model, tokens)
         return float(sum(log_p_LV[i, token] for i, token in enumerate(tokens[1:])))
 
     def score(self, estimator: Estimator, variant: Variant) -> float:
@@ -109,18 +102,11 @@ def test_estimators_differ() -> None:
 def test_a_mutant_takes_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if two rows name it, one of them with a residue that stays the same."""
     model = small_model("softmax")
-    rows: list[torch.Tensor] = []
-    forward = model.network.forward
-
-    def watched(tokens_BL: torch.Tensor, *rest: object, **named: object) -> object:
-        rows.extend(tokens_BL)
-        return forward(tokens_BL, *rest, **named)
-
-    monkeypatch.setattr(model.network, "forward", watched)
+    batches = watched_batches(model, monkeypatch)
     asked = variants(["K2R:T3S", "M1A", "T3S:K2R:A4A", "K2R:T3S"])
     values = score(Estimator.mutant_marginals, Predictor(model), WILD_TYPE, asked).values
-    assert len(rows) == 2
-    assert not any((row == VOCABULARY.mask).any() for row in rows)
+    assert sum(map(len, batches)) == 2
+    assert not any((tokens_BL == VOCABULARY.mask).any() for tokens_BL in batches)
     np.testing.assert_allclose(values[[2, 3]], values[0], atol=TOLERANCE, rtol=0)
 
 
@@ -162,8 +148,8 @@ def test_each_residue_is_read_at_its_own_position(
 ) -> None:
     """Every substitution in a protein that is predicted with logits of 5 costs 5 nats."""
     model = small_model("softmax")
-    tokens = [VOCABULARY.cls, *(VOCABULARY[a] for a in WILD_TYPE), VOCABULARY.eos]
-    logits_LV = 5.0 * torch.nn.functional.one_hot(torch.tensor(tokens), len(VOCABULARY))
+    tokens = torch.tensor(tokens_of(WILD_TYPE))
+    logits_LV = 5.0 * torch.nn.functional.one_hot(tokens, len(VOCABULARY))
 
     def known(tokens_BL: torch.Tensor, mask_BL: object, **named: object) -> ModelOutput:
         return ModelOutput(logits_LV.expand(len(tokens_BL), -1, -1), {})

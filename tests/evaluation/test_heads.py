@@ -191,7 +191,7 @@ def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> 
     fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate(given)))
     settings = {"name": "heads", "sequences": str(fasta), "max_proteins": 2}
     made = create("heads", settings)
-    with pytest.warns(UserWarning, match="x.fasta: 1 of 3 records rejected"):
+    with pytest.warns(UserWarning, match="x.fasta: 1 of 5 records rejected"):
         values = made.run(load_model(tiny_run), None)
     assert values["num_proteins"] == 2
     assert "contact_precision" not in values["model"]

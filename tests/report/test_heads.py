@@ -13,12 +13,12 @@ from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
 from protlm.report import heads as module
 from protlm.report.codes import Codes
 from protlm.report.heads import STATISTICS, inspected_heads
 from protlm.report.predictions import predicted_distributions
 from protlm.report.protein import InspectedProtein
+from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 PROTEIN = InspectedProtein("P1", "P1 one", "x.fasta", SEQUENCE)
@@ -96,7 +96,7 @@ def test_short_proteins_have_a_page(length: int, model: PretrainedModel) -> None
 
 
 def test_precision_and_contrast_of_a_head(model: PretrainedModel) -> None:
-    path = min((sample_dir() / "structures" / "test").glob("*.gz"), key=lambda p: p.stat().st_size)
+    (path,) = shortest_structures("test", 1)
     structure = read_structure(path)
     protein = InspectedProtein("P1", "", path.name, structure.sequence, structure)
     [head] = inspected_heads(model, protein, layers=(1,), heads=(1,))

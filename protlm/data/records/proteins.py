@@ -51,14 +51,10 @@ def _spooled_input() -> IO[bytes]:
 class Proteins:
     """The records of a sequence file, which is checked once and can then be read repeatedly.
 
-    Args:
-        path: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip; `-` is standard input.
-        max_residues: longer records are skipped and reported; None keeps all.
-        duplicates: the treatment of repeated identifiers.
-        observe: is called with each record that is kept, while the file is checked.
-        refuse: says why records of a length are skipped and reported; None for those that are kept.
-
-    `renamed` maps the new names of records to their identifiers.
+    The path `-` is standard input. Records that are longer than `max_residues`, or for whose length
+    `refuse` returns a reason, are skipped and reported. While the file is checked, `observe` is
+    called with each record that is kept. `renamed` maps the new names of records to their
+    identifiers.
     """
 
     path: Path
