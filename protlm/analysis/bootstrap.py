@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat, starmap
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,8 @@ RESAMPLES = 1000
 
 def draws(size: int, *, seed: int, number: int = RESAMPLES) -> Iterator[np.ndarray]:
     """Yields resamples: as many of the numbers 0 to `size` - 1, drawn with replacement, int64."""
-    generator = np.random.default_rng(seed)
-    for _ in range(number):
-        yield generator.integers(size, size=size)
+    draw = partial(np.random.default_rng(seed).integers, size, size=size)
+    return starmap(draw, repeat((), number))
 
 
 def bounds(values: np.ndarray) -> tuple[float, float]:
@@ -39,8 +40,8 @@ def ratio_interval(
     """
     totals = np.asarray(totals, dtype=np.float64)
     counts = np.ones(len(totals)) if counts is None else np.asarray(counts, dtype=np.float64)
-    pairs = [(totals[drawn].sum(), counts[drawn].sum()) for drawn in draws(len(totals), seed=seed)]
-    sums, sizes = np.array(pairs).T
+    drawn = np.stack([*draws(len(totals), seed=seed)])
+    sums, sizes = totals[drawn].sum(axis=1), counts[drawn].sum(axis=1)
     low, high = bounds(sums[sizes > 0] / sizes[sizes > 0])
     mean = float(totals.sum() / counts.sum())
     return {"mean": mean, "low": low, "high": high, "count": len(totals)}

@@ -20,11 +20,10 @@ def structures_folder(setting: str, shipped: str = "test") -> Path:
     return sample_dir() / "structures" / shipped if setting == "sample" else Path(setting)
 
 
-def check_limits(**limits: int) -> None:
-    """Refuses limits that no protein is within."""
-    for name, value in limits.items():
-        if value < 1:
-            raise UserError(f"{name}={value} excludes every protein; give 1 or more")
+def check_limit(name: str, value: int) -> None:
+    """Refuses a limit that no protein is within."""
+    if value < 1:
+        raise UserError(f"{name}={value} excludes every protein; give 1 or more")
 
 
 def longest_read(model: PretrainedModel, max_residues: int) -> int:
@@ -62,7 +61,8 @@ class ProteinChoice:
     shipped: str = "test"
 
     def __post_init__(self) -> None:
-        check_limits(max_proteins=self.max_proteins, max_residues=self.max_residues)
+        check_limit("max_proteins", self.max_proteins)
+        check_limit("max_residues", self.max_residues)
 
     def read(self, model: PretrainedModel) -> list[Protein]:
         """Reads the proteins."""

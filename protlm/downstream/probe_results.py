@@ -34,12 +34,6 @@ class Result:
     leakage: Leakage
     predictors: Mapping[str, Predictor]
 
-    @property
-    def sides(self) -> dict[str, int]:
-        """The number of proteins of each split."""
-        split = self.split
-        return {"train": len(split.train), "valid": len(split.valid), "test": len(split.test)}
-
 
 def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]:
     """Returns all metrics, choices and intervals, and the comparison with the best baseline.
@@ -101,7 +95,7 @@ def print_result(result: Result) -> None:
     scores = scores_of(result.predictors, task)
     headings, *rows = metric_rows(scores)
     classes = f" of {len(result.targets.classes)} classes" if result.targets.classes else ""
-    sides = ", ".join(f"{n:,} {side}" for side, n in result.sides.items() if n)
+    sides = ", ".join(f"{n:,} {side}" for side, n in result.split.sides().items() if n)
     notes = [f"task: {task}{classes}; proteins: {sides}", comparison(scores)]
     if left_out := result.proteins.left_out:
         notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
@@ -121,7 +115,7 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
         "protlm_version": __version__,
         "task": task,
         "classes": result.targets.classes,
-        "proteins": result.sides,
+        "proteins": result.split.sides(),
         "rows": len(result.targets.values),
         "left_out": dict(result.proteins.left_out),
         "seed": options.seed,

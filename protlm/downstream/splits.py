@@ -31,6 +31,10 @@ class Split:
     groups: np.ndarray
     has_clusters: bool = False
 
+    def sides(self) -> dict[str, int]:
+        """Returns the number of proteins of each split."""
+        return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
+
     def units(self, proteins: np.ndarray) -> np.ndarray | None:
         """Returns the cluster of each protein, which the bootstrap draws whole; None if unknown."""
         return self.groups[proteins] if self.has_clusters else None

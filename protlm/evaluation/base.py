@@ -22,13 +22,7 @@ def compared(model: "PretrainedModel", seed: int) -> "dict[str, PretrainedModel]
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results for the terminal.
-
-    Attributes:
-        columns: the headings.
-        rows: the cells, already formatted.
-        caption: lines to be printed below the table.
-    """
+    """A table of results for the terminal, its cells already formatted, and lines below it."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]

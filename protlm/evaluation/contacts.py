@@ -21,7 +21,7 @@ from protlm.analysis.precision import (
     read_groups,
     table_rows,
 )
-from protlm.analysis.proteins import check_limits, longest_read, structures_folder
+from protlm.analysis.proteins import check_limit, longest_read, structures_folder
 from protlm.analysis.structures import read_folder
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
@@ -47,7 +47,7 @@ class Contacts(Evaluation):
         groups: str | None = None,
         scaled: bool = True,
     ) -> None:
-        check_limits(max_residues=max_residues)
+        check_limit("max_residues", max_residues)
         self.test_dir = structures_folder(structures)
         self.fit_dir = structures_folder(fit_structures, "fit")
         self.max_residues, self.seed, self.scaled = max_residues, seed, scaled

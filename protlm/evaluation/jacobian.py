@@ -19,7 +19,7 @@ from protlm.analysis.precision import (
     read_groups,
     table_rows,
 )
-from protlm.analysis.proteins import check_limits, longest_read, structures_folder
+from protlm.analysis.proteins import check_limit, longest_read, structures_folder
 from protlm.analysis.structures import Structure, contact_map, read_folder
 from protlm.evaluation.base import (
     NO_SPLIT,
@@ -52,7 +52,7 @@ class Jacobian(Evaluation):
         bfloat16: bool = False,
         groups: str | None = None,
     ) -> None:
-        check_limits(max_residues=max_residues)
+        check_limit("max_residues", max_residues)
         self.structures = structures_folder(structures)
         self.max_residues, self.seed, self.bfloat16 = max_residues, seed, bfloat16
         self.groups = None if groups is None else Path(groups)

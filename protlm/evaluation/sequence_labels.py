@@ -61,10 +61,9 @@ class SequenceLabels(Evaluation):
         options = ProbeOptions(tokens_per_batch=self.tokens_per_batch, seed=self.seed)
         found = probe(model, sequences, targets, split, options)
         longest = model.max_residues or max(map(len, sequences))
-        sides = {"train": split.train, "valid": split.valid, "test": split.test}
         return {
             **scores_of(found, targets.task),
-            "sequences": {name: len(rows) for name, rows in sides.items()},
+            "sequences": split.sides(),
             "classes": targets.classes,
             "left_out": dict(proteins.left_out),
             "cropped": sum(len(sequence) > longest for sequence in sequences),
