@@ -20,7 +20,7 @@ class PerformerRelu(Performer):
     `performer_generalized` has other kernels, projections and normalizers.
     """
 
-    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
+    runtime_options: ClassVar[tuple[str, ...]] = ("backend",)
     advice: ClassVar[str] = "long proteins: the cheapest map over all pairs; the default"
 
     def __init__(
@@ -30,7 +30,7 @@ class PerformerRelu(Performer):
         num_features: Annotated[int | None, at_least(1)] = None,
         kernel_epsilon: Annotated[float, at_least(0)] = 1e-3,
         redraw_every: Annotated[int | None, at_least(1)] = None,
-        kernel: str = "auto",
+        backend: str = "auto",
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -40,5 +40,5 @@ class PerformerRelu(Performer):
             normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
-            implementation=kernel,
+            backend=backend,
         )

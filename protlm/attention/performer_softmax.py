@@ -47,7 +47,7 @@ class PerformerSoftmax(Performer):
     large queries and keys (docs/decisions/0019).
     """
 
-    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
+    runtime_options: ClassVar[tuple[str, ...]] = ("backend",)
     advice: ClassVar[str] = (
         "weights of a trained softmax model, or the paper's model; watch the estimate"
     )
@@ -64,7 +64,7 @@ class PerformerSoftmax(Performer):
         normalizer: Annotated[str, Normalization] = "denominator",
         denominator_floor: Annotated[float | None, above(0)] = None,
         redraw_every: Annotated[int | None, at_least(1)] = 1000,
-        kernel: str = "auto",
+        backend: str = "auto",
         seed: int = 0,
     ) -> None:
         is_trigonometric = estimator == Estimator.trigonometric
@@ -102,7 +102,7 @@ class PerformerSoftmax(Performer):
             ),
             redraw_every=redraw_every,
             seed=seed,
-            implementation=kernel,
+            backend=backend,
         )
         self.estimator = Estimator(estimator)
         self.is_trigonometric = is_trigonometric
