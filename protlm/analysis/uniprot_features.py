@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.analysis.relatives import unrelated
 from protlm.data.records import Feature, ReadOptions, SequenceFile, Tally
+from protlm.data.relatives import unrelated
 from protlm.errors import InputDataError
 from protlm.terminal import JobProgress
 

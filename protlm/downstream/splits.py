@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protlm.analysis.relatives import MIN_SHARED, highest_shared_fractions
+from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
 from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
 from protlm.errors import InputDataError
 
@@ -47,7 +47,7 @@ class Leakage:
     Attributes:
         identical: their sequence is also in train or valid.
         same_cluster: their cluster is also in train or valid; None without clusters.
-        similar: they share a tenth of the 5-mers of the shorter one with one protein of these.
+        similar: they share 6 % of the 6-mers of the shorter one with one protein of these.
         is_similar: whether a test protein is one of the similar, bool [test].
     """
 
@@ -63,8 +63,8 @@ class Leakage:
             parts.append(f"{self.same_cluster:,} are in the cluster of one")
         if self.similar:
             parts.append(
-                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the 5-mers of the shorter one "
-                "with one"
+                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the {K}-mers of the shorter "
+                "one with one"
             )
         if not parts:
             return None

@@ -78,7 +78,7 @@ class Annotations(Evaluation):
     observed - expected, corrected for the number of heads by the largest statistic of all heads.
 
     Structures are as for `ProteinChoice`. Proteins of `uniprot` are drawn, as many, and relatives
-    of one drawn before are left out. Homologs below the threshold, a tenth of the 5-mers, remain,
+    of one drawn before are left out. Homologs below the threshold, 6 % of the 6-mers, remain,
     and the sign flips take them as independent.
     """
 

@@ -9,7 +9,7 @@ import pytest
 
 from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
 from protlm.errors import InputDataError
-from tests.analysis.test_relatives import random_sequences
+from tests.data.test_relatives import random_sequences
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
 SEQUENCE = "MKTAYCAKQRCISFVKSHFS"

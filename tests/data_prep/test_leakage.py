@@ -12,21 +12,10 @@ import pytest
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest
 from protlm.data.shards.writer import PackedSequences, write_shard
-from protlm.data.vocabulary import STANDARD
 from protlm.data_prep import leakage as module
 from protlm.data_prep.leakage import LeakageOptions, leakage
 from protlm.errors import InputDataError, OutputError, UserError
-
-
-def random_protein(rng, length=300):
-    return "".join(rng.choice(list(STANDARD), length))
-
-
-def mutated(rng, sequence, identity):
-    codes = np.array([STANDARD.index(letter) for letter in sequence])
-    others = (codes + rng.integers(1, 20, len(codes))) % 20
-    mixed = np.where(rng.random(len(codes)) < identity, codes, others)
-    return "".join(np.array(list(STANDARD))[mixed])
+from tests.data.test_relatives import mutated, random_protein
 
 
 def packed(sequences):
@@ -58,11 +47,11 @@ def make_splits(tmp_path):
 def planted(make_splits):
     """250 train sequences and, of the first of them, copies at several identities."""
     rng = np.random.default_rng(0)
-    train = [random_protein(rng) for _ in range(250)]
+    train = [random_protein(rng, 300) for _ in range(250)]
     splits = {f"at_{percent}": [] for percent in (95, 80, 30)}
     for split, percent in ((split, int(split[3:])) for split in splits):
         splits[split] = [mutated(rng, one, percent / 100) for one in train[:60]]
-    strangers = [random_protein(rng) for _ in range(60)]
+    strangers = [random_protein(rng, 300) for _ in range(60)]
     return make_splits({"train": train, **splits, "same": train[:60], "strangers": strangers})
 
 
@@ -130,7 +119,7 @@ def test_a_sample_keeps_no_shard_open(planted):
 
 def test_batches_do_not_change_the_result(planted, monkeypatch):
     whole = leakage(planted, LeakageOptions())
-    monkeypatch.setattr(module, "_BATCH_RESIDUES", 1_000)
+    monkeypatch.setattr("protlm.data.relatives._BATCH_RESIDUES", 1_000)
     assert leakage(planted, LeakageOptions()) == whole
 
 

@@ -14,7 +14,7 @@ from protlm.downstream.labels import Example, LabeledProteins, read_labeled_prot
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
 from protlm.errors import InputDataError, UserError
-from tests.analysis.test_relatives import random_sequences
+from tests.data.test_relatives import random_sequences
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from tests.analysis.test_relatives import random_sequences
 from tests.analysis.test_uniprot_features import entry
+from tests.data.test_relatives import random_sequences
 from tests.small_models import structure_folder
 
 SEQUENCE = "MKTAYIAKQRQISFVK"

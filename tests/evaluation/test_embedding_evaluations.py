@@ -174,7 +174,7 @@ def test_what_is_not_used_or_leaks_is_told(tmp_path: Path) -> None:
     caption = made.table({NO_SPLIT: values}).caption
     assert "left out: 1 without a label" in caption
     assert "embedded in part, for their length: 1" in caption
-    assert "share 10% or more of the 5-mers" in caption
+    assert "share 6% or more of the 6-mers" in caption
 
 
 @pytest.mark.slow
