@@ -9,7 +9,7 @@ import numpy as np
 from protlm.data.records import Block, Tally
 from protlm.data.shards.writer import PackedSequences
 
-from .cluster_table import ClusterTable
+from .clusters import ClusterTable
 from .select import Selection
 from .split import SplitRule
 

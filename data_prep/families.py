@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.data.records import Record
+from protlm.data.tables import excerpt, read_rows
 from protlm.errors import InputDataError, UserError
 from protlm.paths import sha256_of
 
 from .split import SplitRule
-from .tables import excerpt, read_rows
 
 OOD_FAMILY = "test_ood_family"
 # The families that the Performer paper (arXiv 2009.14794) held out of TrEMBL.

@@ -15,8 +15,7 @@ from protlm.errors import UserError, one_of
 from protlm.paths import check_output, complete_file
 from protlm.terminal import JobProgress, console
 
-from .mmseqs import find_mmseqs
-from .mmseqs_search import MAX_E_VALUE, highest_identities
+from .mmseqs import MAX_E_VALUE, find_mmseqs, highest_identities
 from .split import TRAIN
 
 # Number of sequences of a larger split that are compared, sampled by their hashes. This estimates

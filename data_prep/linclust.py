@@ -15,7 +15,7 @@ from protlm.errors import InputDataError, UserError
 from protlm.paths import complete_file, existing_file, explain_os_error
 from protlm.terminal import printable
 
-from .cluster_table import member_name
+from .clusters import member_name
 from .duplicates import DigestSet
 from .encode import DIGEST_BYTES
 from .interruption import sigterm_as_interrupt

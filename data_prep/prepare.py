@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.shards.cluster_writer import write_cluster_index
 from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
+from protlm.data.shards.writer import write_cluster_index
 from protlm.errors import UserError
 from protlm.terminal import JobProgress
 
-from .cluster_table import ClusterTable
+from .clusters import ClusterTable
 from .encode import Encoder
 from .families import refuse_empty_hold_out
 from .interruption import sigterm_as_interrupt

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protlm.errors import UserError
-from protlm.paths import OUTPUT_FAULTS, explain_os_error
 
-from .cluster_table import ClusterTable
-from .clusters import ClusterSplit
+from .clusters import ClusterSplit, ClusterTable
 from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
 from .linclust import Clustering, cluster_sources
 from .prepare import PrepareOptions
@@ -89,17 +87,7 @@ def _clusters(
             building.break_lock,
         )
         path = cluster_sources(sources, out, clustering)
-    if path is None:
-        return None
-    near = out.absolute().parent
-    while not near.exists():
-        near = near.parent
-    try:
-        return ClusterTable(path, near=near)
-    except OSError as error:
-        if error.errno in OUTPUT_FAULTS:
-            raise explain_os_error(error, out) from error
-        raise
+    return None if path is None else ClusterTable(path)
 
 
 def _unless_default(value: float, default: float) -> float | None:

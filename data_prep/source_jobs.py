@@ -7,7 +7,7 @@ from pathlib import Path
 from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import UserError
 
-from .cluster_table import ClusterTable
+from .clusters import ClusterTable
 from .families import refuse_empty_hold_out
 from .interruption import sigterm_as_interrupt
 from .merge import merge_into

@@ -6,14 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import numpy as np
-
 from protlm.data.records import Record
 from protlm.data.shards.manifest import is_split_name
+from protlm.data.tables import excerpt, read_rows
 from protlm.errors import InputDataError, UserError
 from protlm.paths import sha256_of
-
-from .tables import excerpt, read_rows
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 _COLUMNS = ("accession", "split")
@@ -73,15 +70,6 @@ class HashSplit:
         if digest >= self._end_of_test:
             return TRAIN
         return VALID if digest < self._end_of_valid else TEST
-
-    @property
-    def ends(self) -> tuple[np.uint64, np.uint64]:
-        """The upper bounds of the hashes of `valid` and of `test`.
-
-        The first 8 bytes of a hash are read as a big-endian number.
-        """
-        ends = (self._end_of_valid, self._end_of_test)
-        return np.uint64(int.from_bytes(ends[0], "big")), np.uint64(int.from_bytes(ends[1], "big"))
 
     @cached_property
     def _end_of_valid(self) -> bytes:

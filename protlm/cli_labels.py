@@ -159,7 +159,7 @@ def _reading(
     cluster: bool,
 ) -> "LabelOptions":
     from protlm.commands.label_inputs import LabelOptions
-    from protlm.data_prep import mmseqs_clusters
+    from protlm.data_prep import mmseqs
     from protlm.downstream.tasks import Task
     from protlm.errors import refuse_unknown
 
@@ -173,5 +173,5 @@ def _reading(
         min_count=min_count,
         separator=separator,
         cluster_table=cluster_table,
-        cluster=mmseqs_clusters.cluster_sequences if cluster else None,
+        cluster=mmseqs.cluster_sequences if cluster else None,
     )

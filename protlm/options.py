@@ -70,7 +70,7 @@ ClusterTable = Annotated[
     Path | None,
     typer.Option(
         help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each "
-        "stays in one split; --split-table overrides this."
+        "stays in one split; --split-table overrides this. Takes 40 bytes of memory for a row."
     ),
 ]
 Cluster = Annotated[

@@ -1,12 +1,11 @@
 """Labels for the commands that learn them: read, checked against the model, and clustered."""
 
-import csv
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.data.tables import read_text
+from protlm.data.tables import read_clusters
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import missing
 from protlm.downstream.tasks import (
@@ -111,25 +110,12 @@ def clusters_of(proteins: LabeledProteins, reading: LabelOptions) -> dict[str, s
         return {one.identifier: str(number) for one, number in pairs}
     if reading.cluster_table is None:
         return None
-    clusters = read_clusters(reading.cluster_table)
+    rows = read_clusters(reading.cluster_table)
+    clusters = {member: representative for _, representative, member in rows}
     if number := missing(proteins.examples, clusters):
         print(
             f"warning: {reading.cluster_table} lacks {number:,} of {len(proteins.examples):,} "
             "proteins; each is a cluster by itself, so its homologs may be on the other side",
             file=sys.stderr,
         )
-    return clusters
-
-
-def read_clusters(path: Path) -> dict[str, str]:
-    """Returns the cluster of each member of a table, the `cluster.tsv` of MMseqs2."""
-    clusters = {}
-    lines = read_text(path, "a cluster table").splitlines()
-    for line, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
-        if len(row) != 2:
-            raise InputDataError(
-                f"{path}, line {line}: {printable(' '.join(row))[:80]!r} is not a representative "
-                "and a member, separated by a tab (the cluster.tsv of MMseqs2)"
-            )
-        clusters[row[1]] = row[0]
     return clusters

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records.source import ByteSource
+from protlm.data.records.source import ByteSource, TextSource
 from protlm.errors import InputDataError
 from protlm.paths import existing_file
 
@@ -96,6 +96,52 @@ def read_table(
             "one of each"
         )
     return columns, lines
+
+
+def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number, from 1, and the fields of each line that is not blank.
+
+    Fields are separated by tabs; lines are read one by one, since a table may exceed the memory.
+
+    Args:
+        path: the table, plain or gzip.
+        what: its description in messages: "a split table".
+    """
+    is_empty = True
+    # Tables are read more than once, so standard input is not allowed.
+    with TextSource(existing_file(path, what), what) as source:
+        for number, line in enumerate(source.text, start=1):
+            fields = line.rstrip("\n").split("\t")
+            if fields != [""]:
+                is_empty = False
+                yield number, fields
+    if is_empty:
+        raise InputDataError(f"{path}, line 1: the table is empty; give {what}")
+
+
+def read_clusters(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yields the line number, the representative and the member of each row of a cluster table.
+
+    Args:
+        path: the `cluster.tsv` of MMseqs2, plain or gzip, without a header.
+    """
+    for number, fields in read_rows(path, "a cluster table"):
+        if len(fields) != 2 or not all(fields):
+            raise InputDataError(
+                f"{path}, line {number}: {excerpt(fields)} is not a representative and a member, "
+                "separated by a tab (the cluster.tsv of MMseqs2)"
+            )
+        yield number, fields[0], fields[1]
+
+
+def excerpt(fields: list[str]) -> str:
+    """Formats a line for messages, with tabs and control characters escaped, and truncated.
+
+    >>> print(excerpt(["P1", "train"]))
+    'P1\\ttrain'
+    """
+    line = "\t".join(fields)
+    return f"{line!r:.80}"
 
 
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:

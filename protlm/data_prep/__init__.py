@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         interruption,
         leakage,
         merge,
-        mmseqs_clusters,
+        mmseqs,
         prepare,
         rules,
         select,

@@ -10,8 +10,7 @@ import pytest
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import source_jobs, submission
-from protlm.data_prep.cluster_table import ClusterTable, member_name, name_hash
-from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
@@ -78,7 +77,7 @@ def assert_indexed(directory, table):
 
 
 def made(sources, out, table, rule=RULE, **options):
-    clusters = None if table is None else ClusterTable(table, near=out.parent)
+    clusters = None if table is None else ClusterTable(table)
     settings = PrepareOptions(**options)
     return prepare(list(sources), out, split_rule=rule, clusters=clusters, options=settings)
 

@@ -1,6 +1,5 @@
 """Splits by table and by hash."""
 
-import gzip
 import hashlib
 import random
 
@@ -21,16 +20,6 @@ def digest(sequence="MKV"):
 
 def split_of(rule, one):
     return rule.split_of(one, digest(one.sequence))
-
-
-@pytest.fixture
-def table(tmp_path):
-    def write(text: str, name="splits.tsv"):
-        path = tmp_path / name
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-        return path
-
-    return write
 
 
 def test_fractions_are_met():
@@ -112,7 +101,7 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
     ],
 )
 def test_an_invalid_table_is_an_error_with_its_line(table, text, message):
-    with pytest.raises(InputDataError, match=rf"splits\.tsv, {message}"):
+    with pytest.raises(InputDataError, match=rf"table\.tsv, {message}"):
         TableSplit(table(text))
 
 

@@ -18,7 +18,7 @@ from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.packing import Packing
 from protlm.data.dataset import Batch
 from protlm.data.shards.data_set import open_clusters, open_split
-from protlm.data_prep.cluster_table import ClusterTable
+from protlm.data_prep.clusters import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.errors import UserError

@@ -1,4 +1,4 @@
-"""Writing of shards: concatenated sequences as arrays of one HDF5 file."""
+"""Writing of shards, which are concatenated sequences as arrays, and of cluster indexes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,11 +9,19 @@ from typing import Self
 
 import numpy as np
 
+from protlm.data.shards.cluster_index import ARRAYS as INDEX_ARRAYS
 from protlm.data.shards.hdf5_layout import Array, Content, contents
-from protlm.data.shards.manifest import ShardEntry
-from protlm.data.shards.mapped_shard import ARRAYS, CLUSTERS, CLUSTERS_TYPE
+from protlm.data.shards.manifest import IndexEntry, ShardEntry
+from protlm.data.shards.mapped_shard import (
+    ARRAYS,
+    CLUSTERS,
+    CLUSTERS_TYPE,
+    find_arrays,
+    map_shard,
+)
 from protlm.data.vocabulary import VOCABULARY
-from protlm.paths import complete_file
+from protlm.errors import InputDataError
+from protlm.paths import complete_file, explain_os_error
 
 
 @dataclass(frozen=True)
@@ -87,17 +95,56 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
     clusters = [part.clusters for part in parts if part.clusters is not None]
     if clusters and len(clusters) == len(parts):
         arrays[CLUSTERS] = [some.astype(CLUSTERS_TYPE, copy=False) for some in clusters]
-    path = directory / file
-    path.parent.mkdir(parents=True, exist_ok=True)
+    (directory / file).parent.mkdir(parents=True, exist_ok=True)
     kinds = {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}
+    size, sha256 = _write(directory / file, kinds, arrays)
+    return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256)
+
+
+def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry]) -> IndexEntry:
+    """Writes `SPLIT/clusters.h5`; the same shards give the same bytes.
+
+    Clusters are sorted by hash, in about 30 bytes of memory for each sequence of the split, and the
+    members of each are in the order of the split.
+
+    Args:
+        directory: the folder of the data set.
+        split: the name of the split.
+        shards: shards of the split, in order; all have clusters.
+    """
+    file = f"{split}/clusters.h5"
+    hashes = np.concatenate([_clusters_of(directory / one.file, one) for one in shards])
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    arrays = {"offsets": np.append(starts, len(order)), "members": order}
+    parts = {name: [array.astype(INDEX_ARRAYS[name])] for name, array in arrays.items()}
+    try:
+        size, sha256 = _write(directory / file, INDEX_ARRAYS, parts)
+    except OSError as error:
+        raise explain_os_error(error, directory / file) from error
+    return IndexEntry(file, len(starts), size, sha256)
+
+
+def _clusters_of(path: Path, shard: ShardEntry) -> np.ndarray:
+    """Returns the hash of the cluster of each sequence of a shard."""
+    clusters = map_shard(path, shard, find_arrays(path, shard)).clusters
+    if clusters is None:
+        raise InputDataError(f"the shard {path} has no clusters: make the data set again")
+    return clusters
+
+
+def _write(
+    path: Path, kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]
+) -> tuple[int, str]:
+    """Writes arrays, each in parts, as a file; returns its size and its SHA-256."""
     content = list(contents({name: _array(kinds[name], some) for name, some in arrays.items()}))
     # Another thread hashes while this one waits for the disk.
     with ThreadPoolExecutor(1) as thread:
         sha256 = thread.submit(_sha256, content)
         with complete_file(path) as temporary, temporary.open("xb") as out:
             out.writelines(content)
-    size = sum(map(len, content))
-    return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256.result())
+    return sum(map(len, content)), sha256.result()
 
 
 def _array(kind: str, parts: list[np.ndarray]) -> Array:

@@ -9,12 +9,11 @@ import h5py
 import numpy as np
 import pytest
 
-from protlm.data.shards import cluster_writer
+from protlm.data.shards import writer
 from protlm.data.shards.cluster_index import ClusterIndex
-from protlm.data.shards.cluster_writer import write_cluster_index
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import MANIFEST, read_manifest
-from protlm.data.shards.writer import PackedSequences, write_shard
+from protlm.data.shards.writer import PackedSequences, write_cluster_index, write_shard
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sha256_of
 
@@ -60,48 +59,21 @@ def test_every_sequence_is_in_its_cluster(clustered, hashes):
     assert verify(clustered) == []
 
 
-@pytest.fixture
-def range_sizes(monkeypatch):
-    """Sets the number of members sorted at a time, and records the actual numbers."""
-    sizes = []
-    between = cluster_writer._members_between
-
-    def watched(*arguments):
-        found = between(*arguments)
-        sizes.append(len(found[0]))
-        return found
-
-    def limit(most):
-        monkeypatch.setattr(cluster_writer, "_MEMBERS", most)
-        monkeypatch.setattr(cluster_writer, "_members_between", watched)
-        return sizes
-
-    return limit
-
-
-@pytest.mark.parametrize("most", [1, 3, 7, 1_000])
-def test_ranges_of_any_size_give_the_same_bytes(clustered, range_sizes, most):
+def test_the_same_shards_give_the_same_bytes(clustered):
     expected = (clustered / INDEX).read_bytes()
     (clustered / INDEX).unlink()
-    sizes = range_sizes(most)
     write_cluster_index(clustered, "train", read_manifest(clustered).splits["train"])
     assert (clustered / INDEX).read_bytes() == expected
-    assert sum(sizes) == 40
-    assert 0 not in sizes
-    assert (len(sizes) > 1) == (most < 40)
 
 
-def test_no_range_exceeds_its_limit(tmp_path, range_sizes):
-    """Memory is bounded for hashes that are distributed like those of names."""
+def test_clusters_of_many_hashes(tmp_path):
+    """Hashes that are distributed like those of names."""
     rng = np.random.default_rng(0)
     hashes = np.repeat(rng.integers(0, 2**64, 2_000, dtype=np.uint64), rng.integers(1, 6, 2_000))
     rng.shuffle(hashes)
     packed = PackedSequences.pack(["p"] * len(hashes), [b"M"] * len(hashes), hashes)
     shard = write_shard(tmp_path, "train/shard-00000.h5", [packed])
-    sizes = range_sizes(500)
     entry = write_cluster_index(tmp_path, "train", [shard])
-    assert max(sizes) <= 500
-    assert len(sizes) < 2 * len(hashes) / 500
     assert entry.clusters == 2_000
     assert read_index(tmp_path / INDEX) == groups(hashes.tolist())
 
@@ -124,7 +96,7 @@ def test_a_full_disk_leaves_nothing(clustered, monkeypatch):
 
     (clustered / INDEX).unlink()
     shards = read_manifest(clustered).splits["train"]
-    monkeypatch.setattr(cluster_writer, "_pieces", full)
+    monkeypatch.setattr(writer, "complete_file", full)
     with pytest.raises(OutputError, match=rf"{clustered / INDEX}: no space left"):
         write_cluster_index(clustered, "train", shards)
     assert not (clustered / INDEX).exists()

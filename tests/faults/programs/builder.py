@@ -6,7 +6,7 @@ from typing import Any
 
 from protlm.data.records import splitting
 from protlm.data_prep import prepare, split
-from protlm.data_prep.cluster_table import ClusterTable  # pyright: ignore[reportMissingImports]
+from protlm.data_prep.clusters import ClusterTable  # pyright: ignore[reportMissingImports]
 
 # Blocks of 16 KiB, so that a small file has many segments.
 splitting.BLOCK_BYTES = 1 << 14
