@@ -13,12 +13,12 @@ import numpy as np
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
 from protlm.errors import InputDataError, UserError
 from protlm.paths import complete_file, existing_file, explain_os_error
+from protlm.system.interruption import sigterm_as_interrupt
 from protlm.terminal import printable
 
 from .clusters import member_name
 from .duplicates import DigestSet
 from .encode import DIGEST_BYTES
-from .interruption import sigterm_as_interrupt
 from .lock import BuildLock, clear_folder
 from .mmseqs import find_mmseqs, run_mmseqs
 

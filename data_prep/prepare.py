@@ -1,6 +1,7 @@
 """From sequence files to a data set: read, select, split, encode, write; resumable at any time."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from protlm.data.records import ReadOptions, Tally
 from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
 from protlm.data.shards.writer import write_cluster_index
 from protlm.errors import UserError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.pool import in_order
 from protlm.terminal import JobProgress
 
 from .clusters import ClusterTable
 from .encode import Encoder
 from .families import refuse_empty_hold_out
-from .interruption import sigterm_as_interrupt
 from .reject_rate import refuse_too_many_rejects, warn_of_rejects
 from .report import Report, write_rejected
 from .segments import OpenSegment, known_before
@@ -22,7 +24,6 @@ from .select import Selection
 from .sources import Place, SourceReader, check_formats, find_sources, refuse_inside
 from .split import SplitRule
 from .work_folder import Plan, WorkFolder, refuse_finished, work_folder
-from .workers import in_order
 
 _MAX_WORKERS = 256
 
@@ -41,7 +42,8 @@ class PrepareOptions:
         reading: which deviations from the formats are accepted.
         restart: discards an unfinished build and starts over.
         break_lock: takes over the lock of a dead process of another machine.
-        is_part: the data set will be merged with others, so it may lack held-out families.
+        is_part: the data set will be merged with others, so it may lack held-out families, and no
+            report is printed.
     """
 
     workers: int = 1
@@ -111,7 +113,8 @@ def prepare(
         report = _conclude(work, plan)
         if not options.is_part:
             refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    report.print()
+    if not options.is_part:
+        report.print()
     return report
 
 
@@ -127,8 +130,11 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
     reader = SourceReader(plan.sources, reading, start, entries)
     known = known_before(work) if options.deduplicate else None
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
-    with JobProgress("records", None, done=totals.records) as progress:
-        for place, block in in_order(encoder, reader.blocks(), options.workers):
+    with (
+        JobProgress("records", None, done=totals.records, quiet=options.is_part) as progress,
+        closing(in_order(encoder, reader.blocks(), options.workers)) as encoded,
+    ):
+        for place, block in encoded:
             segment.add(block)
             progress.update(totals.records + segment.tally.records)
             is_warned = is_warned or warn_of_rejects(totals, segment.tally, options.max_reject_rate)

@@ -1,21 +1,22 @@
 """Preparation by one job per source, and the merging of their parts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import UserError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.shares import Submission
 
 from .clusters import ClusterTable
 from .families import refuse_empty_hold_out
-from .interruption import sigterm_as_interrupt
 from .merge import merge_into
 from .prepare import PrepareOptions, prepare, table_of
 from .report import Report
 from .sources import STANDARD_INPUT, check_formats, find_sources, refuse_inside
 from .split import SplitRule
-from .submission import Submission, submitter
 from .work_folder import Plan, refuse_finished, work_folder
 
 
@@ -47,7 +48,6 @@ def prepare_by_jobs(
         raise UserError(f"--executor runs one job per file, which excludes {what}")
     settings = {**options.settings(), "--executor": submission.executor.value}
     plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
-    run = submitter(submission, options.workers)
     with (
         sigterm_as_interrupt(),
         work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
@@ -57,39 +57,24 @@ def prepare_by_jobs(
         if clusters is not None:
             clusters.store(work.clusters)
         parts = [work.parts / f"{number:05d}" for number in range(len(plan.sources))]
-        tasks = [
-            _Task(
-                source.path.absolute(),
-                part.absolute(),
-                split_rule,
-                clusters,
-                replace(options, restart=False, is_part=True),
-            )
+        pairs = [
+            (source.path.absolute(), part.absolute())
             for source, part in zip(plan.sources, parts, strict=True)
         ]
-        run(work.path / "jobs", tasks)
+        make = partial(
+            _make_part, split_rule, clusters, replace(options, restart=False, is_part=True)
+        )
+        submission.run(make, pairs, work.path / "jobs", options.workers)
         report = merge_into(work.data, parts)
         refuse_empty_hold_out(report.split_rule, report.counts.noted)
     report.print()
     return report
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Prepares a part, unless it exists already."""
-
-    source: Path
-    part: Path
-    split_rule: SplitRule
-    clusters: ClusterTable | None
-    options: PrepareOptions
-
-    def run(self) -> None:
-        if not (self.part / MANIFEST).is_file():
-            prepare(
-                [self.source],
-                self.part,
-                split_rule=self.split_rule,
-                clusters=self.clusters,
-                options=self.options,
-            )
+def _make_part(
+    rule: SplitRule, clusters: ClusterTable | None, options: PrepareOptions, pair: tuple[Path, Path]
+) -> None:
+    """Prepares a source as a part, unless the part exists already."""
+    source, part = pair
+    if not (part / MANIFEST).is_file():
+        prepare([source], part, split_rule=rule, clusters=clusters, options=options)

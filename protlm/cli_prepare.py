@@ -67,8 +67,9 @@ def prepare(
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
     from protlm.data.records import ReadOptions
     from protlm.data_prep import prepare as building
-    from protlm.data_prep import rules, select, source_jobs, submission
+    from protlm.data_prep import rules, select, source_jobs
     from protlm.data_prep import sources as files_of
+    from protlm.system.shares import Executor, Submission
 
     split = rules.SplitOptions(
         valid_fraction=valid_fraction,
@@ -90,8 +91,8 @@ def prepare(
         restart=restart,
         break_lock=break_lock,
     )
-    runner = None if executor is None else choice("--executor", executor, submission.Executor)
-    jobs = submission.Submission.parse(runner, slurm)
+    runner = None if executor is None else choice("--executor", executor, Executor)
+    jobs = Submission.parse(runner, slurm)
     files = files_of.list_files(sources)
     rule, clusters = rules.make_rule(split, files, out, options)
     if jobs is None:

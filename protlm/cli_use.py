@@ -68,10 +68,10 @@ def embed(
 ) -> None:
     """Embed the proteins of a sequence file; resumable."""
     from protlm.commands.embed import embed as run
-    from protlm.commands.embedding.options import Dtype, EmbedOptions, Format, Share
+    from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
     from protlm.data.records.proteins import Duplicates
-    from protlm.data_prep import submission
     from protlm.model.pooling import Pooling
+    from protlm.system.shares import Executor, Share, Submission
 
     options = EmbedOptions(
         include=tuple(choice("--include", name, Pooling) for name in include or ["mean"]),
@@ -89,11 +89,9 @@ def embed(
         merge=merge,
         dry_run=dry_run,
     )
-    runner = None if executor is None else choice("--executor", executor, submission.Executor)
-    jobs = submission.Submission.parse(runner, slurm)
-    run_jobs = None if jobs is None else submission.submitter(jobs, 1)
-    is_local = runner is submission.Executor.LOCAL
-    run(fasta, model_or_default(model), output, options, run_jobs, jobs_are_local=is_local)
+    runner = None if executor is None else choice("--executor", executor, Executor)
+    jobs = Submission.parse(runner, slurm)
+    run(fasta, model_or_default(model), output, options, jobs)
 
 
 def generate(

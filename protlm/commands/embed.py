@@ -4,21 +4,18 @@ Batches are finished in the folder `OUT.h5.partial`, and the output is written f
 interrupted command continues after its last batch.
 """
 
-import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate
 from protlm.commands.embedding.job import Job, Named
-from protlm.commands.embedding.options import EmbedOptions, Format, Share
+from protlm.commands.embedding.options import EmbedOptions, Format
 from protlm.commands.embedding.parts import (
     Parts,
     compare,
@@ -30,17 +27,14 @@ from protlm.commands.embedding.results import Results
 from protlm.commands.embedding.share_processes import (
     check_processes,
     compute_in_processes,
-    local_shares,
 )
 from protlm.commands.outputs import check_suffix
 from protlm.errors import InputDataError, OutputError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.memory import readable_size
 from protlm.paths import beside, check_output, explain_os_error
+from protlm.system.shares import Executor, Share, Submission
 from protlm.terminal import printable
-
-# What runs tasks as jobs: it gets a folder for what they print, and the tasks.
-RunJobs = Callable[[Path, Sequence[Any]], None]
 
 
 def embed(
@@ -48,9 +42,7 @@ def embed(
     model_path: Path,
     output: Path,
     options: EmbedOptions,
-    run_jobs: RunJobs | None = None,
-    *,
-    jobs_are_local: bool = False,
+    submission: Submission | None = None,
 ) -> None:
     """Embeds every record of a sequence file; records that are too long are reported.
 
@@ -59,9 +51,7 @@ def embed(
         model_path: a run, a checkpoint or an exported model.
         output: the new file, or with `--format pt` the new folder.
         options: the settings.
-        run_jobs: runs `options.processes` jobs, given a folder and the tasks; then the output is
-            written.
-        jobs_are_local: the jobs divide the GPUs and the threads of this machine.
+        submission: computes `options.processes` shares in jobs; then the output is written.
     """
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
@@ -72,10 +62,12 @@ def embed(
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
     unfinished = partial_folder(output)
-    check_processes(fasta, options, with_jobs=run_jobs is not None)
-    if run_jobs is not None:
-        make = _local_tasks if jobs_are_local else _tasks
-        _compute_in_jobs(output, make((fasta, model_path, output), options), run_jobs)
+    check_processes(fasta, options, with_jobs=submission is not None)
+    if submission is not None and submission.executor is Executor.LOCAL:
+        # Jobs of this machine are its processes.
+        submission = None
+    if submission is not None:
+        _compute_in_jobs((fasta, model_path, output), options, submission)
         # The machine that submits jobs need not have their devices.
         options = replace(options, processes=1, merge=True, device="cpu")
     with interrupt_explained(
@@ -87,7 +79,7 @@ def embed(
             _estimate(job, output)
         else:
             _run(job, output, form, (fasta, model_path))
-    if run_jobs is not None:
+    if submission is not None:
         shutil.rmtree(_job_folder(output))
 
 
@@ -95,52 +87,13 @@ def embed(
 _FORMAT_OF = {".npz": Format.npz, ".parquet": Format.parquet, ".h5ad": Format.anndata}
 # Marks a folder of jobs, which is removed when the output is complete.
 _OURS = ".protlm-jobs"
-_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Computes a share in a job."""
-
-    fasta: Path
-    model_path: Path
-    output: Path
-    options: EmbedOptions
-
-    def run(self) -> None:
-        embed(self.fasta, self.model_path, self.output, self.options)
-
-
-@dataclass(frozen=True)
-class _LocalTask(_Task):
-    """Computes a share beside others of this machine; submitit hides its GPUs from local jobs."""
-
-    threads: int
-    visible_gpus: str | None
-
-    def run(self) -> None:
-        os.environ.pop(_VISIBLE_GPUS, None)
-        if self.visible_gpus is not None:
-            os.environ[_VISIBLE_GPUS] = self.visible_gpus
-        torch.set_num_threads(self.threads)
-        super().run()
-
-
-def _tasks(paths: tuple[Path, Path, Path], options: EmbedOptions) -> list[_Task]:
-    count = options.processes
-    shares = [Share(number, count) for number in range(1, count + 1)]
-    return [_Task(*paths, replace(options, processes=1, share=share)) for share in shares]
-
-
-def _local_tasks(paths: tuple[Path, Path, Path], options: EmbedOptions) -> list[_Task]:
-    threads, shares = local_shares(options)
-    visible = os.environ.get(_VISIBLE_GPUS)
-    return [_LocalTask(*paths, one, threads, visible) for one in shares]
-
-
-def _compute_in_jobs(output: Path, tasks: Sequence[_Task], run_jobs: RunJobs) -> None:
+def _compute_in_jobs(
+    paths: tuple[Path, Path, Path], options: EmbedOptions, submission: Submission
+) -> None:
     """Computes all shares in jobs, each in `output`.partial; the same call continues them."""
-    folder = _job_folder(output)
+    folder, count = _job_folder(paths[-1]), options.processes
     try:
         if folder.exists() and not (folder / _OURS).is_file():
             raise OutputError(f"{folder} exists and is not a folder of jobs of protlm; move it")
@@ -148,8 +101,13 @@ def _compute_in_jobs(output: Path, tasks: Sequence[_Task], run_jobs: RunJobs) ->
         (folder / _OURS).touch()
     except OSError as error:
         raise explain_os_error(error, folder) from error
+    shares = [Share(number, count) for number in range(1, count + 1)]
     with interrupt_explained("the same command continues what the jobs have not finished"):
-        run_jobs(folder, tasks)
+        submission.run(
+            partial(embed, *paths),
+            [replace(options, processes=1, share=share) for share in shares],
+            folder,
+        )
 
 
 def _job_folder(output: Path) -> Path:

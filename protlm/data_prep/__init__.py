@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     # Type checkers do not follow __path__; these modules are imported from outside data_prep.
     from data_prep import (
-        interruption,
         leakage,
         merge,
         mmseqs,
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
         source_jobs,
         sources,
         split,
-        submission,
     )
 
 __path__ = [str(Path(__file__).resolve().parents[2] / "data_prep")]

@@ -1,12 +1,10 @@
 """`protlm embed` divided between processes, its estimate, and devices without enough memory."""
 
-import os
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,12 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan, share_processes
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import Parts, _ShareLock
-from protlm.data_prep import submission
-from protlm.data_prep.submission import Executor, JobFailedError, Submission
-from protlm.errors import LostRankError, OutputError, UserError, is_full_memory
+from protlm.errors import OutputError, UserError, is_full_memory
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.pool import ProcessDiedError
+from protlm.system.shares import Executor, Submission
 
 OPTIONS = {"tokens_per_batch": 250, "include": (Pooling.mean,)}
 
@@ -63,30 +61,43 @@ def test_shares_make_the_bytes_of_one_process(
     assert not (tmp_path / "out.h5.partial").exists()
 
 
+def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submission:
+    """Runs jobs in this process, as if each were sent to another machine."""
+
+    class Jobs(Submission):
+        def run(self, function: Any, items: Sequence[Any], folder: Path, cores: int = 1) -> None:
+            assert folder.is_dir()
+            for item in items:
+                job(item, pickle.loads(pickle.dumps(function)))
+
+    return Jobs(Executor.SLURM)
+
+
 def test_jobs_make_the_bytes_of_one_process(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
-    """Each task is sent to another machine; after an error the same command continues."""
+    """After an error the same command continues."""
     embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    output, lost = tmp_path / "out.h5", [2]
+    output, lost, computed = tmp_path / "out.h5", [2], []
     options = EmbedOptions(**OPTIONS, processes=3)
 
-    def local(folder: Path, tasks: Sequence[Any]) -> None:
-        assert folder.is_dir() and len(tasks) == 3
-        for task in pickle.loads(pickle.dumps(tasks)):
-            if task.options.share.number in lost:
-                lost.clear()
-                raise JobFailedError("a job ended prematurely")
-            assert submission.run_task(task) is None
+    def job(mine: EmbedOptions, compute: Callable[[EmbedOptions], None]) -> None:
+        assert mine.share is not None
+        if mine.share.number in lost:
+            lost.clear()
+            raise ProcessDiedError("a job ended prematurely")
+        computed.append(mine.share)
+        compute(mine)
 
-    with pytest.raises(JobFailedError):
-        embed(fasta, tiny_run, output, options, local)
+    with pytest.raises(ProcessDiedError):
+        embed(fasta, tiny_run, output, options, jobs(job))
     assert not output.exists()
-    embed(fasta, tiny_run, output, options, local)
+    embed(fasta, tiny_run, output, options, jobs(job))
+    assert computed == [Share(number, 3) for number in (1, 1, 2, 3)]
     assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert not list(tmp_path.glob("out.h5.*"))
     with pytest.raises(UserError, match="--executor computes and merges all shares"):
-        embed(fasta, tiny_run, tmp_path / "x.h5", EmbedOptions(merge=True), local)
+        embed(fasta, tiny_run, tmp_path / "x.h5", EmbedOptions(merge=True), jobs(job))
     with pytest.raises(UserError, match="--executor reads the sequences several times"):
-        embed(Path("-"), tiny_run, tmp_path / "x.h5", options, local)
+        embed(Path("-"), tiny_run, tmp_path / "x.h5", options, jobs(job))
 
 
 def test_a_folder_of_others_is_not_removed(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
@@ -95,7 +106,7 @@ def test_a_folder_of_others_is_not_removed(fasta: Path, tiny_run: Path, tmp_path
     mine.write_text("keep")
     options = EmbedOptions(**OPTIONS, processes=2)
     with pytest.raises(OutputError, match=r"out\.h5\.jobs exists and is not a folder of jobs"):
-        embed(fasta, tiny_run, tmp_path / "out.h5", options, lambda *_: None)
+        embed(fasta, tiny_run, tmp_path / "out.h5", options, jobs(lambda *_: None))
     assert mine.read_text() == "keep"
 
 
@@ -105,52 +116,13 @@ def test_the_parts_of_jobs_are_joined_without_their_device(
     """A login node has no GPU: the jobs compute on another device than the merge."""
     options = EmbedOptions(**{**OPTIONS, "device": "cuda:7"}, processes=2)
 
-    def elsewhere(_: Path, tasks: Sequence[Any]) -> None:
-        for task in tasks:
-            assert task.options.device == "cuda:7"
-            submission.run_task(replace(task, options=replace(task.options, device="cpu")))
+    def elsewhere(mine: EmbedOptions, compute: Callable[[EmbedOptions], None]) -> None:
+        assert mine.device == "cuda:7"
+        compute(replace(mine, device="cpu"))
 
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, elsewhere)
+    embed(fasta, tiny_run, tmp_path / "out.h5", options, jobs(elsewhere))
     embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-
-
-def test_local_jobs_divide_the_gpus_and_the_threads(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the same way as `--processes`; submitit hides all GPUs from local jobs."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    monkeypatch.setattr(share_processes, "pick_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    threads, visible = [], []
-
-    def local(_: Path, tasks: Sequence[Any]) -> None:
-        assert [task.options.device for task in tasks] == ["cuda:0", "cuda:1", "cuda:0"]
-        for task in pickle.loads(pickle.dumps(tasks)):
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-            submission.run_task(replace(task, options=replace(task.options, device="cpu")))
-            visible.append(os.environ["CUDA_VISIBLE_DEVICES"])
-
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    options = EmbedOptions(**OPTIONS, processes=3)
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, local, jobs_are_local=True)
-    assert (threads, visible) == ([2, 2, 2], ["2,3"] * 3)
-    assert (tmp_path / "out.h5").is_file()
-
-
-@pytest.mark.slow
-def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    fasta, rng = tmp_path / "many.fasta", np.random.default_rng(0)
-    sequences = ["".join(rng.choice(list("ACDEFGHIKL"), 9)) for _ in range(900)]
-    fasta.write_text("".join(f">P{i}\n{one}\n" for i, one in enumerate(sequences)))
-    options = EmbedOptions(**OPTIONS, processes=2)
-    local = submission.submitter(Submission(Executor.LOCAL), 1)
-    embed(fasta, tiny_run, tmp_path / "whole.h5", replace(options, processes=1))
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, local, jobs_are_local=True)
-    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-    assert not list(tmp_path.glob("out.h5.*"))
 
 
 def test_a_small_file_has_a_part_for_several_processes() -> None:
@@ -237,39 +209,34 @@ def test_the_output_is_not_written_after_another_share_has_begun(
 def test_processes_make_the_bytes_of_one_process(
     tiny_fasta: Path, tiny_run: Path, tmp_path: Path
 ) -> None:
+    """Local jobs are processes."""
     embed(tiny_fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
     options = EmbedOptions(**OPTIONS, processes=2)
-    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", options)
+    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", options, Submission(Executor.LOCAL))
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"whole.h5", "out.h5"}
 
 
-def test_the_error_of_a_process_is_raised(
+def test_processes_divide_the_gpus_and_the_threads(
     fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without starting one: what it sends, and that it sends nothing."""
+    monkeypatch.setattr(share_processes, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    devices, threads = [], []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
 
-    class Pipe:
-        def __init__(self, answer: object) -> None:
-            self.answer = answer
+    def here(function: Any, shares: Sequence[EmbedOptions], *_: Any) -> list[int]:
+        devices.extend(share.device for share in shares)
+        return [function(replace(share, device="cpu")) for share in shares]
 
-        def recv(self) -> object:
-            if self.answer is None:
-                raise EOFError
-            return self.answer
-
-    with pytest.raises(UserError, match="mine"):
-        share_processes._answer(Pipe(UserError("mine")))  # type: ignore[arg-type]
-    with pytest.raises(LostRankError, match="a process ended early: type the same command"):
-        share_processes._answer(Pipe(None))  # type: ignore[arg-type]
+    monkeypatch.setattr(share_processes, "here", here)
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, processes=3))
+    assert (devices, threads) == (["cuda:0", "cuda:1", "cuda:0"], [2, 2, 2])
+    assert (tmp_path / "out.h5").is_file()
+    assert share_processes.device_of("cuda:1", 1) == "cuda:1"
     with pytest.raises(UserError, match="--processes reads the sequences several times"):
-        embed(Path("-"), tiny_run, tmp_path / "out.h5", EmbedOptions(processes=2))
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
-def test_a_shard_that_is_not_one_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="type for instance 1/4"):
-        Share.parse(text)
+        embed(Path("-"), tiny_run, tmp_path / "x.h5", EmbedOptions(processes=2))
 
 
 def test_a_dry_run_says_what_is_needed_and_writes_nothing(
@@ -385,26 +352,3 @@ def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
     model = protlm.load(tiny_run)
     with pytest.raises(UserError, match="layer 9 does not exist"):
         Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])
-
-
-def test_processes_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(share_processes, "pick_device", lambda name: cuda)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    devices = [share_processes.device_of("auto", number) for number in (1, 2, 3)]
-    assert devices == ["cuda:0", "cuda:1", "cuda:0"]
-    assert share_processes.device_of("cuda:1", 1) == "cuda:1"
-
-
-def test_a_share_without_memory_answers_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(path: Path, *, device: str) -> PretrainedModel:
-        raise MemoryError
-
-    monkeypatch.setattr(share_processes, "load_model", load)
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
-    ours, theirs = Pipe(duplex=False)
-    share_processes._share(theirs, 1, (tmp_path, tmp_path, tmp_path, EmbedOptions()))
-    with pytest.raises(UserError, match="the memory is full or limited"):
-        share_processes._answer(ours)

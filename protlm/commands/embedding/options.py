@@ -10,6 +10,7 @@ import torch
 from protlm.data.records.proteins import Duplicates
 from protlm.errors import UserError
 from protlm.model.pooling import Pooling
+from protlm.system.shares import Share
 
 
 class Format(StrEnum):
@@ -39,31 +40,6 @@ class Dtype(StrEnum):
     def stored(self) -> np.dtype:
         """The type of stored numbers; NumPy has no bfloat16, whose bits are kept as integers."""
         return np.dtype(np.uint16 if self is Dtype.bfloat16 else self.value)
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of the work that a process does: units number, number + count, ..."""
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> "Share":
-        """Reads `I/N`.
-
-        >>> Share.parse("2/8")
-        Share(number=2, count=8)
-        """
-        number, _, count = text.partition("/")
-        numbers = number.isdecimal() and count.isdecimal() and len(text) < 20
-        if numbers and 1 <= int(number) <= int(count):
-            return cls(int(number), int(count))
-        raise UserError(f"--shard {text} is not I/N with I from 1 to N; type for instance 1/4")
-
-    def __contains__(self, unit: object) -> bool:
-        """Returns whether a unit, counted from 0, belongs to this process."""
-        return isinstance(unit, int) and unit % self.count == self.number - 1
 
 
 @dataclass(frozen=True)

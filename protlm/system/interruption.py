@@ -30,24 +30,6 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def sigint_for_children() -> Iterator[None]:
-    """Lets the processes that start in the block receive SIGINT, even if this one ignores it.
-
-    A shell script that starts a command in the background has it ignore SIGINT, and so would its
-    children, which are canceled by this signal. A handler, unlike SIG_IGN, is not inherited.
-    """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    if not ignored or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
 def interrupts_held() -> Iterator[None]:
     """Delays Ctrl-C and SIGTERM until the end of the block.
 
