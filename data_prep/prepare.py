@@ -17,8 +17,7 @@ from protlm.terminal import JobProgress
 from .clusters import ClusterTable
 from .encode import Encoder
 from .families import refuse_empty_hold_out
-from .reject_rate import refuse_too_many_rejects, warn_of_rejects
-from .report import Report, write_rejected
+from .report import Report, refuse_too_many_rejects, warn_of_rejects, write_rejected
 from .segments import OpenSegment, known_before
 from .select import Selection
 from .sources import Place, SourceReader, check_formats, find_sources, refuse_inside

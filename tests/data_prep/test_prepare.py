@@ -208,7 +208,7 @@ def test_too_many_rejects_of_a_large_input_can_be_allowed_without_reading_it_aga
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shard_residues", [10_000, 10**9])
 def test_a_warning_about_rejects_is_printed_once(fasta, out, monkeypatch, capsys, shard_residues):
-    monkeypatch.setattr("protlm.data_prep.reject_rate._ENOUGH_RECORDS", 1_000)
+    monkeypatch.setattr("protlm.data_prep.report._ENOUGH_RECORDS", 1_000)
     bad = b">gap\nMK-V\n>gap\nMK-V\n>digit\nMK1V\n" * 10
     early = fasta(b">a\nMKVLW\n" * 970 + bad + b">a\nMKVLW\n" * 9_000)
     options = PrepareOptions(shard_residues=shard_residues)
