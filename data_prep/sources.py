@@ -1,18 +1,15 @@
 """The source files of a data set: found, read from a position on, and rejected if they change."""
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from protlm.data.records import Block, ReadOptions, SequenceFile
+from protlm.data.records.source import STANDARD_INPUT, fast_zlib
 from protlm.data.shards.manifest import SourceEntry
 from protlm.errors import InputDataError, UserError
 from protlm.paths import existing_file
-
-STANDARD_INPUT = Path("-")
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Place:
 
     def after(self, block: Block) -> "Place":
         """Returns the position after the next block."""
-        return Place(self.source, self.blocks + 1, _zlib().crc32(block.data, self.crc32))
+        return Place(self.source, self.blocks + 1, fast_zlib().crc32(block.data, self.crc32))
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
@@ -189,12 +186,3 @@ def _changed(source: Source) -> InputDataError:
         f"{what} changed while it was read, or differs from what was read before; when it is "
         "complete, type the same command with --restart"
     )
-
-
-def _zlib() -> ModuleType:
-    """Returns Intel's implementation if it is installed, which is ten times faster."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib
-    return isal_zlib

@@ -119,7 +119,7 @@ class ByteSource:
             data = self._read(_PLAIN_BYTES)
 
     def _gunzipped(self, data: bytes) -> Iterator[bytes]:
-        library = _zlib()
+        library = fast_zlib()
         try:
             while data:
                 inflater = library.decompressobj(wbits=31)
@@ -233,8 +233,8 @@ def _standard_input() -> Any:
     return io.FileIO(sys.stdin.fileno(), closefd=False)
 
 
-def _zlib() -> ModuleType:
-    """Returns Intel's igzip if it is installed, which is three times faster."""
+def fast_zlib() -> ModuleType:
+    """Returns Intel's igzip if it is installed, which is three to ten times faster."""
     try:
         from isal import isal_zlib
     except ImportError:
