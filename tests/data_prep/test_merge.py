@@ -7,11 +7,10 @@ from itertools import chain
 
 import pytest
 
-from protlm.data.shards.data_set import open_split, verify
+from protlm.data.shards.data_set import verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import merge as merging
 from protlm.data_prep.merge import merge
-from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, OutputError, UserError
 
@@ -19,33 +18,15 @@ RULE = HashSplit(0.3, 0.2)
 
 
 @pytest.fixture
-def parts(tmp_path, monkeypatch):
+def parts(tmp_path, fasta, build):
     """Two data sets of several shards, one with a split that the other lacks."""
-    one, other = tmp_path / "one.fasta", tmp_path / "other.fasta"
-    proteins = [f">p{i}\nMKV{'LAW' * (i % 50)}{'KR' * i}\n" for i in range(300)]
-    one.write_text("".join(proteins[:200]) + ">bad\nMK-V\n")
-    other.write_text(">q\nMKV\n>worse\nM1\n>x\nMW-\n")
-    made = []
-    for source in (one, other):
-        made.append(tmp_path / source.stem)
-        options = PrepareOptions(shard_residues=9_000, max_reject_rate=0.7)
-        prepare([source], made[-1], split_rule=RULE, options=options)
-    return made
-
-
-def identifiers(directory, split):
-    reader = open_split(directory, split)
-    return [reader.identifier(i) for i in range(len(reader))]
-
-
-def test_a_damaged_part_is_not_merged(parts, tmp_path):
-    shard = parts[0] / "train" / "shard-00000.h5"
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(InputDataError, match=r"train/shard-00000\.h5"):
-        merge(parts, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
+    proteins = [f">p{i}\nMKV{'LAW' * (i % 50)}{'KR' * i}\n" for i in range(200)]
+    fasta("".join(proteins) + ">bad\nMK-V\n", "one.fasta")
+    fasta(">q\nMKV\n>worse\nM1\n>x\nMW-\n", "other.fasta")
+    for name in ("one", "other"):
+        source = tmp_path / f"{name}.fasta"
+        build(source, tmp_path / name, RULE, shard_residues=9_000, max_reject_rate=0.7)
+    return [tmp_path / "one", tmp_path / "other"]
 
 
 def test_parts_of_one_source_are_reported(parts, tmp_path, capsys):
@@ -58,20 +39,17 @@ def test_parts_of_one_source_are_reported(parts, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_parts_are_joined_in_the_order_given(parts, tmp_path):
+def test_the_parts_are_joined_in_the_order_given(parts, tmp_path, in_shards):
     out = tmp_path / "new" / "data"
     report = merge(parts[::-1], out)
     assert verify(out) == []
-    merged, manifests = read_manifest(out), [read_manifest(part) for part in parts[::-1]]
-    for split in ("train", "valid", "test"):
-        names = [
-            identifiers(p, split)
-            for p, m in zip(parts[::-1], manifests, strict=True)
-            if split in m.splits
-        ]
-        assert identifiers(out, split) == list(chain.from_iterable(names))
-        numbers = [int(shard.file[-8:-3]) for shard in merged.splits[split]]
-        assert numbers == list(range(len(numbers)))
+    merged, found = read_manifest(out), [in_shards(part) for part in parts[::-1]]
+    assert in_shards(out) == {
+        split: list(chain.from_iterable(one.get(split, []) for one in found))
+        for split in ("train", "valid", "test")
+    }
+    for shards in merged.splits.values():
+        assert [int(shard.file[-8:-3]) for shard in shards] == list(range(len(shards)))
     assert sum(len(shards) for shards in merged.splits.values()) > 4
     assert [source.file for source in merged.sources] == ["other.fasta", "one.fasta"]
     assert report.counts.records == 204
@@ -100,9 +78,9 @@ def test_the_order_of_merging_in_steps_does_not_matter(parts, tmp_path, contents
     assert contents(tmp_path / "once") == contents(tmp_path / "twice")
 
 
-def test_incompatible_parts_are_rejected(parts, tmp_path):
+def test_incompatible_parts_are_rejected(parts, tmp_path, build):
     out = tmp_path / "data"
-    prepare([tmp_path / "one.fasta"], tmp_path / "rule", split_rule=HashSplit(0.1, 0.1))
+    build(tmp_path / "one.fasta", tmp_path / "rule", HashSplit(0.1, 0.1))
     with pytest.raises(
         UserError, match=r"were split by different rules \(test_fraction: 0\.1, not 0\.2\)"
     ):
@@ -118,10 +96,13 @@ def test_incompatible_parts_are_rejected(parts, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
 @pytest.mark.parametrize("file", ["train/shard-00000.h5", "rejected.tsv", "manifest.json"])
-def test_a_damaged_part_is_rejected(parts, tmp_path, file):
+def test_a_damaged_part_is_rejected(parts, tmp_path, file, how):
     path = parts[0] / file
-    path.write_bytes(path.read_bytes()[:-20] + b"x")
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 16
+    path.write_bytes(content[:-20] + b"x" if how == "truncated" else content)
     with pytest.raises(InputDataError, match=f"{path}"):
         merge(parts, tmp_path / "data")
     assert not (tmp_path / "data").exists()
@@ -134,7 +115,7 @@ def test_lists_stay_bounded(parts, tmp_path, monkeypatch):
     assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]
 
 
-def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch):
+def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, build):
     """Including its folders: in a power failure a file would be lost with its name."""
     synced, sync = set(), os.fsync
 
@@ -150,6 +131,6 @@ def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch):
     assert all_synced(tmp_path / "merged")
     assert tmp_path.stat().st_ino in synced
     synced.clear()
-    prepare([tmp_path / "one.fasta"], tmp_path / "prepared", split_rule=RULE)
+    build(tmp_path / "one.fasta", tmp_path / "prepared", RULE)
     assert all_synced(tmp_path / "prepared")
     assert tmp_path.stat().st_ino in synced
