@@ -53,7 +53,7 @@ def read(path: Path) -> list[dict[str, str]]:
 @pytest.fixture
 def labels(workplace: Path) -> Path:
     """The table of the page, and proteins.fasta with its sequences."""
-    text = PAGE.read_text().split("```tsv\n")[1].split("```")[0]
+    text = PAGE.read_text().split("```text\n")[1].split("```")[0]
     path = workplace / "labels.tsv"
     path.write_text(text)
     fasta = "".join(f">{row['identifier']}\n{row['sequence']}\n" for row in read(path))

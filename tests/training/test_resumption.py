@@ -1,4 +1,4 @@
-"""What every kind of run must do: go on after a kill as if nothing had happened."""
+"""What every kind of run must do: continue after a kill as if nothing had happened."""
 
 import re
 from collections.abc import Callable
