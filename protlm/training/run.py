@@ -23,6 +23,7 @@ from protlm.training.callbacks.estimate import WatchEstimates
 from protlm.training.callbacks.history import WriteHistory
 from protlm.training.callbacks.hooks import (
     CheckSameStep,
+    LoopCallback,
     RedrawFeatures,
     ResumeValidation,
     TrackDataProgress,
@@ -136,8 +137,39 @@ def train(
     It continues from the checkpoint of `find_checkpoint`. A probe is measured every
     `trainer.probe_every` steps. Before each checkpoint the first rank checks its lock.
     """
-    run_dir, config = Path(settings.run_dir), settings.trainer
-    data_wait = DataWait()
+    run_dir, config, data_wait = Path(settings.run_dir), settings.trainer, DataWait()
+    callbacks = _callbacks(module, data, settings, data_wait, probe)
+    more = [name for one in callbacks if isinstance(one, LoopCallback) for name in one.columns]
+    step = last_step(checkpoint)
+    run = Run(
+        run_dir,
+        config,
+        checkpoint,
+        lock,
+        callbacks,
+        make_loggers(settings.logger, run_dir, [*COLUMNS, *more], from_step=step),
+        cluster_environment(),
+        data_wait,
+        data.share.parts,
+    )
+    with (
+        lost_ranks_explained(config),
+        loader_errors_explained(
+            data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
+        ),
+    ):
+        return fit(module, data, run)
+
+
+def _callbacks(
+    module: LanguageModeling,
+    data: SequenceData,
+    settings: TrainConfig,
+    data_wait: DataWait,
+    probe: Probe | None,
+) -> list[Callback]:
+    """Returns the callbacks of language modeling, in the order in which they run."""
+    config, run_dir = settings.trainer, Path(settings.run_dir)
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = [
         TrackDataProgress(),
@@ -158,31 +190,12 @@ def train(
         ),
         WriteHistory(run_dir),
     ]
-    columns = [*COLUMNS, *estimates.columns]
     if probe is not None and config.probe_every is not None:
         callbacks.append(ProbeModel(probe, every=config.probe_every))
-        columns += probe.columns
     if config.compile:
         compile_blocks(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
-    run = Run(
-        run_dir,
-        config,
-        checkpoint,
-        lock,
-        callbacks,
-        make_loggers(settings.logger, run_dir, columns, from_step=last_step(checkpoint)),
-        cluster_environment(),
-        data_wait,
-        data.share.parts,
-    )
-    with (
-        lost_ranks_explained(config),
-        loader_errors_explained(
-            data.config.num_workers, lambda: data.train.size_fault() or data.valid.size_fault()
-        ),
-    ):
-        return fit(module, data, run)
+    return callbacks
 
 
 def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> Finished:

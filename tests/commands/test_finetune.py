@@ -35,16 +35,16 @@ LETTERS = "ACDEFGHIKLMNPQRSTVY"
 def labels(tmp_path: Path) -> Path:
     """Classes by the order of two letters, which no composition has."""
     numbers = np.random.default_rng(0)
-    rows = ["identifier\tsequence\tlabel\tsplit"]
+    table = ["identifier\tsequence\tlabel\tsplit"]
     for number in range(60):
         label = number % 2
         letters = [LETTERS[n] for n in numbers.integers(len(LETTERS), size=20)]
         letters[4:12] = "WWWWCCCC" if label else "WCWCWCWC"
         split = ("train", "train", "train", "valid", "test", "test")[number % 6]
-        rows.append(f"P{number}\t{''.join(letters)}\tc{label}\t{split}")
+        table.append(f"P{number}\t{''.join(letters)}\tc{label}\t{split}")
     path = tmp_path / "labels.tsv"
-    path.write_text("\n".join([*rows, ""]))
-    fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in rows[1:])
+    path.write_text("\n".join([*table, ""]))
+    fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in table[1:])
     (tmp_path / "proteins.fasta").write_text(fasta)
     return path
 
@@ -71,18 +71,24 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(protlm.load(folder).network.state_dict())
 
 
-def check_predictions(run: Path, folder: Path) -> None:
-    """`predict` with the merged model and the head gives the predictions of the run."""
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def predicted(run: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The predictions of all proteins, with the merged model and the head, by place."""
     predict(folder / "proteins.fasta", run / "probe", run / "model", folder / "all.tsv")
-    with (folder / "all.tsv").open() as file:
-        found = {row["identifier"]: row for row in csv.DictReader(file, delimiter="\t")}
-    with (run / "probe" / "predictions.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    assert len(rows) == 20
-    for row in rows:
-        assert float(found[row["identifier"]]["p(c1)"]) == pytest.approx(
-            float(row["p(c1)"]), abs=2e-3
-        )
+    return {(row["identifier"], row.get("position", "")): row for row in rows(folder / "all.tsv")}
+
+
+def check_predictions(run: Path, folder: Path, column: str, count: int) -> None:
+    """`predict` with the merged model and the head gives the predictions of the run."""
+    found, own = predicted(run, folder), rows(run / "probe" / "predictions.tsv")
+    assert len(own) == count
+    for row in own:
+        again = found[row["identifier"], row.get("position", "")]
+        assert float(again[column]) == pytest.approx(float(row[column]), abs=2e-3)
 
 
 def check_other_data(labels: Path, model: Path, folder: Path, options: FinetuneOptions) -> None:
@@ -139,7 +145,7 @@ def test_all_weights_are_trained_and_resumed(
     assert any("attention.query" in name for name in changed) and "embedding.weight" in changed
     values = {n: p.scores.values["accuracy"] for n, p in result.predictors.items()}
     assert values["model"] >= values["frozen"]
-    check_predictions(tmp_path / "run", tmp_path)
+    check_predictions(tmp_path / "run", tmp_path, "p(c1)", 20)
     results = json.loads((tmp_path / "run" / "probe" / "results.json").read_text())
     assert {"model", "frozen", "random_weights"} <= set(results["predictors"])
     # Stopped in the middle of the third epoch and continued: the same weights.
@@ -173,9 +179,9 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     labels: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A validation ends early after every tenth batch, and each of the 24 is a protein.
-    rows = labels.read_text().splitlines()
-    more = [row.replace("P", "Q", 1) for row in rows[1:] if row.endswith(("train", "valid"))]
-    labels.write_text("\n".join([*rows, *(row.replace("train", "valid") for row in more), ""]))
+    lines = labels.read_text().splitlines()
+    more = [line.replace("P", "Q", 1) for line in lines[1:] if line.endswith(("train", "valid"))]
+    labels.write_text("\n".join([*lines, *(row.replace("train", "valid") for row in more), ""]))
     options = FinetuneOptions(replace(SETTINGS, epochs=1, batch_size=1))
     count = ReportEpochs.on_validation_batch_end
 
@@ -190,8 +196,7 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     assert end.value.code == 75
     assert not (tmp_path / "run" / "metrics.csv").exists()
     finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1"]
+    assert [row["epoch"] for row in rows(tmp_path / "run" / "metrics.csv")] == ["0", "1"]
 
 
 def test_adapters_are_trained_saved_and_merged(
@@ -204,7 +209,7 @@ def test_adapters_are_trained_saved_and_merged(
     assert before.keys() == after.keys()
     changed = {n.rpartition(".")[0] for n in before if not torch.equal(before[n], after[n])}
     assert {name.rpartition(".")[2] for name in changed} == {"query", "value"}
-    check_predictions(run, tmp_path)
+    check_predictions(run, tmp_path, "p(c1)", 20)
     stored = load_file(run / "adapter" / "adapter.safetensors")
     assert len(stored) == 2 * len(changed)
     for name in changed:
@@ -226,8 +231,7 @@ def test_residues_are_learned(
     assert {"model", "frozen", "residues_around"} <= set(result.predictors)
     printed = capsys.readouterr().err
     assert "epoch 4 of 4 at most: training loss" in printed
-    with (run / "metrics.csv").open() as file:
-        epochs = list(csv.DictReader(file))
+    epochs = rows(run / "metrics.csv")
     assert [row["valid_loss"] for row in epochs] and len(epochs) == 5
     assert [row["epoch"] for row in epochs] == ["0", "1", "2", "3", "4"]
     assert not epochs[0]["train_loss"]
@@ -235,16 +239,8 @@ def test_residues_are_learned(
     assert f"epoch 0, before training: validation accuracy {start:.3f}, loss" in printed
     assert f"validation accuracy {float(epochs[-1]['valid_accuracy']):.3f}, loss" in printed
     assert float(epochs[-1]["train_loss"]) < float(epochs[1]["train_loss"])
-    predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
-    with (tmp_path / "all.tsv").open() as file:
-        found = {(r["identifier"], r["position"]): r for r in csv.DictReader(file, delimiter="\t")}
-    with (run / "probe" / "predictions.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
     # Of the ten test proteins, without the first and the last residue.
-    assert len(rows) == sum(14 + number % 5 for number in range(3, 40, 4))
-    for row in rows:
-        again = found[row["identifier"], row["position"]]
-        assert float(again["p(H)"]) == pytest.approx(float(row["p(H)"]), abs=2e-3)
+    check_predictions(run, tmp_path, "p(H)", sum(14 + n % 5 for n in range(3, 40, 4)))
 
 
 @pytest.mark.slow
@@ -269,11 +265,9 @@ def test_two_devices_learn_what_one_learns(
         assert torch.allclose(value, two[name], rtol=1e-3, atol=2e-5), name
     moved = max(float((one[name] - value).abs().max()) for name, value in before.items())
     assert moved > 1e-3
-    logs = [(tmp_path / count / "metrics.csv").read_text().split() for count in ("1", "2")]
-    for mine, its in zip(*logs, strict=True):
-        if mine[0].isdigit():
-            cells = [[float(cell or 0) for cell in row.split(",")] for row in (mine, its)]
-            assert cells[0] == pytest.approx(cells[1], abs=1e-4)
+    for mine, its in zip(*(rows(tmp_path / n / "metrics.csv") for n in ("1", "2")), strict=True):
+        cells = [[float(cell or 0) for cell in row.values()] for row in (mine, its)]
+        assert cells[0] == pytest.approx(cells[1], abs=1e-4)
 
 
 def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
@@ -281,8 +275,7 @@ def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> N
     settings = replace(SETTINGS, epochs=30, patience=1, learning_rate=0.5)
     run = tmp_path / "run"
     finetune_labels(labels, tiny_run, run, FinetuneOptions(settings), LabelOptions())
-    with (run / "metrics.csv").open() as file:
-        losses = [float(r["valid_loss"]) for r in csv.DictReader(file) if r["valid_loss"]]
+    losses = [float(row["valid_loss"]) for row in rows(run / "metrics.csv")]
     assert len(losses) < 30 and losses[-1] > min(losses)
     # Those of the epoch with the lowest loss, which a shorter run ends with.
     shorter = replace(settings, epochs=int(np.argmin(losses)) + 1)
@@ -303,24 +296,19 @@ def test_the_start_is_the_result_if_no_epoch_is_better(
     settings, run = replace(SETTINGS, patience=2, learning_rate=0.5), tmp_path / "run"
     reading = LabelOptions(sequences=tmp_path / "proteins.fasta")
     finetune_labels(residues, tiny_run, run, FinetuneOptions(settings, rank=rank), reading)
-    with (run / "metrics.csv").open() as file:
-        epochs = list(csv.DictReader(file))
+    epochs = rows(run / "metrics.csv")
     losses = [float(row["valid_loss"]) for row in epochs]
     assert len(losses) == 3 and losses[0] < min(losses[1:])
     before, after = weights(tiny_run), weights(run / "model")
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert "no epoch has a lower validation loss than the start" in capsys.readouterr().err
     # The head, too: with the original it has the validation accuracy of the start.
-    predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
-    with (tmp_path / "all.tsv").open() as file:
-        found = {
-            (r["identifier"], int(r["position"])): r for r in csv.DictReader(file, delimiter="\t")
-        }
+    found = predicted(run, tmp_path)
     lines, right = residues.read_text().splitlines(), []
     for name, states in zip(lines[::2], lines[1::2], strict=True):
         for position, state in enumerate(states, start=1):
             if name.endswith("SET=valid") and state != "?":
-                row = found[name[1:].split()[0], position]
+                row = found[name[1:].split()[0], str(position)]
                 right.append((float(row["p(H)"]) > 0.5) == (state == "H"))
     assert np.mean(right) == pytest.approx(float(epochs[0]["valid_accuracy"]), abs=1e-6)
 

@@ -53,13 +53,9 @@ class WatchEstimates(LoopCallback):
             n: x.local_heads if isinstance(x, Hybrid) else 0 for n, x in mechanisms.items()
         }
         self._every = every
+        self.columns = [name for number in self._layers for name in _names(number)]
         self._sums: dict[int, Tensor] = {}
         self._warned: set[int] = set()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the log."""
-        return tuple(name for number in self._layers for name in _names(number))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the layers that had a warning."""

@@ -1,5 +1,6 @@
 """Small hooks into the loop: what every run needs, one class for each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -22,7 +23,13 @@ _PARTS = "batches_per_step"
 
 
 class LoopCallback(Callback):
-    """A callback with hooks after optimizer steps, each of one or more micro-batches."""
+    """A callback with hooks after optimizer steps, each of one or more micro-batches.
+
+    Attributes:
+        columns: the names of the values that it logs, beside those of every run.
+    """
+
+    columns: Sequence[str] = ()
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         """Acts after the last micro-batch of a step."""

@@ -29,7 +29,7 @@ class ProbeModel(LoopCallback):
     """
 
     def __init__(self, probe: Probe, *, every: int) -> None:
-        self._probe, self._every = probe, every
+        self._probe, self._every, self.columns = probe, every, probe.columns
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         if trainer.global_step % self._every or not trainer.is_global_zero:
