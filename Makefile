@@ -6,7 +6,7 @@ PEERS := build/peers
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable lint format notebooks docs bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
+.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,13 @@ test: $(INSTALLED) ## Run the tests, less those marked slow
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST)
+
+mutants: $(INSTALLED) ## Plant the stored faults one by one, and see which tests notice (hours; goes on)
+	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target build/mutants/lib coverage pytest-cov
+	$(PYTHON) tests/mutants.py
+
+fingerprint: $(INSTALLED) ## Print a hash of each main result on the sample, for changes that keep them
+	@$(PYTHON) tests/fingerprint.py
 
 test-portable: $(INSTALLED) ## Run the numeric tests as other processors and numbers of threads would
 	$(PYTHON) tests/portable.py $(SETTINGS)
