@@ -41,10 +41,6 @@ class ClusterTable:
         path: representative and member, separated by a tab, plain or gzip, without a header: the
             `cluster.tsv` of MMseqs2.
         near: folder of the temporary file; by default the system's.
-
-    Raises:
-        InputDataError: the table is missing or damaged, or a member is in two clusters.
-        OSError: the disk is full.
     """
 
     def __init__(self, path: Path, *, near: Path | None = None) -> None:
@@ -74,11 +70,7 @@ class ClusterTable:
             self._map(file)
 
     def store(self, path: Path) -> None:
-        """Writes the sorted rows to a file, from which processes on other machines can open them.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Writes the sorted rows to a file, from which other machines can open them."""
         with complete_file(path, overwrite=True) as temporary, temporary.open("xb") as out:
             self._pages.seek(0)
             shutil.copyfileobj(self._pages, out)
@@ -193,11 +185,7 @@ class ClusterTable:
 
 
 def cluster_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yields the line number, the representative and the member of each row.
-
-    Raises:
-        InputDataError: the table is missing or damaged.
-    """
+    """Yields the line number, the representative and the member of each row."""
     for number, fields in read_rows(path, "a cluster table"):
         if len(fields) != 2 or not all(fields):
             raise InputDataError(

@@ -36,9 +36,6 @@ class ClusterSplit:
         table: the clusters.
         fractions: fractions of `valid` and `test` among the clusters.
         families: families to hold out as well.
-
-    Raises:
-        InputDataError: the table is damaged.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class ClusterSplit:
         self._members = _held_out_members(table, fractions, families)
 
     def split_of(self, record: Record, digest: bytes) -> str:
-        """See `SplitRule.split_of`."""
         return self._side_of_member(name_hash(member_name(record.identifier)))
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
@@ -61,7 +57,6 @@ class ClusterSplit:
         return () if is_listed else (UNCLUSTERED,)
 
     def describe(self) -> dict[str, Any]:
-        """See `SplitRule.describe`."""
         return {
             "by": "blake2b-64 of the cluster's representative",
             "valid_fraction": self._fractions.valid_fraction,

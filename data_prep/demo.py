@@ -104,11 +104,7 @@ def steps(folder: Path, sample: Path) -> list[Step]:
 
 
 def demo(folder: Path = FOLDER) -> None:
-    """Runs every step, prints the results table and lists the files that were written.
-
-    Raises:
-        InputDataError: the trained model is no better than the unigram baseline.
-    """
+    """Runs every step, prints the results table and lists the files that were written."""
     start = time.monotonic()
     sample = sample_dir()
     folder.mkdir(exist_ok=True)

@@ -40,9 +40,6 @@ class DigestSet:
         """Adds digests, uint64 [n, 2], and returns which of them are new, bool [n].
 
         Of equal digests, the first is new.
-
-        Raises:
-            OSError: the disk is full.
         """
         is_new = np.zeros(len(digests), bool)
         for start in range(0, len(digests), _LOOKUPS):

@@ -60,11 +60,7 @@ class Encoder:
     clusters: ClusterTable | None = None
 
     def __call__(self, block: Block) -> EncodedBlock:
-        """Parses a block and encodes its records.
-
-        Raises:
-            InputDataError: the block cannot be of its format, or is DNA.
-        """
+        """Parses a block and encodes its records."""
         tally, rule = Tally(), self.split_rule
         splits: list[str] = []
         identifiers: list[str] = []

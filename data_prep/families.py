@@ -56,10 +56,6 @@ class HeldOutFamilies:
             uniprot.org exports it, `pfamseq_acc` and `pfamA_acc`, as Pfam does, or without a
             header, accession and family.
         families: Pfam accessions.
-
-    Raises:
-        UserError: a family is not a Pfam accession.
-        InputDataError: the table is missing or damaged, or has none of the families.
     """
 
     def __init__(self, table: Path, families: Sequence[str] = PAPER_FAMILIES) -> None:
@@ -105,7 +101,6 @@ class FamilySplit:
         self._families, self._otherwise = families, otherwise
 
     def split_of(self, record: Record, digest: bytes) -> str | None:
-        """See `SplitRule.split_of`."""
         if self._families.families_of(record.identifier):
             return OOD_FAMILY
         return self._otherwise.split_of(record, digest)
@@ -118,7 +113,6 @@ class FamilySplit:
         return self._otherwise.notes_of(record, split)
 
     def describe(self) -> dict[str, Any]:
-        """See `SplitRule.describe`."""
         return {
             "by": _BY,
             **self._families.describe(),
@@ -143,9 +137,6 @@ def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> Non
     Args:
         rule: description of a split rule.
         noted: counts of its notes.
-
-    Raises:
-        InputDataError: no record belongs to any of the families.
     """
     absent = families_without_records(rule, noted)
     if absent and len(absent) == len(rule["families"]):

@@ -47,9 +47,6 @@ class Journal:
 
     Args:
         folder: folder of the entries, one file each.
-
-    Raises:
-        InputDataError: an entry is damaged or missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,32 +59,20 @@ class Journal:
         ]
 
     def append(self, segment: Segment) -> None:
-        """Writes the entry of the next segment, whose shards are complete.
-
-        Raises:
-            OutputError: the entry cannot be written.
-        """
+        """Writes the entry of the next segment, whose shards are complete."""
         write_checked(self._folder / _NAME.format(len(self.segments)), _fields(segment))
         self.segments.append(segment)
 
 
 def write_checked(path: Path, fields: dict[str, Any]) -> None:
-    """Writes JSON with its SHA-256 atomically.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Writes JSON with its SHA-256 atomically."""
     content = {"sha256": _hash(fields), "content": fields}
     with complete_file(path) as temporary:
         temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def read_checked(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Reads a file written by `write_checked`.
-
-    Raises:
-        InputDataError: the file is missing or damaged.
-    """
+    """Reads a file written by `write_checked`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["sha256"] != _hash(content["content"]):

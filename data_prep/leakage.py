@@ -66,11 +66,6 @@ def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]
     The SHA-256 of the shards are verified first, which is fast compared with the search.
     Memory is bounded by 50,000 sketches of each held-out split and 32 bytes for each of its
     sequences.
-
-    Raises:
-        UserError: `min_shared` is invalid, there is nothing to compare, or MMseqs2 is missing.
-        InputDataError: the data set is missing or damaged.
-        OutputError: the JSON file exists or cannot be written.
     """
     if not 0 < options.min_shared <= 1:
         raise UserError(f"--min-shared {options.min_shared} must be above 0 and at most 1")

@@ -34,9 +34,6 @@ class Clustering:
         identity: minimum fraction of identical residues between a member and its representative.
         reading: options for reading the sources.
         break_lock: takes over the lock of a dead process of another machine.
-
-    Raises:
-        UserError: the identity is out of range.
     """
 
     identity: float = 0.5
@@ -57,11 +54,6 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
         sources: sequence files of any format.
         out: the data set to make; temporary files are written to its disk.
         clustering: options of the clustering.
-
-    Raises:
-        UserError: standard input is among the sources, or MMseqs2 is not installed.
-        InputDataError: a source cannot be read or changes, or MMseqs2 fails.
-        OutputError: another process clusters for `out`, or the disk cannot be written to.
     """
     if Path("-") in sources:
         raise UserError(
@@ -130,12 +122,7 @@ class _Names:
         self._records = DigestSet(folder / "records.table")
 
     def add(self, records: Sequence[Record], source: Path) -> None:
-        """Adds the records of a block of a source.
-
-        Raises:
-            InputDataError: a record has the same name as another sequence.
-            OSError: the disk is full.
-        """
+        """Adds the records of a block of a source."""
         names = [member_name(record.identifier) for record in records]
         is_new_name = self._names.add(_digests(names))
         pairs = zip(names, records, strict=True)

@@ -28,11 +28,6 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
     Args:
         parts: the data sets, in the order of their sequences in the result.
         out: the data set to make.
-
-    Raises:
-        UserError: there are no parts, one is given twice, or they were split by different rules.
-        InputDataError: a part is not a data set, or is damaged.
-        OutputError: `out` exists or cannot be written.
     """
     check_output(out)
     if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:
@@ -47,12 +42,7 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
 
 
 def merge_into(directory: Path, parts: Sequence[Path]) -> Report:
-    """Merges into an empty folder, which the caller renames when it is complete.
-
-    Raises:
-        UserError, InputDataError: as from `merge`.
-        OSError: the disk is full.
-    """
+    """Merges into an empty folder, which the caller renames when it is complete."""
     # They were hashed when they were written, moments ago.
     return _merge(parts, _mergeable(parts, verify="sizes"), directory)
 

@@ -17,11 +17,7 @@ exec "$@" </dev/null 3<&-"""
 
 
 def find_mmseqs() -> str:
-    """Returns the path of the executable.
-
-    Raises:
-        UserError: MMseqs2 is not installed; the message explains how to install it.
-    """
+    """Returns the path of the executable."""
     executable = shutil.which("mmseqs")
     if executable is None:
         raise UserError(
@@ -33,13 +29,7 @@ def find_mmseqs() -> str:
 
 
 def run_mmseqs(arguments: Sequence[str | Path]) -> None:
-    """Runs MMseqs2 quietly; it ends with this process, and so do the processes that it starts.
-
-    Raises:
-        UserError: MMseqs2 is not installed.
-        OutputError: MMseqs2 ran out of disk space.
-        InputDataError: MMseqs2 failed otherwise; the message ends with its last lines.
-    """
+    """Runs MMseqs2 quietly; it ends with this process, and so do the processes that it starts."""
     command = [find_mmseqs(), *map(str, arguments), "-v", "1"]
     watched, held = os.pipe()
     try:

@@ -21,11 +21,6 @@ def cluster_sequences(sequences: Sequence[str], min_identity: float = MIN_IDENTI
     Args:
         sequences: residues in upper case.
         min_identity: between a member and its representative.
-
-    Raises:
-        UserError: MMseqs2 is not installed.
-        InputDataError: MMseqs2 fails.
-        OutputError: the temporary files cannot be written.
     """
     find_mmseqs()
     clusters = list(range(len(sequences)))

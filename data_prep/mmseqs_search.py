@@ -24,11 +24,6 @@ def highest_identities(queries: Sequence[np.ndarray], train: Iterable[np.ndarray
     Args:
         queries: tokens of the held-out sequences.
         train: tokens of the sequences to search.
-
-    Raises:
-        UserError: MMseqs2 is not installed.
-        InputDataError: MMseqs2 fails.
-        OutputError: the temporary files cannot be written.
     """
     identities = np.full(len(queries), np.nan)
     # The files are as large as the data set and must be removed when a cluster ends the job.

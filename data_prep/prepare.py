@@ -42,9 +42,6 @@ class PrepareOptions:
         restart: discards an unfinished build and starts over.
         break_lock: takes over the lock of a dead process of another machine.
         is_part: the data set will be merged with others, so it may lack held-out families.
-
-    Raises:
-        UserError: a setting is out of range.
     """
 
     workers: int = 1
@@ -98,12 +95,6 @@ def prepare(
         split_rule: assigns records to splits.
         clusters: assigns records to clusters, if the data set is to store them.
         options: all other options.
-
-    Raises:
-        UserError: there is no source, or an unfinished build had other settings.
-        InputDataError: a source cannot be used or changes, or too many of its records are rejected.
-        OutputError: `out` exists, is being built by another process, or cannot be written.
-        WorkerDiedError: a worker process was killed.
     """
     options = options or PrepareOptions()
     refuse_finished(out)
@@ -172,10 +163,6 @@ def index_clusters(
         directory: the folder of the data set.
         splits: the shards of each split.
         table: name and SHA-256 of the cluster table.
-
-    Raises:
-        InputDataError: a shard has no clusters, or is damaged.
-        OutputError: the index cannot be written.
     """
     indexes = {
         split: write_cluster_index(directory, split, shards) for split, shards in splits.items()

@@ -42,12 +42,7 @@ def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> boo
 
 
 def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
-    """Refuses a data set with too many rejected records, or with no record left.
-
-    Raises:
-        InputDataError: the fraction of rejected records is above `max_reject_rate`, or no record
-            is left.
-    """
+    """Refuses a data set with too many rejected records, or with no record left."""
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.rejected.items()))
     if GAP in tally.rejected:
         reasons += "; --allow-gaps removes the gaps of alignments"

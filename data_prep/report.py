@@ -119,11 +119,7 @@ def _one_field(text: str) -> str:
 
 
 def read_rejected(directory: Path) -> dict[str, list[tuple[str, str, int]]]:
-    """Reads `rejected.tsv`: the records of each reason, by identifier, file and line.
-
-    Raises:
-        InputDataError: the file is missing or damaged.
-    """
+    """Reads `rejected.tsv`: the records of each reason, by identifier, file and line."""
     path = directory / REJECTED
     try:
         header, *rows = path.read_text(encoding="utf-8").splitlines()

@@ -55,11 +55,6 @@ def make_rule(
         sources: the sequence files.
         out: the data set to make.
         building: options of the build.
-
-    Raises:
-        UserError: options exclude each other, require another, or are out of range.
-        InputDataError: a table cannot be used.
-        OutputError: `out` exists or cannot be written.
     """
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)

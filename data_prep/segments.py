@@ -42,11 +42,7 @@ class OpenSegment:
         return self._num_residues >= shard_residues or self._num_sequences >= _MAX_SEQUENCES
 
     def add(self, block: EncodedBlock) -> None:
-        """Adds a block.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Adds a block."""
         self.tally.add(block.tally)
         if self._known is not None:
             block = self._without_duplicates(block, self._known)
@@ -72,9 +68,6 @@ class OpenSegment:
             work: the work folder.
             end: position in the sources after the last block.
             sources: all sources that were read so far; those before `end` are recorded.
-
-        Raises:
-            OutputError: the disk is full, or another process has taken over.
         """
         work.lock.check()
         before = work.journal.segments
@@ -99,12 +92,7 @@ class OpenSegment:
 
 
 def known_before(work: WorkFolder) -> DigestSet:
-    """Returns the digests of all sequences in the finished segments.
-
-    Raises:
-        InputDataError: a file of digests is damaged.
-        OSError: the disk is full.
-    """
+    """Returns the digests of all sequences in the finished segments."""
     known = DigestSet(work.known_digests)
     for number in range(len(work.journal.segments)):
         known.add(work.read_first_seen(number))

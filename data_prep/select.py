@@ -22,9 +22,6 @@ class Selection:
             information are kept.
         organisms: names, which include strains, or NCBI taxon numbers; a record must match one of
             them. Records without an organism in the source are left out.
-
-    Raises:
-        UserError: no record can have these lengths, or the name of an organism is empty.
     """
 
     min_length: int | None = None

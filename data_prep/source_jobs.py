@@ -39,10 +39,6 @@ def prepare_by_jobs(
         clusters: assigns records to clusters, if the data set is to store them.
         options: as for `prepare`.
         submission: options for submitting jobs.
-
-    Raises:
-        UserError: submitit is missing, or an option requires all sources in one process.
-        InputDataError, OutputError: as from `prepare`, of the first job that failed.
     """
     refuse_finished(out)
     refuse_inside(sources, out)

@@ -65,12 +65,7 @@ class Place:
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """Lists the files in order; folders are replaced by their files, sorted, except hidden ones.
-
-    Raises:
-        UserError: no file is given, or one is given twice.
-        InputDataError: a folder is empty or contains another folder.
-    """
+    """Lists the files in order; folders are replaced by their files, sorted, except hidden ones."""
     if not paths:
         raise UserError("no source given; type: protlm prepare SOURCE.fasta.gz --out DIR")
     files = [file for path in paths for file in _files_of(path)]
@@ -85,21 +80,12 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Lists the files with their sizes and times, without reading them.
-
-    Raises:
-        UserError: no file is given, or one is given twice.
-        InputDataError: a file is missing, or a folder contains something other than files.
-    """
+    """Lists the files with their sizes and times, without reading them."""
     return [_source(path) for path in list_files(paths)]
 
 
 def refuse_inside(paths: Sequence[Path], out: Path) -> None:
-    """Rejects an output in a folder of sources, where the unfinished output would become a source.
-
-    Raises:
-        UserError: the output is in such a folder.
-    """
+    """Rejects an output in a folder of sources, where, unfinished, it would become a source."""
     parent = os.path.realpath(out.absolute().parent)
     for path in paths:
         if path.is_dir() and os.path.realpath(path) == parent:
@@ -109,11 +95,7 @@ def refuse_inside(paths: Sequence[Path], out: Path) -> None:
 
 
 def check_formats(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Reads the beginning of every file, so that an unknown format is reported at once.
-
-    Raises:
-        InputDataError: the format of a file is unknown.
-    """
+    """Reads the beginning of every file, so that an unknown format is reported at once."""
     for source in sources:
         if not source.is_stream:
             with SequenceFile(source.path, options):
@@ -168,11 +150,7 @@ class SourceReader:
         self.entries = list(entries)
 
     def blocks(self) -> Iterator[tuple[Place, Block]]:
-        """Yields each block with the position after it.
-
-        Raises:
-            InputDataError: a source is damaged, or has changed.
-        """
+        """Yields each block with the position after it."""
         for number, source in enumerate(self._sources):
             # A file that was read is identified by size and time; a stream must be read again.
             if number >= self._start.source or source.is_stream:

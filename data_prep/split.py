@@ -55,9 +55,6 @@ class HashSplit:
     Args:
         valid_fraction: fraction of the sequences in `valid`.
         test_fraction: fraction of the sequences in `test`; the others are in `train`.
-
-    Raises:
-        UserError: the fractions leave nothing for `train`.
     """
 
     valid_fraction: float
@@ -95,7 +92,6 @@ class HashSplit:
         return _first_place(self.valid_fraction + self.test_fraction)
 
     def split_of(self, record: Record, digest: bytes) -> str:
-        """See `SplitRule.split_of`."""
         return self.side_of(digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
@@ -103,7 +99,6 @@ class HashSplit:
         return ()
 
     def describe(self) -> dict[str, Any]:
-        """See `SplitRule.describe`."""
         return {
             "by": "blake2b-128 of the sequence",
             "valid_fraction": self.valid_fraction,
@@ -130,9 +125,6 @@ class TableSplit:
 
     Args:
         path: tab-separated, plain or gzip, with a header that names `accession` and `split`.
-
-    Raises:
-        InputDataError: the table is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,7 +132,6 @@ class TableSplit:
         self._splits = _read_splits(path)
 
     def split_of(self, record: Record, digest: bytes) -> str | None:
-        """See `SplitRule.split_of`."""
         return self._splits.get(record.identifier)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
@@ -148,7 +139,6 @@ class TableSplit:
         return ()
 
     def describe(self) -> dict[str, Any]:
-        """See `SplitRule.describe`."""
         return {"by": "table", "table": self.path.name, "sha256": sha256_of(self.path)}
 
 

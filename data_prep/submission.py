@@ -57,11 +57,7 @@ class Submission:
 
     @classmethod
     def parse(cls, executor: Executor | None, settings: Sequence[str] | None) -> Self | None:
-        """Parses `--executor` and `--slurm key=value`; None runs no jobs.
-
-        Raises:
-            UserError: settings without SLURM, an unknown setting, or an invalid value.
-        """
+        """Parses `--executor` and `--slurm key=value`; None runs no jobs."""
         if settings and executor is not Executor.SLURM:
             given = "" if executor is None else f", not --executor {executor.value}"
             raise UserError(f"--slurm {settings[0]} requires --executor slurm{given}")
@@ -119,9 +115,6 @@ def submitter(submission: Submission, num_workers: int) -> Callable[[Path, Seque
     Args:
         submission: the system, and the settings of a job.
         num_workers: the processors of a job, unless the settings have their number.
-
-    Raises:
-        UserError: submitit or SLURM is missing.
     """
     try:
         from submitit import AutoExecutor

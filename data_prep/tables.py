@@ -14,9 +14,6 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     Args:
         path: the table.
         what: description for messages, for instance "a split table".
-
-    Raises:
-        InputDataError: the table is missing, empty, in UTF-16, or damaged gzip.
     """
     is_empty = True
     # Tables are read more than once, so standard input is not allowed.

@@ -70,9 +70,6 @@ class WorkFolder:
     Args:
         path: the folder.
         lock: its lock.
-
-    Raises:
-        InputDataError: the journal is damaged.
     """
 
     def __init__(self, path: Path, lock: BuildLock) -> None:
@@ -102,11 +99,7 @@ class WorkFolder:
         return self._digests / _FIRST_SEEN.format(segment)
 
     def read_first_seen(self, segment: int) -> np.ndarray:
-        """Returns the digests of `first_seen`, uint64 [n, 2].
-
-        Raises:
-            InputDataError: the file is missing or damaged.
-        """
+        """Returns the digests of `first_seen`, uint64 [n, 2]."""
         path = self.first_seen(segment)
         digests = path.read_bytes() if path.is_file() else b""
         expected = self.journal.segments[segment].digests_sha256
@@ -131,11 +124,7 @@ class WorkFolder:
 
 
 def refuse_finished(out: Path) -> None:
-    """Rejects an existing data set, and removes the remains of its work folder.
-
-    Raises:
-        OutputError: the data set exists already.
-    """
+    """Rejects an existing data set, and removes the remains of its work folder."""
     with suppress(OSError, OutputError):
         _clear_remains(out)
     check_output(out)
@@ -165,11 +154,6 @@ def work_folder(
         plan: the plan of the build.
         restart: discards an unfinished build.
         break_lock: takes over the lock of a process of another machine.
-
-    Raises:
-        UserError: an unfinished build had another plan.
-        InputDataError: a source has changed since, or the folder is damaged.
-        OutputError: another process builds there, or the folder cannot be written.
     """
     path = _beside(out)
     try:

@@ -48,11 +48,6 @@ def in_order(
 
     A single worker is this process itself. Several workers are forked before the first item is
     read, so that they share the memory of the function.
-
-    Raises:
-        UserError: the system refuses this number of processes or open files.
-        WorkerDiedError: a worker died.
-        Exception: an exception of the function or of the items, after the results before it.
     """
     if num_workers == 1:
         yield from ((tag, function(item)) for tag, item in items)
@@ -163,11 +158,7 @@ class _WorkerPool(Generic[Item, Result]):
         self._closing = ExitStack()
 
     def start(self) -> None:
-        """Opens the buffers and the pipes, and forks the workers.
-
-        Raises:
-            OSError: the system refuses this number of processes or open files.
-        """
+        """Opens the buffers and the pipes, and forks the workers."""
         for _ in range(self.num_buffers):
             self._buffers.append(_SharedBuffer())
             self._closing.callback(self._buffers[-1].close)
@@ -198,12 +189,7 @@ class _WorkerPool(Generic[Item, Result]):
         os.write(self._begun, buffer.to_bytes(_NUMBER_BYTES))
 
     def finish(self, buffer: int) -> Result:
-        """Waits for the result in a buffer, and returns it.
-
-        Raises:
-            WorkerDiedError: a worker died.
-            Exception: an exception of the function.
-        """
+        """Waits for the result in a buffer, and returns it."""
         while buffer not in self._finished:
             ready = wait([self._done, *(worker.sentinel for worker in self._workers)])
             if self._done not in ready:

@@ -58,10 +58,6 @@ def load_initial_weights(
 
     Returns:
         The source of the trained model, if it was imported or converted.
-
-    Raises:
-        InputDataError: the model is missing or damaged, or has another vocabulary.
-        UserError: the model has another architecture, or other options of attention.
     """
     found = read_model(path)
     if differing := _architecture_differences(found.description, model, mechanism):
@@ -117,11 +113,7 @@ def describe(config: TrainConfig) -> ModelDescription:
 
 
 def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
-    """Returns the LightningModule of a run.
-
-    Raises:
-        UserError: a teacher that is missing, or does not fit.
-    """
+    """Returns the LightningModule of a run."""
     from protlm.training.distillation import STAGES, Distillation
     from protlm.training.module import LanguageModeling
     from protlm.training.optimization import with_half_life
@@ -160,12 +152,7 @@ def _tokens_per_step(config: TrainConfig) -> int:
 
 
 def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
-    """Opens the data sets of training, and the validation split.
-
-    Raises:
-        UserError: a missing split, impossible weights, or missing clusters.
-        InputDataError: missing or damaged shards.
-    """
+    """Opens the data sets of training, and the validation split."""
     verify = config.verify.value
     parts = config.mixture
     if config.dir is not None:
@@ -210,9 +197,6 @@ def batching_strategy(
     """Returns the batching strategy of training.
 
     With `tokens_per_step`, a batch is an optimizer step.
-
-    Raises:
-        UserError: an impossible setting.
     """
     curriculum = Curriculum(config.curriculum)
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
@@ -244,11 +228,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
 
 
 def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
-    """Returns the masking of each training step, or None for the causal objective.
-
-    Raises:
-        UserError: impossible fractions.
-    """
+    """Returns the masking of each training step, or None for the causal objective."""
     from protlm.training.schedule import decay_steps
 
     objective, max_steps = config.objective, config.trainer.max_steps

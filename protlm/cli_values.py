@@ -10,11 +10,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def choice(flag: str, value: str, choices: type[Choice]) -> Choice:
-    """Returns the member of an enumeration that was typed.
-
-    Raises:
-        UserError: there is no such member.
-    """
+    """Returns the member of an enumeration that was typed."""
     try:
         return choices(value)
     except ValueError:
@@ -32,11 +28,7 @@ def model_or_default(given: Path | None) -> Path:
 
 
 def map_dtype(value: str) -> str:
-    """Returns the dtype of attention maps.
-
-    Raises:
-        UserError: maps are not written in this dtype.
-    """
+    """Returns the dtype of attention maps."""
     if value not in ("float32", "float16"):
         raise UserError(f"--dtype {value} is not one of float32, float16")
     return value

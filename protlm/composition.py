@@ -51,12 +51,7 @@ def register_schemas() -> None:
 
 
 def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
-    """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`.
-
-    Raises:
-        UserError: an unknown key or choice, a wrong type, a missing required value, or settings
-            that do not fit each other; the message lists the alternatives.
-    """
+    """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`."""
     return to_schema(_composed(schema, overrides), schema)
 
 
@@ -187,11 +182,7 @@ def _with_home(config: Any) -> Any:
 
 
 def to_schema(config: Any, schema: type[Config]) -> Config:
-    """Turns a composed config into its dataclass.
-
-    Raises:
-        UserError: a required value is missing.
-    """
+    """Turns a composed config into its dataclass."""
     _refuse_missing(config)
     with _interpolations_explained():
         built = OmegaConf.to_object(config)
@@ -207,11 +198,7 @@ def _refuse_missing(config: Any) -> None:
 
 
 def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
-    """Turns plain containers and values, as `to_plain` returns them, into a config.
-
-    Raises:
-        UserError: settings that do not fit each other.
-    """
+    """Turns plain containers and values, as `to_plain` returns them, into a config."""
     return to_schema(OmegaConf.merge(OmegaConf.structured(schema), settings), schema)
 
 
@@ -298,11 +285,7 @@ def _unknown_key_of(key: str, schema: type) -> str | None:
 
 
 def read_run_config(path: Path) -> dict[Any, Any]:
-    """Reads the settings of a run as plain values; newer settings have their defaults.
-
-    Raises:
-        InputDataError: the file is not the config of a run.
-    """
+    """Reads the settings of a run as plain values; newer settings have their defaults."""
     try:
         settings = _load(path)
         loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)

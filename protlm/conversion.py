@@ -44,10 +44,6 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
         found: the model.
         attention: the new mechanism: its name and its options.
         seed: the seed; None for that of the model.
-
-    Raises:
-        UserError: the model has this mechanism already, or it does not fit the model.
-        InputDataError: the weights of the model do not match its description.
     """
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)

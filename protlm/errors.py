@@ -120,11 +120,7 @@ def _of_a_file(error: OSError) -> UserError | None:
 
 @contextmanager
 def interrupt_explained(advice: str) -> Iterator[None]:
-    """Turns Ctrl-C and SIGTERM in its block into an error with a sentence of advice.
-
-    Raises:
-        InterruptedJobError: the block was interrupted.
-    """
+    """Turns Ctrl-C and SIGTERM in its block into an error with a sentence of advice."""
     try:
         yield
     except KeyboardInterrupt:
@@ -166,11 +162,7 @@ def did_you_mean(name: str, typed: Mapping[str, str]) -> str:
 
 
 def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuses a value that is not among the allowed ones.
-
-    Raises:
-        UserError: lists the allowed values.
-    """
+    """Refuses a value that is not among the allowed ones."""
     names = [str(name) for name in allowed]
     if value not in names:
         raise UserError(f"{option}={value} does not exist; there are: {one_of(names)}")

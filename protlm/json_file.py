@@ -19,9 +19,6 @@ def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
         path: the file.
         what: what it is, for messages.
         most: its largest size in bytes.
-
-    Raises:
-        InputDataError: the file is missing, too large, nested too deep, or not a JSON object.
     """
     existing_file(path, what)
     try:

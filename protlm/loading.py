@@ -24,20 +24,12 @@ def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
     """Loads a model from a run folder, a checkpoint, an exported model or that of another program.
 
     A name OWNER/MODEL is one of the Hugging Face Hub.
-
-    Raises:
-        InputDataError: the model is missing or damaged, has another vocabulary, or does not
-            match its description.
     """
     return model_of(read_model(path), device=device)
 
 
 def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> PretrainedModel:
-    """Builds a model that was read.
-
-    Raises:
-        InputDataError: its weights do not match its description.
-    """
+    """Builds a model that was read."""
     described = found.description
     weight_checks.check_sizes(found.path, described.model, found.weights)
 
@@ -73,13 +65,7 @@ def _misfit(error: Exception) -> str:
 
 
 def read_model(path: Path) -> checkpoints.Checkpoint:
-    """Reads a model without building it: its description and its weights.
-
-    Raises:
-        InputDataError: the model is missing or damaged, has weights that are not finite numbers,
-            or another vocabulary.
-        UserError: the path is a run of `protlm finetune`, which contains a model.
-    """
+    """Reads a model without building it: its description and its weights."""
     path = interop.local_path(path)
     inner, beside = path / "model", path.parent / f"{path.stem}.safetensors"
     # Unlike those of Path, these are false for names that no file can have.
@@ -101,11 +87,7 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
 def refuse_bounded_exact_heads(
     path: Path, description: ModelDescription, names: Iterable[str]
 ) -> None:
-    """Rejects a hybrid whose exact heads had the query-key norms of its linear mechanism.
-
-    Raises:
-        InputDataError: an earlier version trained it, as the names of its weights say.
-    """
+    """Rejects a hybrid whose exact heads had the query-key norms of its linear mechanism."""
     model = description.model
     has_norms = model.qk_norm and model.qk_norm_width is QueryKeyWidth.head
     # `gain` alone: the norms of both kinds of heads are free, now as then.
@@ -120,11 +102,7 @@ def refuse_bounded_exact_heads(
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the named device; `auto` is a GPU if there is one, and `gpu` is `cuda`.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Returns the named device; `auto` is a GPU if there is one, and `gpu` is `cuda`."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

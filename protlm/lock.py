@@ -65,10 +65,6 @@ class FolderLock:
     dies. Some network file systems do not share these locks between machines, and some have none:
     there, a lock file left by another process is respected unless `break_lock` is set.
     Subclasses provide the wording of the messages.
-
-    Raises:
-        OutputError: another process holds the lock, or may still hold it.
-        OSError: the folder cannot be written to.
     """
 
     # What the owner does in the folder; advice while it runs, and when it is certainly dead.
@@ -101,11 +97,7 @@ class FolderLock:
         return self._file is not None and _read(self._path) == self._me
 
     def check(self) -> None:
-        """Makes sure, before something is written, that the lock was not broken.
-
-        Raises:
-            OutputError: another process has taken it over, or the lock file is gone.
-        """
+        """Makes sure, before something is written, that the lock was not broken."""
         try:
             owner = _owner(self._path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):

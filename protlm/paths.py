@@ -48,9 +48,6 @@ def in_home(path: str) -> str:
     """Replaces a home folder, `~` or `~USER` at the start of a path.
 
     The shell does so only at the start of a word, not in `--output=~/x` or within quotes.
-
-    Raises:
-        UserError: there is no such user.
     """
     found = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
     if found.startswith("~") and not os.path.lexists(path):
@@ -69,11 +66,7 @@ def sha256_of(path: Path) -> str:
 
 
 def existing_file(path: Path, what: str) -> Path:
-    """Returns `path` if it is a readable file.
-
-    Raises:
-        InputDataError: there is no such file; `what` describes the expected one.
-    """
+    """Returns `path` if it is a readable file."""
     try:
         if path.is_dir():
             raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
@@ -93,11 +86,7 @@ def existing_file(path: Path, what: str) -> Path:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Refuses a file that Git has in the place of a large one.
-
-    Raises:
-        InputDataError: the file is a pointer of Git LFS.
-    """
+    """Refuses a file that Git has in the place of a large one."""
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise InputDataError(
@@ -150,11 +139,7 @@ def _refuse_dangling_link(link: Path, output: Path) -> None:
 
 
 def beside(output: Path, suffix: str) -> Path:
-    """Returns the path of what is kept beside an output: its name and a suffix.
-
-    Raises:
-        OutputError: no file can have so long a name.
-    """
+    """Returns the path of what is kept beside an output: its name and a suffix."""
     name = f"{output.name}{suffix}"
     if len(os.fsencode(name)) > _LONGEST_NAME:
         most = _LONGEST_NAME - len(suffix)
@@ -170,10 +155,6 @@ def finish(temporary: Path, path: Path) -> None:
     """Gives a complete file or folder its final name; an existing one is never replaced.
 
     A check before the work cannot see an output that another process finishes in the meantime.
-
-    Raises:
-        OutputError: the name exists.
-        OSError: any other failure.
     """
     try:
         if temporary.is_dir():

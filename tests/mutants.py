@@ -1,12 +1,13 @@
 """Mutants: small faults planted in a stored sample of lines, and which tests notice each.
 
 `make mutants` runs those of tests/mutants.tsv that have no result for this commit yet, at low
-priority, and prints a table; an interrupted run goes on. `results.tsv` in build/mutants/COMMIT has
-the outcome of each and the tests that failed. `python tests/mutants.py draw` draws the sample.
+priority, and prints a table; an interrupted run is continued. `results.tsv` in
+build/mutants/COMMIT has the outcome of each and the tests that failed. `python tests/mutants.py
+draw` draws the sample.
 
 A mutant is a line of a function and what replaces it, so that it is found where its file has moved.
-If no such line is left, it is `gone`: its row has to be mended, or excused. The tests are those
-that execute the line, the fastest first, for half a minute.
+If no such line is left, it is `gone`: its row has to be rewritten, or excused. The tests that run
+execute the line: the fastest first, for half a minute.
 """
 
 import ast

@@ -55,6 +55,9 @@ EXCEPTIONS = {
 # The functions that may take `**kwargs`, in which a misspelt name vanishes: those whose caller is
 # transformers.
 SINKS = {"protlm/interop/remote_code/modeling_protlm.py __init__"}
+# The Python interface, whose docstrings list what they raise.
+PUBLIC = {f"protlm/{name}.py" for name in ("__init__", "interface", "model/pretrained")}
+PUBLIC |= {f"protlm/attention/{name}.py" for name in ("__init__", "base")}
 # Runs in transformers alone, which is an optional extra; `tests/interop/` does.
 REMOTE_CODE = "protlm.interop.remote_code.modeling_protlm"
 
@@ -178,6 +181,22 @@ def test_everything_public_has_a_docstring() -> None:
         and not ast.get_docstring(node)
     ]
     assert bare == []
+
+
+def test_docstrings_do_not_repeat_errors() -> None:
+    """The public interface alone lists what it raises; an override inherits its docstring."""
+    assert [
+        f"{where(path)} {node.name}"
+        for path in PACKAGES
+        for node in functions(path)
+        if where(path).startswith(("protlm", "data_prep"))
+        and (text := ast.get_docstring(node))
+        and (
+            re.fullmatch(r"See `[\w.]+`\.", text)
+            or ("Raises:" in text and where(path) not in PUBLIC)
+        )
+        and len(node.body) > 1
+    ] == []
 
 
 def run_python(source: str, folder: Path) -> str:

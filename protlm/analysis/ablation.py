@@ -52,7 +52,6 @@ class AblatedHead(Attention):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`."""
         out_BHLC = self.mechanism(
             q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
         ).clone()
@@ -70,7 +69,6 @@ class AblatedHead(Attention):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """See `Attention.attention_map`."""
         return self.mechanism.attention_map(
             q_BHLK, k_BHLK, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
         )

@@ -44,10 +44,6 @@ def jacobian_contacts(
         tokens_per_batch: rows times length of a pass, at most.
         max_bytes: bytes of the rows held in memory.
         bfloat16: compute matrix products in bfloat16, which is faster where the device has them.
-
-    Raises:
-        InputDataError: a letter is not a residue.
-        UserError: the sequence is longer than the model accepts.
     """
     rows = _Rows(model, sequence, tokens_per_batch, bfloat16=bfloat16)
     length = len(sequence)

@@ -77,12 +77,7 @@ def _feature_rows(map_LL: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 
 
 def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
-    """Returns the `features` of one protein, [N·H, L, L], heads of the first layer first.
-
-    Raises:
-        InputDataError: a letter is not a residue.
-        UserError: the sequence is longer than the model takes.
-    """
+    """Returns the `features` of one protein, [N·H, L, L], heads of the first layer first."""
     return np.stack([feature_LL for _, feature_LL in _each_head(model, sequence)])
 
 
@@ -124,11 +119,7 @@ class ContactRegression:
         self.intercept = 0.0
 
     def fit(self, examples: Iterable[tuple[np.ndarray, np.ndarray]]) -> "ContactRegression":
-        """Fits to pairs of `features` and contact map, one a protein; unresolved pairs are ignored.
-
-        Raises:
-            InputDataError: the examples have no contacts, or only contacts.
-        """
+        """Fits to pairs of `features` and contact map, one a protein; ignores unresolved pairs."""
         from sklearn.linear_model import LogisticRegression
 
         pairs = [_pairs(features_HLL, contacts_LL) for features_HLL, contacts_LL in examples]
@@ -185,11 +176,7 @@ class ContactRegression:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
-        """Creates the regression from the values of `to_dict`.
-
-        Raises:
-            ValueError: a weight or the intercept is not finite.
-        """
+        """Creates the regression from the values of `to_dict`."""
         regression = cls(seed=int(values["seed"]))
         regression.weights_H = np.array(values["weights"], dtype=np.float64)
         regression.intercept = float(values["intercept"])

@@ -21,9 +21,6 @@ class FittedContacts:
         fit: the proteins of the fit.
         proteins: the proteins to predict.
         seed: seed of the solver.
-
-    Raises:
-        InputDataError: a protein is in both.
     """
 
     def __init__(

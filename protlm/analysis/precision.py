@@ -81,9 +81,6 @@ def precisions(
     Returns:
         {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": float64 [proteins]}}; NaN for
         proteins without a pair in the range, or of fewer than `divisor` residues.
-
-    Raises:
-        InputDataError: no protein has a value.
     """
     rows = []
     for probabilities_LL, contacts_LL in proteins:

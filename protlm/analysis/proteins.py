@@ -40,9 +40,6 @@ class ProteinChoice:
         max_proteins: only the first of them.
         max_residues: longer proteins are excluded, as are those longer than the model accepts.
         shipped: which of the shipped folders of structures is meant by `sample`, `test` or `fit`.
-
-    Raises:
-        UserError: a limit below 1.
     """
 
     def __init__(
@@ -64,11 +61,7 @@ class ProteinChoice:
         self.max_residues = max_residues
 
     def read(self, model: PretrainedModel) -> list[Protein]:
-        """Reads the proteins.
-
-        Raises:
-            InputDataError: no protein can be used.
-        """
+        """Reads the proteins."""
         limit = min(self.max_residues, model.max_residues or self.max_residues)
         if self.sequences is None:
             found, _ = read_folder(self.structures, limit)

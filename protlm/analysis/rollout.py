@@ -28,11 +28,6 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
         model: the model.
         sequence: residues.
         position: the target; 0 is `<cls>`, n the nth residue, and the last is `<eos>`.
-
-    Raises:
-        InputDataError: a letter is not a residue.
-        UserError: the sequence is longer than the model accepts, or rows of its maps are not
-            distributions.
     """
     batch = model.tokenize([sequence])
     with torch.inference_mode():

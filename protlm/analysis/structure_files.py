@@ -71,9 +71,6 @@ def read_model(path: Path) -> "tuple[Model, dict[str, list[str]], list[str]]":
     """Reads the first model, the names in the sequence of each chain, and notes for the user.
 
     In mmCIF chains are those of `auth_asym_id`, and numbers of `label_seq_id`, where they exist.
-
-    Raises:
-        InputDataError: the file is missing, damaged, too large, without atoms, or another format.
     """
     from Bio.PDB.PDBExceptions import PDBConstructionException
 

@@ -20,11 +20,7 @@ Precisions = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def read_groups(path: Path | None, structures: Sequence[Structure]) -> list[str] | None:
-    """Reads the group of each structure from a table; None without a table.
-
-    Raises:
-        InputDataError: the table cannot be read, or a structure is not in it.
-    """
+    """Reads the group of each structure from a table; None without a table."""
     if path is None:
         return None
     group_of = read_labels(path, "structure", "group")

@@ -83,11 +83,7 @@ def is_structure(path: Path) -> bool:
 
 
 def structure_files(directory: Path) -> list[Path]:
-    """Lists the structure files of a folder, sorted by name.
-
-    Raises:
-        InputDataError: the folder does not exist or has no structure.
-    """
+    """Lists the structure files of a folder, sorted by name."""
     if not directory.is_dir():
         raise InputDataError(f"{directory}: no such folder; give a folder of .pdb or .cif files")
     files = sorted(path for path in directory.iterdir() if _ENDING.search(path.name))
@@ -110,9 +106,6 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     Args:
         path: a PDB or mmCIF file, also gzipped.
         chain: the chain's identifier, in mmCIF `auth_asym_id`; by default the first protein one.
-
-    Raises:
-        InputDataError: a damaged file, no protein, or no such chain.
     """
     model, sequences, notes = read_model(path)
     chains = {chain.id: residues for chain in model if (residues := _residues(chain))}

@@ -93,9 +93,6 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: in
         max_proteins: the largest number of proteins.
         max_residues: longer proteins are excluded.
         seed: seed of the draw.
-
-    Raises:
-        InputDataError: the file cannot be read, or has no such protein.
     """
     left_out, tally = Counter[str](), Tally()
     places = count()

@@ -38,9 +38,6 @@ class AftConv(WindowedAttentionFree):
     Args:
         num_heads: heads; each has a kernel.
         kernel_size: s, odd; the paper has 11 and 15.
-
-    Raises:
-        UserError: a size that is even, or below 3, where the kernel would have no variance.
     """
 
     map_meaning: ClassVar[str] = "the weight of value j in output i before the gate"

@@ -32,9 +32,6 @@ class AftFull(AttentionFree):
     Args:
         max_length: number of rows of u and v; longer inputs are rejected.
         rank: width d' of u and v; the paper has 64 to 256.
-
-    Raises:
-        UserError: a rank below 1.
     """
 
     cost: ClassVar[str] = "L² K"

@@ -31,9 +31,6 @@ class AftLocal(WindowedAttentionFree):
         max_length: number of rows of u and v; longer inputs are rejected.
         window: s; i and j are near if they are less than s positions apart.
         rank: width d' of u and v; the paper has 64 to 256.
-
-    Raises:
-        UserError: a window or a rank below 1.
     """
 
     cost: ClassVar[str] = "L s K"

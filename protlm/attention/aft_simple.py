@@ -34,14 +34,12 @@ class AftSimple(AttentionFree, Recurrent[SoftmaxSums]):
         return torch.zeros(())
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> SoftmaxSums:
-        """See `Recurrent.initial_state`."""
         return SoftmaxSums.none(upcast(k_BHK), upcast(v_BHC))
 
     @torch.no_grad()
     def step(
         self, state: SoftmaxSums, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[SoftmaxSums, Tensor]:
-        """See `Recurrent.step`."""
         k_BHK = upcast(k_BHK)
         state = state.plus(SoftmaxSums(k_BHK, upcast(v_BHC), torch.ones_like(k_BHK)))
         return state, (upcast(q_BHK).sigmoid() * state.mean()).to(v_BHC.dtype)

@@ -54,9 +54,6 @@ class BigBird(Attention):
         global_positions: residue numbers, from 1, of further global positions. A number counts the
             true positions after the first one, `<cls>`; shorter sequences do not have it.
         seed: determines the random blocks.
-
-    Raises:
-        UserError: a number out of range, an even window, or blocks that see only themselves.
     """
 
     supports_bidirectional = True
@@ -115,7 +112,6 @@ class BigBird(Attention):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`."""
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
         num_blocks_B = self._num_blocks(mask_BL)
         tokens = self._global_tokens(mask_BL, num_blocks_B, causal=causal)

@@ -53,11 +53,7 @@ def maps() -> str:
 
 
 def with_table(page: str) -> str:
-    """Returns the page with the table and the list of maps between its two marks.
-
-    Raises:
-        UserError: the page lacks the marks.
-    """
+    """Returns the page with the table and the list of maps between its two marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -131,11 +127,7 @@ def _tensors(state: State) -> Iterator[Tensor]:
 
 
 def main() -> None:
-    """Writes the table into the given page.
-
-    Raises:
-        UserError: no page is given, or it has no place for the table.
-    """
+    """Writes the table into the given page."""
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
         raise UserError("type: python -m protlm.attention.docs_table docs/mechanisms.md")
     path = Path(sys.argv[1])

@@ -58,11 +58,6 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`.
-
-        Raises:
-            UserError: float16 inputs.
-        """
         # The gradient of a matrix is a sum over all positions: padding must be 0, not NaN.
         return self.linear(
             _mapped(zero_padding(q_BHLK, mask_BL), self.query_map),
@@ -74,17 +69,11 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         )
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
-        """See `Recurrent.initial_state`."""
         return self.linear.initial_state(k_BHK, v_BHC)
 
     def step(
         self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `Recurrent.step`.
-
-        Raises:
-            UserError: float16 inputs.
-        """
         q_BH1K = _mapped(q_BHK[:, :, None], self.query_map)
         k_BH1K = _mapped(k_BHK[:, :, None], self.key_map)
         return self.linear.step(state, q_BH1K[:, :, 0], k_BH1K[:, :, 0], v_BHC, hidden_BD=hidden_BD)

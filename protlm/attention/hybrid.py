@@ -34,7 +34,6 @@ class HybridState:
     linear: State
 
     def __getitem__(self, rows_B: Tensor) -> "HybridState":
-        """See `State`."""
         return replace(self, window=self.window[rows_B], linear=self.linear[rows_B])
 
 
@@ -65,10 +64,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
         mechanism: name of the linear mechanism.
         options: settings of the linear mechanism; the others have the constructor's defaults.
         seed: seed of the linear mechanism's random projections.
-
-    Raises:
-        UserError: an odd window, no head of one kind, a mechanism that is not linear, or settings
-            that it does not accept.
     """
 
     # Unless the linear mechanism does not support the mode.
@@ -139,7 +134,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`."""
         local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         near = window_softmax(
             *(zero_padding(x, mask_BL) for x in local),
@@ -175,7 +169,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
         return torch.cat([near, far.to(near.dtype)], dim=1)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
-        """See `Recurrent.initial_state`."""
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
         return HybridState(
             WindowCache.empty(near_k, near_v, self.window),

@@ -48,9 +48,6 @@ class Linformer(Attention, SharesParameters):
         projected_length: number of mixtures P; k in the paper.
         sharing: `none`: E and F for every head. `heads`: one E and one F for all heads of a layer.
             `key_value`: in addition E = F. `layers`: in addition one E for all layers.
-
-    Raises:
-        UserError: a projected length below 1, or an unknown sharing.
     """
 
     supports_bidirectional = True
@@ -82,7 +79,6 @@ class Linformer(Attention, SharesParameters):
         self._owner: tuple[Linformer] | None = None
 
     def share_with(self, first: Attention) -> None:
-        """See `SharesParameters.share_with`."""
         assert isinstance(first, Linformer)
         if self.sharing is Sharing.layers:
             self.key_projection = None
@@ -98,11 +94,6 @@ class Linformer(Attention, SharesParameters):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`.
-
-        Raises:
-            UserError: more than `max_length` positions.
-        """
         self._refuse_longer(mask_BL.shape[1])
         keys, values = self._projections()
         with no_autocast(v_BHLC):

@@ -40,7 +40,6 @@ class LongShortState:
     current: SoftmaxSums
 
     def __getitem__(self, rows_B: Tensor) -> "LongShortState":
-        """See `State`."""
         return LongShortState(self.seen[rows_B], self.current[rows_B])
 
 
@@ -90,9 +89,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
             None for all. For the causal form.
         dual_norm: whether keys and values pass the two LayerNorms; without them the mechanism is
             linear in the values.
-
-    Raises:
-        UserError: a window, chunk or memory below 1, or a rank below 0.
     """
 
     supports_bidirectional = True
@@ -144,7 +140,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`."""
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(v_BHLC):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -192,7 +187,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
             return near_weights + through.flatten(3)[..., : pattern.length]
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> LongShortState:
-        """See `Recurrent.initial_state`."""
         groups = None if self.memory is None else -(-self.memory // self.chunk)
         seen = TwoRings.empty(k_BHK, v_BHC, window=self.window, rank=self.rank, groups=groups)
         values = torch.cat([upcast(k_BHK), upcast(v_BHC)], dim=-1)[:, :, None]

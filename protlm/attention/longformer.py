@@ -75,9 +75,6 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
             true positions after the first one, `<cls>`; shorter sequences do not have it. In a
             cropped protein or a row of concatenated ones it counts from the start of the crop or
             row.
-
-    Raises:
-        UserError: an odd window, a number out of range, or a dilation without heads for it.
     """
 
     supports_bidirectional = True
@@ -181,7 +178,6 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         return torch.where(tokens.is_global_BL[:, None, rows, None], global_BHML, local_BHML)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> GlobalTokensCache:
-        """See `Recurrent.initial_state`."""
         first = max([self.num_global, *(residue + 1 for residue in self.residues)])
         slots = first + self.window * self.dilation + 1
         k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], slots, x.shape[2]) for x in (k_BHK, v_BHC))

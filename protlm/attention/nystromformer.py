@@ -46,9 +46,6 @@ class Nystromformer(Attention):
             percent from the limit. About 20 reach the limit, where outputs and gradients may be
             thousands of times larger.
         conv_kernel: positions that the convolution spans, an odd number; None for no skip.
-
-    Raises:
-        UserError: a number below 1, or an even kernel.
     """
 
     supports_bidirectional = True
@@ -87,7 +84,6 @@ class Nystromformer(Attention):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`."""
         with no_autocast(v_BHLC):
             q, k, v = (upcast(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
             out_BHLC = self._through_landmarks(q, k, v, mask_BL)

@@ -37,10 +37,6 @@ class PerformerGeneralized(Performer):
         denominator_floor: the smallest denominator; None for no floor.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         seed: the seed of the projections, together with the redraw index.
-
-    Raises:
-        UserError: an unknown name, a number that is out of range, a redraw without a projection,
-            or a kernel that may be negative with an unguarded denominator.
     """
 
     advice: ClassVar[str] = "trying the other kernels of the paper"

@@ -26,9 +26,6 @@ class PerformerRelu(Performer):
         kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
             elsewhere; `torch` or `triton` always runs one of them.
         seed: the seed of the projections, together with the redraw index.
-
-    Raises:
-        UserError: a negative ε, counts below 1, or a redraw without a projection.
     """
 
     runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)

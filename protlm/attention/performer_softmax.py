@@ -56,10 +56,6 @@ class PerformerSoftmax(Performer):
         kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
             elsewhere; `torch` or `triton` always runs one of them.
         seed: the seed of the projections, together with the redraw index.
-
-    Raises:
-        UserError: an unknown name, a number that is out of range, or settings that exclude each
-            other.
     """
 
     runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)

@@ -61,9 +61,6 @@ class Reformer(Attention, RandomFeatures):
             positions, and chunks are mostly empty: set it to the usual length divided by `chunk`.
         redraw_every: optimizer steps between two draws of the rotations; None keeps the first.
         seed: seed of the rotations, together with the redraw index.
-
-    Raises:
-        UserError: a count below 1, or an odd number of buckets.
     """
 
     supports_bidirectional = True

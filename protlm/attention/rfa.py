@@ -80,10 +80,6 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             Gaussian of unit vectors is at least exp(-2) = 0.14 while σ is 1.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         seed: the seed of the rows, together with the redraw index.
-
-    Raises:
-        UserError: no features, an unknown kernel, a floor that is not above 0, no floor where
-            weights may be negative, or a number of steps below 1.
     """
 
     supports_bidirectional = True
@@ -146,11 +142,6 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`.
-
-        Raises:
-            UserError: float16 values without the gate.
-        """
         q_BHLK, k_BHLK = self._scaled(q_BHLK, mask_BL), self._scaled(k_BHLK, mask_BL)
         if self.gate is None:
             return self.performer(
@@ -199,7 +190,6 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     def step(
         self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `Recurrent.step`."""
         mask_B1 = torch.ones_like(q_BHK[:, 0, :1], dtype=torch.bool)
         q_BH1K, k_BH1K = (self._scaled(x[:, :, None], mask_B1) for x in (q_BHK, k_BHK))
         if self.gate is None:

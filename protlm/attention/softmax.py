@@ -26,7 +26,6 @@ class KeyValueCache:
     length: int
 
     def __getitem__(self, rows_B: Tensor) -> "KeyValueCache":
-        """See `State`."""
         return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
 
     def append(self, k_BHK: Tensor, v_BHC: Tensor) -> "KeyValueCache":
@@ -69,7 +68,6 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`."""
         # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         is_whole = may_look and bool(mask_BL.all())
@@ -98,7 +96,6 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal))
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
-        """See `Recurrent.initial_state`."""
         k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], _ROOM, x.shape[2]) for x in (k_BHK, v_BHC))
         return KeyValueCache(k_BHMK, v_BHMC, length=0)
 

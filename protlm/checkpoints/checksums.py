@@ -35,9 +35,6 @@ def damaged_files(folder: Path, *, required: Iterable[str] = ()) -> list[str]:
     Args:
         folder: a folder with a `SHA256SUMS`; files that are not listed in it are ignored.
         required: names that must be listed.
-
-    Raises:
-        InputDataError: a line is not one of a file in the folder.
     """
     try:
         lines = _few_lines(folder / SUMS)
@@ -57,11 +54,7 @@ def damaged_files(folder: Path, *, required: Iterable[str] = ()) -> list[str]:
 
 
 def check_sum(path: Path) -> None:
-    """Rejects a file that is missing, or whose SHA-256 is missing or does not match.
-
-    Raises:
-        InputDataError: names the file.
-    """
+    """Rejects a file that is missing, or whose SHA-256 is missing or does not match."""
     if not path.is_file():
         raise InputDataError(f"{path} is missing or not a file")
     try:

@@ -89,11 +89,7 @@ class ModelDescription:
 
     @classmethod
     def parse(cls, path: Path, stored: object) -> Self:
-        """Checks and converts a stored description.
-
-        Raises:
-            InputDataError: a part is missing, unknown, of another type or impossible.
-        """
+        """Checks and converts a stored description."""
         if not isinstance(stored, dict) or stored.get("format") != FORMAT:
             raise InputDataError(f"{path} was not written by protlm, or by a newer version of it")
         for key, (kind, allowed) in _KINDS.items():

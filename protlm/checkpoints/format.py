@@ -63,11 +63,7 @@ def all_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def latest(run_dir: Path) -> Path | None:
-    """Returns the checkpoint that `latest` names, or None if a run has none yet.
-
-    Raises:
-        InputDataError: `latest` is damaged, or missing beside checkpoints.
-    """
+    """Returns the checkpoint that `latest` names, or None if a run has none yet."""
     pointer = run_dir / CHECKPOINTS / LATEST
     if not pointer.is_file():
         if all_checkpoints(run_dir):
@@ -90,9 +86,6 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
 
     Returns:
         The checkpoint, or None if the run has none yet; and one sentence for each damaged file.
-
-    Raises:
-        InputDataError: all checkpoints are damaged; nothing is removed.
     """
     candidates, faults = all_checkpoints(run_dir)[::-1], list[str]()
     try:
@@ -122,9 +115,6 @@ def save_training(contents: dict[str, Any], path: Path) -> None:
 
     SHA-256, checkpoint and `latest` are written in this order, each synced before the next, so
     that `latest` names a complete checkpoint at any time.
-
-    Raises:
-        OutputError: no space or no permission; existing files are unchanged.
     """
     with complete_file(path, overwrite=True) as temporary:
         save(contents, temporary)
@@ -157,11 +147,7 @@ def sweep(run_dir: Path) -> None:
 
 
 def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
-    """Verifies and loads a training checkpoint: plain containers and tensors.
-
-    Raises:
-        InputDataError: it is missing, damaged, or not a checkpoint of protlm.
-    """
+    """Verifies and loads a training checkpoint: plain containers and tensors."""
     if not path.exists():
         raise InputDataError(
             f"{path}: no such model{similar_model(path)}; give a run folder, a .ckpt file, "
@@ -177,11 +163,7 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def read_facts(path: Path, *, device: str = "cpu", mmap: bool = True) -> dict[str, Any]:
-    """Reads a verified training checkpoint; its tensors are not read but memory-mapped.
-
-    Raises:
-        InputDataError: it is not a checkpoint of protlm.
-    """
+    """Reads a verified training checkpoint; its tensors are not read but memory-mapped."""
     try:
         contents = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
     except Exception as error:
@@ -192,11 +174,7 @@ def read_facts(path: Path, *, device: str = "cpu", mmap: bool = True) -> dict[st
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads a model from a run folder, a checkpoint file, an exported folder or a shipped name.
-
-    Raises:
-        InputDataError: it is missing or damaged; the message names the file.
-    """
+    """Reads a model from a run folder, a checkpoint file, an exported folder or a shipped name."""
     try:
         path = find_model(path)
         is_exported = (path / CONFIG).is_file() or (path / WEIGHTS).is_file()

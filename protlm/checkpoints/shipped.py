@@ -16,11 +16,7 @@ def shipped_models() -> list[Path]:
 
 
 def default_model() -> Path:
-    """Returns the folder of the shipped model that commands use where none is named.
-
-    Raises:
-        InputDataError: this copy of protlm lacks it.
-    """
+    """Returns the folder of the shipped model that commands use where none is named."""
     folder = models_dir() / DEFAULT
     if (folder / CARD).is_file():
         return folder

@@ -26,11 +26,7 @@ _FACTORIES = {getattr(torch, name) for name in _NAMES.split()}
 
 
 def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
-    """Returns the weights of a checkpoint if they are a dictionary of tensors.
-
-    Raises:
-        InputDataError: they are not, or a tensor is larger than its storage.
-    """
+    """Returns the weights of a checkpoint if they are a dictionary of tensors."""
     if not isinstance(weights, dict) or not weights:
         raise not_usable(path, "it has no weights")
     for name, value in weights.items():
@@ -44,11 +40,7 @@ def check_weights(path: Path, weights: object) -> dict[str, Tensor]:
 
 
 def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Compares the sizes in a description with the weights, before memory is allocated.
-
-    Raises:
-        InputDataError: the weights belong to another model.
-    """
+    """Compares the sizes in a description with the weights, before memory is allocated."""
     blocks = {found[1] for name in weights if (found := _BLOCK.match(name))}
     if len(blocks) != config.num_layers:
         raise _misfit(path, f"model.num_layers={config.num_layers}, but {len(blocks)} have weights")
@@ -70,9 +62,6 @@ class LimitedMemory(TorchFunctionMode):
 
     Any option of a mechanism may be a size. The limit prevents a large one from exhausting the
     memory before the shapes of the weights are compared.
-
-    Raises:
-        InputDataError: the model would be far larger than its weights.
     """
 
     def __init__(self, path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -102,11 +91,7 @@ def _num_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def check_numbers(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Rejects weights that are NaN or infinite, and types that loading would convert silently.
-
-    Raises:
-        InputDataError: names the weight.
-    """
+    """Rejects weights that are NaN or infinite, and types that loading would convert silently."""
     for name, value in weights.items():
         allowed = (torch.int64,) if name.endswith(_INTEGERS) else _FORMATS
         if value.dtype not in allowed:

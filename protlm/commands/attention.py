@@ -45,11 +45,6 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
 
     Rows are the positions that attend, columns those attended to. Position 0 is `<cls>`, residue n
     is at position n, and the last position is `<eos>`.
-
-    Raises:
-        UserError: a layer or head that does not exist, or a figure of several proteins.
-        InputDataError: the file or the model is damaged, or an identifier is repeated.
-        OutputError: an output exists or cannot be written.
     """
     check_hdf5_output(output)
     if options.figure is not None:

@@ -8,11 +8,7 @@ from protlm.terminal import printable
 
 
 def read_chain(path: Path, chain: str | None) -> Structure:
-    """Reads a chain; prints its notes, and which is used if the file has several and none is given.
-
-    Raises:
-        InputDataError: a damaged file, no protein, or no such chain.
-    """
+    """Reads a chain; prints its notes, and which of several is used if none is given."""
     structure = read_structure(path, chain)
     if chain is None and structure.other_chains:
         others = ", ".join(structure.other_chains)

@@ -52,11 +52,7 @@ def info(path: Path) -> None:
 
 
 def verify(path: Path) -> None:
-    """Verifies every checkpoint of a run, one checkpoint, or an exported model.
-
-    Raises:
-        InputDataError: names the damaged files.
-    """
+    """Verifies every checkpoint of a run, one checkpoint, or an exported model."""
     is_run = (path / checkpoints.CHECKPOINTS).is_dir()
     files = checkpoints.all_checkpoints(path) if is_run else [path]
     if not files:
@@ -87,9 +83,6 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
         path: a run, a checkpoint or an exported model.
         output: the new folder.
         dtype: `bfloat16` halves the file: parameters are rounded, buffers are not.
-
-    Raises:
-        UserError: another `dtype`.
     """
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
@@ -108,9 +101,6 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
         path: a run, a checkpoint, an exported model or that of another program.
         output: the new folder.
         fit: a contact regression of the model, which becomes the contact head of an ESM.
-
-    Raises:
-        UserError: the fit belongs to another model, or the model is not an ESM.
     """
     check_output(output)
     found = read_model(path)
@@ -144,10 +134,6 @@ def import_model(path: Path, output: Path) -> None:
     """Converts the model of another program to a new folder, as `export` writes it.
 
     The contact head of ESM-2 becomes NAME.fit.json, a fit for `protlm contacts`.
-
-    Raises:
-        InputDataError: the model is damaged or of another architecture, or is protlm's own.
-        OutputError: the output exists or cannot be written.
     """
     check_output(output)
     path = interop.local_path(path)
@@ -199,11 +185,6 @@ def convert_model(
         attention: the name of the mechanism.
         settings: its options, as OPTION=VALUE.
         seed: the seed of its weights and projections; None for that of the model.
-
-    Raises:
-        UserError: options that do not exist, or a mechanism that does not fit the model.
-        InputDataError: the model is missing or damaged.
-        OutputError: the output exists or cannot be written.
     """
     check_output(output)
     found = read_model(path)

@@ -36,11 +36,7 @@ def digest(sequence: str) -> str:
 
 
 def write_fit(fit: SavedFit, path: Path) -> None:
-    """Writes a fit.
-
-    Raises:
-        OutputError: the file exists or cannot be written.
-    """
+    """Writes a fit."""
     content = {
         "model_hash": fit.model_hash,
         "fitted_to": sorted(fit.fitted_to),
@@ -51,11 +47,7 @@ def write_fit(fit: SavedFit, path: Path) -> None:
 
 
 def read_fit(path: Path) -> SavedFit:
-    """Reads a fit.
-
-    Raises:
-        InputDataError: the file is missing, or is not a saved fit.
-    """
+    """Reads a fit."""
     try:
         fit = read_json(path, "a saved fit")
         fitted_to = frozenset(map(str, fit.get("fitted_to", ())))

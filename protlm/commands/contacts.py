@@ -82,11 +82,6 @@ def contacts(
     """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures.
 
     A new fit is saved beside the output, as NAME.fit.json.
-
-    Raises:
-        UserError: too many figures, or a fit of another model.
-        InputDataError: a file that cannot be read, or a repeated identifier.
-        OutputError: an output exists or cannot be written.
     """
     check_hdf5_output(output)
     saved_fit = None
@@ -226,13 +221,7 @@ def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
 
 
 def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
-    """Returns the figure of each protein, by identifier.
-
-    Raises:
-        UserError: more proteins than figures can be drawn.
-        InputDataError: two files have a protein of the same identifier.
-        OutputError: a figure exists or cannot be written.
-    """
+    """Returns the figure of each protein, by identifier."""
     files: dict[str, Path] = {}
     for one in inputs:
         for record in one.records:

@@ -20,12 +20,7 @@ _LISTED_FAULTS = 20
 
 
 def verify(directory: Path) -> None:
-    """Verifies a data set and prints a line for each split.
-
-    Raises:
-        UserError: there is no data set.
-        InputDataError: lists the damaged, missing and unexpected files.
-    """
+    """Verifies a data set and prints a line for each split."""
     faults = shards.verify(directory)
     if faults:
         more = [f"and {len(faults) - _LISTED_FAULTS} more"] if len(faults) > _LISTED_FAULTS else []
@@ -43,12 +38,7 @@ def verify(directory: Path) -> None:
 
 
 def info(directory: Path) -> None:
-    """Prints the splits, lengths, sources and counts of a data set.
-
-    Raises:
-        UserError: there is no data set.
-        InputDataError: the data set is damaged.
-    """
+    """Prints the splits, lengths, sources and counts of a data set."""
     manifest = read_manifest(directory)
     printed = console()
     printed.print(_splits_table(directory, manifest))
@@ -95,11 +85,6 @@ def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
         directory: the data set.
         output: the new file, gzip if its name ends with .gz; None or `-` prints.
         splits: the splits, in this order; an empty list selects all.
-
-    Raises:
-        UserError: no data set, or no such split.
-        InputDataError: a shard is damaged.
-        OutputError: `output` exists or cannot be written.
     """
     output = output or STANDARD_OUTPUT
     if output != STANDARD_OUTPUT:

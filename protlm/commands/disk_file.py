@@ -22,11 +22,7 @@ class DiskFile(io.FileIO):
         self._refused: list[tuple[int, bytes]] = []
 
     def check(self) -> None:
-        """Raises the first failure.
-
-        Raises:
-            OSError: data could not be written.
-        """
+        """Raises the first failure."""
         if self.fault is not None:
             raise self.fault
 

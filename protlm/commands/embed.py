@@ -62,13 +62,6 @@ def embed(
         run_jobs: runs `options.processes` jobs, given a folder and the tasks; then the output is
             written.
         jobs_are_local: the jobs divide the GPUs and the threads of this machine.
-
-    Raises:
-        UserError: an option or a layer that does not exist, or unfinished results of another
-            command.
-        InputDataError: the file or the model is damaged, or an identifier is repeated.
-        OutputError: the output exists or cannot be written, or another process computes a share.
-        InterruptedJobError: Ctrl-C or SIGTERM; the same command continues.
     """
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")

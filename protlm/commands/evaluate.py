@@ -64,10 +64,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     Returns:
         {"checkpoint", "model_hash", "results": {split: {evaluation: values}}} and the `provenance`;
         evaluations that do not read a split are listed under "any".
-
-    Raises:
-        UserError: settings, splits or evaluations that do not exist.
-        InputDataError: a damaged checkpoint or shard.
     """
     output = None if config.output is None else Path(config.output)
     if output is not None:

@@ -32,10 +32,6 @@ def fasta_file(output: Path) -> Iterator[TextIO]:
 
     Args:
         output: the file, gzip if its name ends with .gz; `-` is standard output.
-
-    Raises:
-        OutputError: the file exists already, there is no space or permission, or standard output
-            is closed.
     """
     if output == STANDARD_OUTPUT:
         # A process can be started without standard output.

@@ -87,11 +87,6 @@ def finetune_labels(
         options: the settings.
         reading: how labels are read and split.
         device: as for `protlm.loading.pick_device`.
-
-    Raises:
-        UserError: impossible settings, or those of another run.
-        InputDataError: labels, sequences or clusters cannot be used.
-        OutputError: the run is complete, or the folder cannot be written.
     """
     check_devices(options.training)
     refuse_complete(output)

@@ -48,11 +48,6 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
         model_path: a run, a checkpoint or an exported model.
         output: the new file, gzip if its name ends with .gz; `-` prints.
         options: the settings.
-
-    Raises:
-        UserError: a model that cannot generate, or an impossible setting.
-        InputDataError: the model or the sequence file is damaged.
-        OutputError: the output exists or cannot be written.
     """
     is_printed = output == STANDARD_OUTPUT
     if not is_printed:

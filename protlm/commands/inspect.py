@@ -44,14 +44,7 @@ class InspectOptions:
 def inspect(
     source: Path, model_paths: Sequence[Path], output: Path, options: InspectOptions
 ) -> None:
-    """Writes the page of one protein, by one model or two.
-
-    Raises:
-        UserError: not one or two models, a layer or head that does not exist, a fit of another
-            model, or a page that would be too large.
-        InputDataError: a file that cannot be read, or that has several proteins.
-        OutputError: the page exists or cannot be written.
-    """
+    """Writes the page of one protein, by one model or two."""
     if output.suffix.lower() not in _SUFFIXES:
         raise UserError(f"{output}: the output is an HTML page; type: -o {output.stem}.html")
     check_output(output)

@@ -19,9 +19,6 @@ def announced_default(option: str) -> Path:
 
     Args:
         option: what to type for another model.
-
-    Raises:
-        InputDataError: there is no shipped model.
     """
     folder = default_model()
     print(f"model: {folder.name}, shipped with protlm; {option} uses another", file=sys.stderr)
@@ -29,11 +26,7 @@ def announced_default(option: str) -> Path:
 
 
 def print_models() -> None:
-    """Prints a table of the shipped models, and the paths of their model cards.
-
-    Raises:
-        InputDataError: there is no shipped model, or one is damaged.
-    """
+    """Prints a table of the shipped models, and the paths of their model cards."""
     default = default_model()
     table = Table("name", "parameters", "attention", "layers", "width", *_FIGURES, box=SIMPLE)
     for folder in shipped_models():

@@ -60,11 +60,7 @@ def entry_name(identifier: str) -> str:
 
 
 def check_figure_output(figure: Path) -> None:
-    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn.
-
-    Raises:
-        UserError: another suffix than .png, .pdf and .svg.
-    """
+    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn."""
     if figure.suffix.lower() not in _FIGURES:
         raise UserError(
             f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
@@ -72,12 +68,7 @@ def check_figure_output(figure: Path) -> None:
 
 
 def check_hdf5_output(path: Path) -> None:
-    """Refuses an HDF5 output that cannot be written, or whose name promises another format.
-
-    Raises:
-        UserError: the name ends like that of another format.
-        OutputError: the output exists or cannot be written.
-    """
+    """Refuses an HDF5 output that cannot be written, or whose name promises another format."""
     check_suffix(path, _HDF5, "an HDF5 file")
     check_output(path)
 
@@ -92,9 +83,6 @@ def check_suffix(
         suffixes: the ends of names of its format, the usual one first.
         what: the kind of output.
         otherwise: the option with which the output has the format of its name.
-
-    Raises:
-        UserError: says which name to type.
     """
     suffix = path.suffix.lower()
     if suffix not in suffixes and suffix in (*_HDF5, *_OTHER_FORMATS):
@@ -131,11 +119,7 @@ class ProteinFile:
     def add_values(
         self, record: Record, path: str, values: np.ndarray, attributes: Mapping[str, object]
     ) -> None:
-        """Creates the data set `path` as `add` does, with its values, in half the time.
-
-        Raises:
-            OSError: no space is left.
-        """
+        """Creates the data set `path` as `add` does, with its values, in half the time."""
         dataset = self._file.create_dataset(_full_name(record, path), data=values)
         self._describe(dataset, record, attributes)
 
@@ -154,11 +138,7 @@ class ProteinFile:
     def write(
         self, record: Record, path: str, values: np.ndarray, *, rows: slice = slice(None)
     ) -> None:
-        """Writes values, or some rows (the second axis) of a map, to a data set that was added.
-
-        Raises:
-            OSError: no space is left.
-        """
+        """Writes values, or some rows (the second axis) of a map, to a data set that was added."""
         dataset = self._file[_full_name(record, path)]
         assert isinstance(dataset, h5py.Dataset)
         dataset[... if rows == slice(None) else (slice(None), rows)] = values
@@ -192,9 +172,6 @@ def protein_file(
         num_bytes: the approximate size, which is compared with the free space first.
         skipped: identifier and reason of each record without an entry.
         renamed: the original identifiers of renamed records.
-
-    Raises:
-        OutputError: the file exists already, or there is no space or permission.
     """
     attributes = {
         "model_hash": model.hash,
@@ -220,9 +197,6 @@ def hdf5_file(
         attributes: attributes of the file.
         skipped: identifier and reason of each record that is not in the file, at its end.
         num_bytes: the approximate size, which is compared with the free space first.
-
-    Raises:
-        OutputError: the file exists already, or there is no space or permission.
     """
     with complete_file(path) as temporary:
         free = shutil.disk_usage(temporary.absolute().parent).free

@@ -42,11 +42,6 @@ def predict(
         tokens_per_batch: the largest number of rows times padded length.
         device: as for `protlm.loading.pick_device`.
         duplicates: the treatment of repeated identifiers.
-
-    Raises:
-        UserError: the model is not that of the probe, or the output is not a table.
-        InputDataError: the probe, the model or the file is damaged.
-        OutputError: the output exists or cannot be written.
     """
     check_table_output(output)
     probe = read_probe(probe_dir)

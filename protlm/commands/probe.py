@@ -35,11 +35,6 @@ def probe_labels(
         options: the settings of the probe.
         reading: how labels are read and split.
         device: as for `protlm.loading.pick_device`.
-
-    Raises:
-        UserError: options that exclude each other, or a layer that does not exist.
-        InputDataError: labels, sequences or clusters cannot be used.
-        OutputError: the output exists or cannot be written.
     """
     check_output(output)
     model = load_model(model_path, device=device)

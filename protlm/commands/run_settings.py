@@ -55,11 +55,6 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     a run in it. Typed are dotted overrides, all settings of a group that was chosen (`model=tiny`),
     and with `experiment=` every setting; once there is a checkpoint, a warm-up is typed by its own
     name only.
-
-    Raises:
-        UserError: settings that do not exist, or that differ from those of the run.
-        InputDataError: the stored settings cannot be read.
-        OutputError: the run directory has an impossible name.
     """
     run_dir = _run_dir(arguments)
     stored = _stored(run_dir)
@@ -100,12 +95,7 @@ def _check_length(config: TrainConfig, *, before: int) -> None:
 
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes the config, which contains no secrets, into the run directory.
-
-    Raises:
-        UserError: the directory has a run with other settings.
-        OutputError: the directory cannot be written.
-    """
+    """Writes the config, which contains no secrets, into the run directory."""
     # Another process may have used the directory since it was checked.
     refuse_another_run(run_dir, config)
     with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
@@ -137,13 +127,7 @@ def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainC
 
 
 def refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
-    """Refuses a directory that contains another run, or files that are not those of a run.
-
-    Raises:
-        UserError: the run in the directory has other settings.
-        InputDataError: its settings cannot be read.
-        OutputError: the directory has other contents, or cannot be written.
-    """
+    """Refuses a directory that contains another run, or files that are not those of a run."""
     stored = _stored(run_dir)
     if stored is not None:
         _refuse_differences(run_dir, stored, to_plain(config))

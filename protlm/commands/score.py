@@ -81,11 +81,6 @@ def score_variants(
         model_path: a run, a checkpoint or an exported model.
         output: the new table, or a folder, which gets NAME.csv for each source.
         options: the settings.
-
-    Raises:
-        UserError: the wild type is missing, or an estimator does not suit the model or a table.
-        InputDataError: a table does not fit its wild type.
-        OutputError: an output exists or cannot be written.
     """
     _refuse_sequences(sources)
     outputs = _outputs(sources, output)
@@ -132,12 +127,6 @@ def scan_protein(
         model_path: a run, a checkpoint or an exported model.
         output: the new table.
         options: the settings.
-
-    Raises:
-        UserError: several proteins or estimators, an estimator that does not suit the model, or an
-            option of variants.
-        InputDataError: the file does not have exactly one protein.
-        OutputError: an output exists or cannot be written.
     """
     if len(sources) > 1 or options.wild_type or options.reference or options.json:
         raise UserError(
@@ -196,11 +185,7 @@ def _name(source: Path) -> str:
 
 
 def _outputs(sources: Sequence[Path], output: Path) -> dict[Path, Path]:
-    """Returns the output of each table: `output` itself, or NAME.csv in the folder `output`.
-
-    Raises:
-        UserError: two tables of the same name, or a name that does not suit the number of tables.
-    """
+    """Returns the output of each table: `output` itself, or NAME.csv in the folder `output`."""
     if len(sources) == 1 and output.suffix:
         check_table_output(output)
         return {sources[0]: output}
@@ -228,12 +213,7 @@ def _refuse_sequences(sources: Sequence[Path]) -> None:
 
 
 def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
-    """Returns the wild type of each table, by the name of the table.
-
-    Raises:
-        UserError: neither a wild type nor a reference file is given, or both.
-        InputDataError: the reference file lacks a table.
-    """
+    """Returns the wild type of each table, by the name of the table."""
     names = [_name(source) for source in sources]
     if (options.wild_type is None) == (options.reference is None):
         given = "neither is" if options.wild_type is None else "both are"

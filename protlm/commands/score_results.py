@@ -60,12 +60,7 @@ def is_table(output: Path) -> bool:
 
 
 def check_table_output(output: Path) -> None:
-    """Refuses a name that is not that of a table.
-
-    Raises:
-        UserError: the suffix is neither .csv nor .tsv.
-        OutputError: it exists, or cannot be written.
-    """
+    """Refuses a name that is not that of a table."""
     check_output(output)
     if not is_table(output):
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
@@ -78,10 +73,6 @@ def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> N
         outputs: the tables, or their folder and the tables; the first is that of `-o`.
         other: the file of another option.
         option: its name.
-
-    Raises:
-        UserError: two outputs are the same file.
-        OutputError: a file exists already, or there is no permission.
     """
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(
@@ -94,11 +85,7 @@ def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> N
 
 
 def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a table, comma-separated or, if its name ends with .tsv, tab-separated.
-
-    Raises:
-        OutputError: the file exists already, or there is no space or permission.
-    """
+    """Writes a table, comma-separated or, if its name ends with .tsv, tab-separated."""
     with (
         complete_file(path) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,
@@ -178,11 +165,7 @@ def _row(result: Result) -> dict[str, str]:
 
 
 def write_json(path: Path, results: Sequence[Result], means: Averages, *, model_hash: str) -> None:
-    """Writes all metrics and intervals; undefined ones are null.
-
-    Raises:
-        OutputError: the file exists already, or there is no space or permission.
-    """
+    """Writes all metrics and intervals; undefined ones are null."""
     assays: dict[str, dict[str, object]] = {}
     for one in results:
         values: dict[str, object] = {

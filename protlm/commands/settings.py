@@ -94,11 +94,7 @@ def _choices(group: str) -> list[str]:
 
 
 def with_tables(page: str) -> str:
-    """Replaces the tables of docs/settings.md with current ones.
-
-    Raises:
-        UserError: the page lacks the markers of the tables.
-    """
+    """Replaces the tables of docs/settings.md with current ones."""
     place = re.compile(f"(?<={re.escape(_BEGIN)}).*(?={re.escape(_END)})", re.DOTALL)
     if not place.search(page):
         raise UserError(f"the page lacks the lines {_BEGIN.strip()} and {_END.strip()}")
@@ -118,11 +114,7 @@ def _table(config: TrainConfig, section: str) -> str:
 
 
 def main() -> None:
-    """Writes the tables to the page that is given.
-
-    Raises:
-        UserError: the page is missing, or lacks the markers of the tables.
-    """
+    """Writes the tables to the page that is given."""
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
         raise UserError("type: python -m protlm.commands.settings docs/settings.md")
     path = Path(sys.argv[1])

@@ -102,13 +102,7 @@ def _refuse_devices(config: TrainConfig) -> None:
 
 
 def train(config: TrainConfig) -> None:
-    """Trains with the given settings, or continues the run in the run directory.
-
-    Raises:
-        UserError: settings that do not fit, or another run in the directory.
-        OutputError: the run directory cannot be written.
-        InputDataError: shards are missing or damaged.
-    """
+    """Trains with the given settings, or continues the run in the run directory."""
     _check(config)
     run_dir = Path(config.run_dir)
     if is_first_rank():

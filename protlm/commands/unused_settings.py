@@ -31,9 +31,6 @@ def refuse_unused(
         config: all settings, in plain containers.
         swept: settings and groups that differ between the runs of a sweep: what they decide may
             be unused in some of the runs.
-
-    Raises:
-        UserError: the message names the setting that decides.
     """
     for key in map(key_of, arguments):
         if key == "data.train_split" and config["data"]["mixture"]:

@@ -97,9 +97,6 @@ def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None
         kind: the class.
         options: arguments of its constructor.
         section: what is typed before an option, for messages.
-
-    Raises:
-        UserError: a value of another type.
     """
     annotations = get_type_hints(kind.__init__)
     for option, value in options.items():

@@ -105,11 +105,7 @@ class ModelConfig(Checked):
 
 
 def drop_removed(path: Path, settings: MutableMapping[Any, Any]) -> None:
-    """Drops the setting of an earlier version from those of a stored model, if it was off.
-
-    Raises:
-        InputDataError: it was on.
-    """
+    """Drops the setting of an earlier version from those of a stored model, if it was off."""
     if settings.pop("reversible", False):
         raise InputDataError(
             f"{path} was trained with model.reversible=true, which protlm no longer has; use the "

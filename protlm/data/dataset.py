@@ -55,9 +55,6 @@ class SequenceDataset(Dataset[Batch]):
             are the tokens that follow in the row.
         masking: the corruption of `masked`, which may depend on the optimizer step.
         seed: seed of corruption and cropping.
-
-    Raises:
-        UserError: an unknown objective.
     """
 
     def __init__(

@@ -25,9 +25,6 @@ def row_rng(seed: int, epoch: int, sample: int, offset: int = 0) -> np.random.Ge
 def crop(num_residues: int, max_residues: int, how: str, rng: np.random.Generator) -> slice:
     """Returns the range of residues to keep: all, the first, or a random segment.
 
-    Raises:
-        UserError: `how` is neither `prefix` nor `random`.
-
     >>> crop(10, 4, "prefix", np.random.default_rng(0))
     slice(0, 4, None)
     """
@@ -50,10 +47,6 @@ class MaskingRule:
             unchanged.
         mask_fraction_range: bounds between which each row draws its fraction, uniformly; None uses
             `mask_fraction` for every row.
-
-    Raises:
-        UserError: a value is not a probability, or `mask_prob` and `random_prob` add up to more
-            than 1, or the range is invalid.
     """
 
     mask_fraction: float = 0.15

@@ -27,12 +27,7 @@ _FORMULA = re.compile(
 
 
 def read_text(path: Path, what: str) -> str:
-    """Returns the content of a UTF-8 file, plain or gzip, without a byte order mark.
-
-    Raises:
-        InputDataError: the file is missing, damaged, in another encoding or too large; `what`
-            describes the expected one.
-    """
+    """Returns the content of a UTF-8 file, plain or gzip, without a byte order mark."""
     content = bytearray()
     with ByteSource(existing_file(path, what), what) as source:
         for chunk in source.chunks():
@@ -75,10 +70,6 @@ def read_table(
         path: the table.
         what: its description in messages.
         names: columns whose names are also found in other cases, and returned as they are here.
-
-    Raises:
-        InputDataError: the table is missing or damaged, or a column is repeated; while iterating, a
-            row does not have the width of the header.
     """
     lines = _rows(path, read_text(path, what))
     columns = [name.strip() for name in next(lines, (0, []))[1]]
@@ -94,11 +85,7 @@ def read_table(
 
 
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
-    """Returns a column of a table of labels, by the names in the column `key`.
-
-    Raises:
-        InputDataError: the table is missing or damaged, lacks a column, or repeats a name.
-    """
+    """Returns a column of a table of labels, by the names in the column `key`."""
     columns, rows = read_table(path, "a table of labels")
     for name in (key, column):
         if name not in columns:

@@ -84,9 +84,6 @@ class Vocabulary:
     def encode(self, sequence: str | bytes, where: str = "") -> np.ndarray:
         """Encodes a sequence without special tokens, as a read-only uint8 array.
 
-        Raises:
-            InputDataError: a letter is not a residue; the message names it after `where`.
-
         >>> VOCABULARY.encode("MKV").tolist()
         [20, 15, 7]
         """

@@ -25,10 +25,6 @@ class AssayProbe:
         wild_type: the protein that they are of.
         causal: whether the model is causal.
         max_residues: the longest protein that the model accepts; None without a limit.
-
-    Raises:
-        InputDataError: the table is damaged, or has fewer than three measured variants.
-        UserError: the model cannot score the variants.
     """
 
     columns = ("probe_zero_shot",)

@@ -74,11 +74,7 @@ def check_estimator(
     *,
     per_token: bool = False,
 ) -> None:
-    """Refuses an estimator that the model, one of the variants or `per_token` does not allow.
-
-    Raises:
-        UserError: the message names an estimator to use instead.
-    """
+    """Refuses an estimator that the model, one of the variants or `per_token` does not allow."""
     causal = predictor.model.causal
     if causal != (estimator is Estimator.causal_likelihood):
         kind = "causal" if causal else "masked"
@@ -115,10 +111,6 @@ def score(
         variants: the variants.
         per_token: divides the log-likelihoods of whole sequences by their number of predicted
             tokens, so that insertions and deletions are comparable.
-
-    Raises:
-        UserError: the model or a variant does not allow the estimator, or a causal model does not
-            accept the length.
     """
     check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]

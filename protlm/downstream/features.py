@@ -38,9 +38,6 @@ def embeddings(
 
     Returns:
         [sequences, D] of means, or [residues, D]; of several layers, in temporary files.
-
-    Raises:
-        OutputError: the temporary files do not fit.
     """
     tokens = [VOCABULARY.encode(one) for one in sequences]
     if places is None:

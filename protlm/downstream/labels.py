@@ -102,11 +102,6 @@ def read_labeled_proteins(
         sequences: the sequences, if `path` has only identifiers.
         column: the column of the label; None is `label` or `target`.
         per_residue: the labels of a table are strings with a letter for each residue.
-
-    Raises:
-        InputDataError: a file is missing or damaged, or a row cannot be used; the message has the
-            line.
-        UserError: the sequences are missing, or an option is for the other kind of file.
     """
     text = read_text(path, "a file of labels")
     if text.lstrip().startswith(">"):

@@ -39,10 +39,6 @@ class Variant:
     Attributes:
         substitutions: in the order of the text; empty for the wild type.
         indel: the sequence, if it has another length than the wild type.
-
-    Raises:
-        InputDataError: X, B, Z, U or O is replaced or replaces another residue. Models predict
-            these letters as rarely as databases have them, whatever the protein.
     """
 
     substitutions: tuple[Substitution, ...] = ()
@@ -78,10 +74,6 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
         text: for instance A1P:D2N, Ala1Pro, p.[Ala1Pro;Asp2Asn]; of the wild type `_wt`, WT or p.=.
         wild_type: the sequence that the substitutions refer to.
         first_residue: the number of its first residue.
-
-    Raises:
-        InputDataError: another notation, a position that does not exist or is repeated, a
-            residue that the wild type does not have there, or one other than the 20 amino acids.
 
     >>> parse_mutant("K2R", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)
@@ -147,10 +139,6 @@ def _parse(match: re.Match[str], wild_type: str, first_residue: int) -> Substitu
 
 def parse_sequence(sequence: str, wild_type: str) -> Variant:
     """Compares the sequence of a variant with the wild type.
-
-    Raises:
-        InputDataError: a letter is not a residue, or differs from the wild type and is not one of
-            the 20 amino acids.
 
     >>> parse_sequence("MRT", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)

@@ -79,9 +79,6 @@ class Predictor:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64.
 
         Consecutive sequences share a batch, padded to the longest.
-
-        Raises:
-            UserError: a sequence is longer than the model accepts.
         """
         batch: list[str] = []
         longest = 0

@@ -40,12 +40,7 @@ class Probe:
     fitted: LinearModel
 
     def check_model(self, model: PretrainedModel) -> None:
-        """Refuses another model than the one that the probe was fitted on.
-
-        Raises:
-            UserError: the weights differ.
-            InputDataError: the model has no such layer, or another width.
-        """
+        """Refuses another model than the one that the probe was fitted on."""
         if model.hash != self.model_hash:
             raise UserError(
                 f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
@@ -60,11 +55,7 @@ class Probe:
 
 
 def write_probe(folder: Path, probe: Probe) -> None:
-    """Writes the files of a probe into a folder, and the checksums of all files in it.
-
-    Raises:
-        OSError: no space or permission.
-    """
+    """Writes the files of a probe into a folder, and the checksums of all files in it."""
     from safetensors.numpy import save
 
     arrays = {"weights": probe.fitted.weights.copy(order="C"), "bias": probe.fitted.bias}
@@ -77,11 +68,7 @@ def write_probe(folder: Path, probe: Probe) -> None:
 
 
 def read_probe(folder: Path) -> Probe:
-    """Reads a probe.
-
-    Raises:
-        InputDataError: the folder is missing, damaged or not a probe.
-    """
+    """Reads a probe."""
     from safetensors.torch import load_file
 
     if not (folder / DESCRIPTION).is_file():

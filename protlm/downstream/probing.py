@@ -82,9 +82,6 @@ def probe(
 
     Returns:
         Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
-
-    Raises:
-        InputDataError: the labels to fit to are of one class, or of one cluster.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}

@@ -80,10 +80,6 @@ def split_of(
         examples: with splits, with clusters, or both.
         clusters: the cluster of each identifier, in place of those of the examples.
         seed: seed of the draw.
-
-    Raises:
-        InputDataError: there are neither splits nor clusters, no protein has a cluster, or a
-            split is empty.
     """
     names = cluster_names(examples, clusters)
     groups = _numbers(names or [one.sequence for one in examples])
@@ -126,9 +122,6 @@ def cluster_names(
     """Returns the cluster of each example; None if no cluster is known.
 
     An example without a cluster is one by itself. Equal sequences have the same cluster.
-
-    Raises:
-        InputDataError: none of the examples is in `clusters`.
     """
     if clusters is None:
         names = [one.cluster for one in examples]
@@ -144,11 +137,7 @@ def cluster_names(
 
 
 def missing(examples: Sequence[Example], clusters: Mapping[str, str]) -> int:
-    """Returns the number of examples that a cluster table does not have.
-
-    Raises:
-        InputDataError: it has none of them.
-    """
+    """Returns the number of examples that a cluster table does not have."""
     return _looked_up(examples, clusters).count("")
 
 
@@ -180,9 +169,6 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
         groups: equal for rows that are held out together.
         fraction: of the rows; their number is rounded, and at least 1.
         seed: seed of the draw.
-
-    Raises:
-        InputDataError: there are fewer than two groups.
     """
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:

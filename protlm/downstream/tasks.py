@@ -61,9 +61,6 @@ def guess_task(
 ) -> Task:
     """Returns the kind of labels; `places` are the file and line of each, for messages.
 
-    Raises:
-        InputDataError: the labels are numbers but for a few, or lists of numbers or of programs.
-
     >>> guess_task(["0.5", "2"], per_residue=False)
     <Task.number: 'number'>
     >>> guess_task(["0", "1", "1", "unknown"], per_residue=False)
@@ -182,9 +179,6 @@ def targets_of(
         task: the kind of the labels.
         min_count: with several classes, those of fewer proteins are ignored.
         separator: of several classes.
-
-    Raises:
-        InputDataError: a label is not a number, or there are fewer than two classes.
     """
     each = np.arange(len(labels))
     if task is Task.number:

@@ -70,10 +70,6 @@ def read_variants(
         wild_type: the sequence without mutations, in upper case.
         first_residue: the number of its first residue in the column `mutant`.
         skip_invalid: whether other rows that cannot be scored are left out too.
-
-    Raises:
-        InputDataError: the table is missing or damaged, or rows do not fit the wild type; the
-            message has their lines.
     """
     names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin")
     columns, lines = read_table(path, "a table of variants", names)
@@ -174,11 +170,7 @@ class Assay:
 
 
 def read_reference(path: Path) -> dict[str, Assay]:
-    """Reads a reference file, by DMS_id.
-
-    Raises:
-        InputDataError: the file is missing or damaged, or lacks a column.
-    """
+    """Reads a reference file, by DMS_id."""
     names = ("DMS_id", "target_seq", "UniProt_ID", "coarse_selection_type")
     columns, lines = read_table(path, "a reference file", names)
     for name in ("DMS_id", "target_seq"):

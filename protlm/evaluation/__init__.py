@@ -23,11 +23,7 @@ def names() -> list[str]:
 
 
 def evaluation(name: str) -> type[Evaluation]:
-    """Returns the class of an evaluation.
-
-    Raises:
-        UserError: the evaluation does not exist.
-    """
+    """Returns the class of an evaluation."""
     # The name comes from a config: it must not reach any module but those of this package.
     modules = {module.name for module in pkgutil.iter_modules(__path__)}
     classes = _defined_in(name) if name in modules else []
@@ -43,9 +39,6 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
     Args:
         label: its key in the config, for messages.
         settings: `name`, and the constructor's keyword arguments.
-
-    Raises:
-        UserError: the evaluation or a setting does not exist, or a value has the wrong type.
     """
     options = dict(settings)
     cls: Any = evaluation(str(options.pop("name", "")))

@@ -70,9 +70,6 @@ class Accuracy(Evaluation):
             are cropped only to what the model can read.
         concatenated: rows are `max_length` tokens of sequences that are joined in random order, as
             `data.mode=concatenated` trains on; none is cropped.
-
-    Raises:
-        UserError: a setting out of range.
     """
 
     def __init__(
@@ -112,10 +109,6 @@ class Accuracy(Evaluation):
         `without_group`, the number of sequences that are not in the table.
         `cropped` counts the cropped sequences and the residues that they lost; `max_length` is the
         longest row in tokens, null for whole proteins.
-
-        Raises:
-            UserError: no residue to predict, or joined rows that are longer than the model reads.
-            InputDataError: a table of groups without a sequence of the split.
         """
         assert data is not None
         limits = [limit for limit in (self.max_length, model.max_length) if limit is not None]

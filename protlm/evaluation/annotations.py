@@ -88,9 +88,6 @@ class Annotations(Evaluation):
         max_residues: longer proteins are excluded.
         threshold: θ of the form with a threshold, for heads with 100 pairs above it.
         seed: seed of random weights, sign flips and the draw from `uniprot`.
-
-    Raises:
-        UserError: a setting out of range.
     """
 
     needs_data = False
@@ -117,11 +114,7 @@ class Annotations(Evaluation):
         self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns for each property the background, and the values of all heads, [N, H].
-
-        Raises:
-            InputDataError: the structures or the features cannot be read.
-        """
+        """Returns for each property the background, and the values of all heads, [N, H]."""
         proteins = self.proteins.read(model)
         groups = _structure_groups(proteins)
         result: dict[str, Any] = {"num_proteins": len(proteins), "threshold": self.threshold}

@@ -78,9 +78,6 @@ class Contacts(Evaluation):
 
         `heads_used` counts the heads with a nonzero weight in each regression; `left_out` lists
         structures longer than `max_residues`.
-
-        Raises:
-            InputDataError: a folder or structure cannot be used, or a protein is in both folders.
         """
         limit = min(self.max_residues, model.max_residues or self.max_residues)
         fit, too_long_to_fit = read_folder(self.fit_dir, limit)

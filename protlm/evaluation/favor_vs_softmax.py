@@ -51,9 +51,6 @@ class FavorVsSoftmax(Evaluation):
         draws: the number of draws of the projections, at least 2; perplexities and contacts are
             of the first.
         seed: seed of masks and random weights; the first of the draws.
-
-    Raises:
-        UserError: a number out of range.
     """
 
     needs_data = False
@@ -94,9 +91,6 @@ class FavorVsSoftmax(Evaluation):
         """Returns `errors` by estimate, measure, layer and head, and costs by replacement.
 
         The costs are `perplexity` and, of structures, `contacts`: P@L of pairs 6 or more apart.
-
-        Raises:
-            InputDataError: the proteins cannot be read.
         """
         proteins = self.proteins.read(model)
         sequences = sequences_of(proteins)

@@ -82,11 +82,7 @@ class Heads(Evaluation):
         self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns means over proteins by layer and head, and scores of the best head.
-
-        Raises:
-            InputDataError: a folder, structure or sequence file cannot be used.
-        """
+        """Returns means over proteins by layer and head, and scores of the best head."""
         proteins = self.test.read(model)
         result: dict[str, Any] = {"num_proteins": len(proteins)}
         for who, compared in self._compared(model):

@@ -66,11 +66,7 @@ class Jacobian(Evaluation):
         self.groups = None if groups is None else Path(groups)
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns the `group_scores` of the predictors, and the number of structures.
-
-        Raises:
-            InputDataError: the folder or a structure cannot be used.
-        """
+        """Returns the `group_scores` of the predictors, and the number of structures."""
         limit = min(self.max_residues, model.max_residues or self.max_residues)
         structures, too_long = read_folder(self.structures, limit)
         compared = {"model": model, "random_weights": model.with_random_weights(self.seed)}

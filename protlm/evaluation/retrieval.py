@@ -61,11 +61,7 @@ class Retrieval(Evaluation):
         self.max_gallery, self.layer, self.seed = max_gallery, layer, seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns top-1 and mAP with 95 % intervals over queries, by predictor, and the counts.
-
-        Raises:
-            InputDataError: the table cannot be read, or no query has a relative.
-        """
+        """Returns top-1 and mAP with 95 % intervals over queries, by predictor, and the counts."""
         assert data is not None
         rows = read_labels(self.labels, "accession", self.column)
         label_of = {accession: label for accession, label in rows.items() if label}

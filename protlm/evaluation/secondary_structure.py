@@ -43,11 +43,7 @@ class SecondaryStructure(Evaluation):
         self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns accuracy (Q3) and other metrics with 95 % intervals over proteins, by predictor.
-
-        Raises:
-            InputDataError: a folder or structure cannot be used, or a protein is in both folders.
-        """
+        """Returns accuracy (Q3) and other metrics with 95 % intervals, by predictor."""
         (fit, not_fit), (test, not_tested) = (
             _read(folder, model.max_residues) for folder in (self.fit_dir, self.test_dir)
         )

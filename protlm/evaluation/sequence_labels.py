@@ -54,9 +54,6 @@ class SequenceLabels(Evaluation):
         """Returns accuracy and other metrics with 95 % intervals, by predictor.
 
         Intervals are over sequences, or over clusters if the table has a column `cluster`.
-
-        Raises:
-            InputDataError: a file cannot be read, or a labeled sequence is missing.
         """
         proteins = read_labeled_proteins(self.labels, sequences=self.sequences)
         examples = proteins.examples

@@ -76,9 +76,6 @@ class Similarity(Evaluation):
         max_residues: longer proteins are excluded.
         threshold: θ of the form with a threshold; the other form has none.
         seed: seed of random weights and of the bootstrap over proteins.
-
-    Raises:
-        UserError: a setting out of range.
     """
 
     needs_data = False
@@ -104,11 +101,7 @@ class Similarity(Evaluation):
         self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
-        """Returns correlations with intervals over proteins, by predictor and form.
-
-        Raises:
-            InputDataError: the proteins cannot be read.
-        """
+        """Returns correlations with intervals over proteins, by predictor and form."""
         proteins = self.proteins.read(model)
         counts = np.array([[p.sequence.count(a) for a in STANDARD] for p in proteins])
         result: dict[str, Any] = {"num_proteins": len(proteins), "threshold": self.threshold}

@@ -25,11 +25,7 @@ __all__ = ["Family", "ForeignModel", "is_foreign", "local_path", "names", "read"
 
 
 def local_path(path: Path) -> Path:
-    """Returns the folder of a model that is named as on the Hugging Face Hub; otherwise `path`.
-
-    Raises:
-        InputDataError: there is no such model, or it cannot be downloaded.
-    """
+    """Returns the folder of a model that is named as on the Hugging Face Hub; otherwise `path`."""
     return download(str(path)) if is_hub_name(path) else path
 
 
@@ -63,9 +59,6 @@ def read(path: Path) -> ForeignModel:
     """Reads a model of another program: a folder or a file for which `is_foreign` is true.
 
     A license that restricts its users is printed on standard error, and kept in the description.
-
-    Raises:
-        InputDataError: the model is damaged, or its family or architecture is not supported.
     """
     source = read_source(path)
     # The name comes from the file: it must not reach any module but those of this package.

@@ -43,7 +43,6 @@ class Ablang(Family):
     """AbLang for heavy or light chains."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         tensors = dict(source.tensors)
         without_copy(source.path, tensors, "AbHead.decoder.bias", "AbHead.bias")
         names = {

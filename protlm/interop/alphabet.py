@@ -22,11 +22,7 @@ ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
 
 
 def read_alphabet(path: Path) -> list[str]:
-    """Reads the tokens of a `vocab.txt`, one a line.
-
-    Raises:
-        InputDataError: the file is missing or is not text.
-    """
+    """Reads the tokens of a `vocab.txt`, one a line."""
     existing_file(path, "the alphabet of the model")
     try:
         return path.read_text(encoding="utf-8").split()
@@ -35,11 +31,7 @@ def read_alphabet(path: Path) -> list[str]:
 
 
 def read_numbers(path: Path) -> list[str]:
-    """Reads the tokens of a JSON file that gives their numbers, in order.
-
-    Raises:
-        InputDataError: the file is missing or has no tokens with the numbers from 0.
-    """
+    """Reads the tokens of a JSON file that gives their numbers, in order."""
     values: Any = read_json(path, "the alphabet of the model")
     try:
         if path.name == TOKENIZER:
@@ -55,11 +47,7 @@ def read_numbers(path: Path) -> list[str]:
 
 
 def read_folder_alphabet(folder: Path) -> list[str]:
-    """Reads the tokens of a Hugging Face folder, from `tokenizer.json` or `vocab.txt`.
-
-    Raises:
-        InputDataError: neither exists, or it is damaged.
-    """
+    """Reads the tokens of a Hugging Face folder, from `tokenizer.json` or `vocab.txt`."""
     tokenizer = folder / TOKENIZER
     if tokenizer.is_file():
         return read_numbers(tokenizer)
@@ -84,10 +72,6 @@ def source_tokens(
             unknown.
         left_out: tokens that protlm does not have and sequences do not contain, whose
             probabilities are left out.
-
-    Raises:
-        InputDataError: it lacks a special token or a standard residue, repeats a token, or has
-            one that protlm does not have.
     """
     number = {token: place for place, token in enumerate(alphabet)}
     if len(number) != len(alphabet):

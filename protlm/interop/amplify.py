@@ -50,7 +50,6 @@ class Amplify(Family):
     """AMPLIFY."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         path = source.path
         tensors = without(source.tensors, r"freqs_cis")
         tensors = with_parts(path, tensors, "ffn.w12.weight", ("ffn.w1.weight", "ffn.w2.weight"))

@@ -68,11 +68,7 @@ class Family(ABC):
 
     @abstractmethod
     def translate(self, source: Source) -> Translated:
-        """Converts a model.
-
-        Raises:
-            InputDataError: a setting is not supported, or a tensor is missing or left over.
-        """
+        """Converts a model."""
 
 
 def modules(
@@ -129,9 +125,6 @@ def with_parts(
         tensors: its tensors.
         fused: the end of the name of a stack.
         parts: the ends of the new names, in the order of the stack.
-
-    Raises:
-        InputDataError: the rows cannot be divided evenly.
     """
     separate: dict[str, Tensor] = {}
     for name, value in tensors.items():
@@ -149,11 +142,7 @@ def with_parts(
 
 
 def refuse_parts(source: Source) -> None:
-    """Refuses a model without an output layer, and one in the wrapper of another program.
-
-    Raises:
-        InputDataError: says what it is.
-    """
+    """Refuses a model without an output layer, and one in the wrapper of another program."""
     path, names = source.path, source.tensors
     for prefix, wrapper in _WRAPPERS.items():
         if all(name.startswith(prefix) for name in names):
@@ -180,9 +169,6 @@ def renamed(
         path: the model, for messages.
         tensors: its tensors, without those that protlm has no use for.
         names: ours to theirs.
-
-    Raises:
-        InputDataError: names the tensors that are missing, left over, quantized, or not finite.
     """
     wanted = list(names.values())
     if missing := [name for name in wanted if name not in tensors]:
@@ -203,9 +189,6 @@ def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) 
         path: the model, for messages.
         config: what its settings say.
         weights: by protlm's names.
-
-    Raises:
-        InputDataError: there are other layers, or the heads do not divide the width.
     """
     num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if num_layers != config.num_layers:
@@ -229,9 +212,6 @@ def check_shapes(
         path: the model, for messages.
         weights: by protlm's names.
         expected: the shapes of some of them; None is any size but 0.
-
-    Raises:
-        InputDataError: names the first that differs.
     """
     for name, sizes in expected.items():
         found = weights[name].shape
@@ -258,11 +238,7 @@ def without(tensors: Mapping[str, Tensor], unused: str) -> dict[str, Tensor]:
 
 
 def without_copy(path: Path, tensors: dict[str, Tensor], copy: str, original: str) -> None:
-    """Removes a tied tensor that is stored twice, as that of embedding and output layer often is.
-
-    Raises:
-        InputDataError: the two differ.
-    """
+    """Removes a tied tensor that is stored twice, as embedding and output layer often are."""
     value, expected = tensors.pop(copy, None), tensors.get(original)
     if value is not None and expected is not None and not value.equal(expected):
         raise InputDataError(
@@ -274,11 +250,7 @@ def without_copy(path: Path, tensors: dict[str, Tensor], copy: str, original: st
 def without_output_matrix(
     source: Source, tensors: dict[str, Tensor], matrix: str, embedding: str
 ) -> None:
-    """Removes the matrix of an output layer that is the embedding.
-
-    Raises:
-        InputDataError: the two differ, or the settings say so and the matrix is missing.
-    """
+    """Removes the matrix of an output layer that is the embedding."""
     if matrix not in tensors:
         source.choice("tie_word_embeddings", True, (True,))
     without_copy(source.path, tensors, matrix, embedding)

@@ -61,7 +61,6 @@ class Bert(Family):
     """BERT."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         config = _config(source)
         tensors = without(with_modern_names(source.tensors), _UNUSED)
         without_output_matrix(source, tensors, "cls.predictions.decoder.weight", _EMBEDDING)

@@ -74,7 +74,6 @@ class Esm(Family):
     """ESM-2, ESM-1b and ESM-1v."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         if "encoder_layers" in source.settings:
             config, weights = _from_fair_esm(source)
         else:
@@ -227,11 +226,7 @@ def _as_fair_esm_loads_esm_1b(source: Source, weights: dict[str, Tensor]) -> Non
 def _without_frequencies(
     source: Source, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Separates the rotary frequencies, one copy for each layer or one for all.
-
-    Raises:
-        InputDataError: the layers have different ones.
-    """
+    """Separates the rotary frequencies, one copy for each layer or one for all."""
     copies = {name: v for name, v in tensors.items() if _FREQUENCY.fullmatch(name)}
     check_numbers(source.path, copies)
     found = list(copies.values())

@@ -94,7 +94,6 @@ class Esmc(Family):
     """ESM C."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         is_native = any(name.startswith("esmc.layers.") for name in source.tensors)
         tensors, names = _native(source) if is_native else _of_the_library(source)
         weights = renamed(source.path, tensors, names)

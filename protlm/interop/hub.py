@@ -44,11 +44,6 @@ def download(name: str) -> Path:
 
     What is downloaded is printed on standard error before. Without the network, or with
     `HF_HUB_OFFLINE=1`, the model of the cache is used.
-
-    Raises:
-        UserError: the package `huggingface_hub` is not installed.
-        InputDataError: there is no such model, it needs a permission, or it can neither be
-            downloaded nor is it in the cache.
     """
     try:
         import huggingface_hub
@@ -93,11 +88,7 @@ def download(name: str) -> Path:
 
 
 def _cached(name: str, reason: str) -> Path:
-    """Returns the folder in the cache.
-
-    Raises:
-        InputDataError: the model is not in the cache.
-    """
+    """Returns the folder in the cache."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     # A snapshot for which other files exist on the Hub counts as incomplete there.
@@ -112,11 +103,7 @@ def _cached(name: str, reason: str) -> Path:
 
 
 def _announced(name: str, info: "ModelInfo") -> list[str]:
-    """Returns the files of a model that are read, and prints which of them are downloaded.
-
-    Raises:
-        InputDataError: it has no description or no weights.
-    """
+    """Returns the files of a model that are read, and prints which of them are downloaded."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     size = {one.rfilename: one.size or 0 for one in info.siblings or []}

@@ -18,7 +18,6 @@ class Protlm(Family):
     """Models of protlm with `ProtlmForMaskedLM` or `ProtlmForCausalLM`."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         path = source.path / CONFIG
         description = ModelDescription.parse(path, source.settings.get("protlm"))
         names = {n.removeprefix(NETWORK): n for n in source.tensors if n.startswith(NETWORK)}

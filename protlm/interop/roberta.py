@@ -33,7 +33,6 @@ class Roberta(Family):
     """RoBERTa with fairseq's names."""
 
     def translate(self, source: Source) -> Translated:
-        """See `Family.translate`."""
         if source.path.is_dir():
             raise InputDataError(
                 f"{source.path} is a RoBERTa folder of Hugging Face; protlm reads RoBERTa only in "

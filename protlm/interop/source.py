@@ -72,33 +72,21 @@ class Source:
     contacts_sha256: str | None = None
 
     def number(self, key: str) -> int:
-        """Returns a setting that is a positive whole number.
-
-        Raises:
-            InputDataError: it is something else.
-        """
+        """Returns a setting that is a positive whole number."""
         value = self.settings.get(key)
         if type(value) is not int or value < 1:
             raise InputDataError(f"{self.path}: {key}={value!r:.40} must be a whole number above 0")
         return value
 
     def fraction(self, key: str, default: float) -> float:
-        """Returns a setting that is a number between 0 and 1.
-
-        Raises:
-            InputDataError: it is something else.
-        """
+        """Returns a setting that is a number between 0 and 1."""
         value = self.settings.get(key, default)
         if type(value) not in (int, float) or not 0 < value < 1:
             raise InputDataError(f"{self.path}: {key}={value!r:.40} must be between 0 and 1")
         return value
 
     def choice(self, key: str, default: Any, allowed: tuple[Any, ...]) -> Any:
-        """Returns a setting that has one of the supported values.
-
-        Raises:
-            InputDataError: it has another.
-        """
+        """Returns a setting that has one of the supported values."""
         value = self.settings.get(key, default)
         if value not in allowed or type(value) not in map(type, allowed):
             supported = " or ".join(map(repr, allowed))
@@ -130,11 +118,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def read_source(path: Path) -> Source:
-    """Reads a foreign model.
-
-    Raises:
-        InputDataError: a file is missing or damaged, or contains code.
-    """
+    """Reads a foreign model."""
     folder = path.parent if path.name.startswith(_ADAPTED) else path
     if (folder / _ADAPTER).is_file():
         base = read_json(folder / _ADAPTER, "an adapter").get("base_model_name_or_path")
@@ -183,11 +167,7 @@ def _read_folder(folder: Path) -> Source:
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    """Returns the file of a name, or the parts that its index lists, or nothing.
-
-    Raises:
-        InputDataError: the index is damaged, or lists a file that is missing or elsewhere.
-    """
+    """Returns the file of a name, or the parts that its index lists, or nothing."""
     index = folder / f"{name}.index.json"
     if (folder / name).exists():
         return [existing_file(folder / name, "the weights of a model")]
@@ -224,11 +204,7 @@ def _read_pickle(path: Path) -> Source:
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings of fair-esm by the names of ESM-2, or None if there are none.
-
-    Raises:
-        InputDataError: they are those of an ESM-1 or an MSA Transformer.
-    """
+    """Returns the settings of fair-esm by the names of ESM-2, or None if there are none."""
     group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
     if isinstance(settings, argparse.Namespace):
@@ -285,11 +261,7 @@ def _pickles(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Returns the tensors of all files.
-
-    Raises:
-        InputDataError: two files have a tensor of the same name.
-    """
+    """Returns the tensors of all files."""
     tensors: dict[str, Any] = {}
     for path, part in zip(files, parts, strict=True):
         if repeated := sorted(map(str, tensors.keys() & part.keys())):

@@ -32,9 +32,6 @@ class Sampling:
         top_k: only this many of the most probable tokens; None takes all.
         top_p: only the smallest set of the most probable tokens with at least this probability,
             after `top_k`; None takes all.
-
-    Raises:
-        UserError: a value out of range.
     """
 
     temperature: float = 1.0

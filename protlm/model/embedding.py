@@ -128,9 +128,6 @@ class Embedder:
         Args:
             vectors: those of one sequence.
             name: what the sequence is called in the message.
-
-        Raises:
-            UserError: says which type to compute in, or that the model is at fault.
         """
         if all(bool(values.isfinite().all()) for values in vectors.values()):
             return

@@ -33,9 +33,6 @@ class Sweeps:
         number: how often every residue is drawn.
         mask_fraction: the fraction of the residues that are masked, and drawn, at a time. The
             forward passes of a sweep are its inverse, or one for each residue if that is less.
-
-    Raises:
-        UserError: a value out of range.
     """
 
     number: int = 10

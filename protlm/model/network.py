@@ -12,11 +12,7 @@ from protlm.model.transformer import ProteinLM
 
 
 def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
-    """Returns a network with new weights, a pure function of the config and the seed.
-
-    Raises:
-        UserError: settings that do not exist or are incompatible.
-    """
+    """Returns a network with new weights, a pure function of the config and the seed."""
     options = dict(attention)
     name = str(options.pop("name", ""))
     layers: list[Attention] = []

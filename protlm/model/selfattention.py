@@ -150,7 +150,6 @@ class SublayerState:
     recent_BMD: Tensor | None
 
     def __getitem__(self, rows_B: Tensor) -> "SublayerState":
-        """See `State`."""
         recent = self.recent_BMD
         return SublayerState(self.mechanism[rows_B], None if recent is None else recent[rows_B])
 
@@ -297,9 +296,6 @@ def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None
     """Gives a network bounded query-key norms where its stored weights have them.
 
     Earlier versions used bounded norms for every mechanism. Their parameter is named `scale`.
-
-    Raises:
-        UserError: the mechanism has no query-key norms now; its computation has changed.
     """
     for name, module in network.named_modules():
         if isinstance(module, SelfAttention) and f"{name}.query_norm.scale" in weights:

@@ -28,9 +28,6 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
             `_PROBES`, fractions or correlations, which are drawn against the right axis.
         baseline: the loss of residue frequencies, in nats per residue; by default the last
             `valid_unigram_loss` of the rows, if any.
-
-    Raises:
-        UserError: no row has a loss.
     """
     train = _series(rows, "train_loss")
     valid = _series(rows, "valid_loss")

@@ -24,9 +24,6 @@ def attention_grid(
             `<cls>`, residue n is at position n, and the last position is `<eos>`.
         title: what stands above the maps.
         heads: the numbers of the heads, where not all of them from 1 on are given.
-
-    Raises:
-        UserError: there is no map.
     """
     if not maps:
         raise UserError("there is no attention map to draw: name at least one layer")

@@ -19,12 +19,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> None:
-    """Writes a figure as PNG, PDF or SVG by the suffix of `path`, reproducibly to the byte.
-
-    Raises:
-        UserError: another suffix.
-        OutputError: the file exists (unless `overwrite`) or cannot be written.
-    """
+    """Writes a figure as PNG, PDF or SVG by the suffix of `path`, reproducibly to the byte."""
     import matplotlib
 
     format_ = path.suffix.lower().removeprefix(".")

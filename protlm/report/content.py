@@ -54,10 +54,6 @@ def page_content(
         models: one model, or two to compare.
         is_selection: whether the user selected layers or heads.
         with_predictions: whether to predict every residue, which takes one pass for each.
-
-    Raises:
-        InputDataError: a letter is not a residue.
-        UserError: the page would be too large; the protein is too long for it or for a model.
     """
     plan = plan_page(
         len(protein),

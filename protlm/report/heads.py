@@ -123,10 +123,6 @@ def inspected_heads(
     """Returns the heads of the model, with full maps of the `plan.full_maps` most contact-like.
 
     Memory is that of the maps of one layer, and of the maps that are returned.
-
-    Raises:
-        InputDataError: a letter is not a residue.
-        UserError: the sequence is longer than the model accepts.
     """
     found: list[InspectedHead] = []
     with JobProgress("layers", len(layers)) as progress:

@@ -31,9 +31,6 @@ def assemble(content: dict[str, Any]) -> str:
 
     The policy in the page lets the browser run and apply only scripts and styles of these hashes,
     and load nothing.
-
-    Raises:
-        ValueError: a number of the content is not finite.
     """
     scripts = [_asset(name) for name in SCRIPTS]
     style = _asset(_STYLE)

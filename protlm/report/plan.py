@@ -49,10 +49,6 @@ def plan_page(
         heads: the number of heads of each model.
         is_selection: whether the user selected layers or heads.
         num_contact_maps: predicted contact maps, which are always full.
-
-    Raises:
-        UserError: a protein of more than 2,048 residues, or a page of more than 25 MB; the message
-            says what to leave out.
     """
     if length > MAX_RESIDUES:
         raise UserError(

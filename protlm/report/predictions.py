@@ -19,9 +19,6 @@ def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray
     A masked model predicts the residue at one masked position at a time, as `masked-marginals` in
     `protlm score`; this takes L passes. A causal model predicts it from the residues before it,
     in one pass. Rows sum to 1.
-
-    Raises:
-        InputDataError: a letter is not a residue.
     """
     if model.causal:
         logits_LV = model(model.tokenize([sequence])).logits_BLV[0, :-2].double().cpu()

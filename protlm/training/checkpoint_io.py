@@ -53,11 +53,7 @@ class VerifiedCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only.
-
-        Raises:
-            InputDataError: it is damaged, or not a checkpoint of a run.
-        """
+        """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only."""
         contents = load_training(Path(path))
         for key, kind in _RESUMED.items():
             if not isinstance(contents.get(key), kind):

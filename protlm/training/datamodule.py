@@ -132,21 +132,13 @@ class SequenceData(pl.LightningDataModule):
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the position in the data from a checkpoint.
-
-        Raises:
-            UserError: the run was trained on other data.
-        """
+        """Restores the position in the data from a checkpoint."""
         self.check_continues(state_dict)
         place = {key: value for key, value in state_dict.items() if key != "fingerprint"}
         self.progress = Progress(**place)
 
     def check_continues(self, state_dict: Mapping[str, Any]) -> None:
-        """Compares the data with those of a checkpoint.
-
-        Raises:
-            UserError: the run was trained on other data.
-        """
+        """Compares the data with those of a checkpoint."""
         if state_dict["fingerprint"] != self.train.fingerprint:
             where = f"data.dir={self.config.dir}" if self.config.dir else "data.mixture"
             raise UserError(

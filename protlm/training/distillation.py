@@ -40,11 +40,7 @@ class Distillation(LanguageModeling, ABC):
     """Training with a teacher, which is frozen; see the subclasses for the losses."""
 
     def learn_from(self, teacher: PretrainedModel, config: TrainConfig) -> None:
-        """Sets the teacher.
-
-        Raises:
-            UserError: the teacher does not fit the model or the data.
-        """
+        """Sets the teacher."""
         where = f"objective.teacher={config.objective.teacher}"
         if teacher.causal != self.causal:
             raise UserError(
@@ -83,11 +79,7 @@ class Distillation(LanguageModeling, ABC):
         checkpoint[_TEACHER] = self._hash
 
     def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
-        """Compares the teacher with that of the run.
-
-        Raises:
-            UserError: the run had another teacher.
-        """
+        """Compares the teacher with that of the run."""
         if checkpoint.get(_TEACHER) != self._hash:
             raise UserError(
                 f"objective.teacher has weights with the hash {self._hash[:12]}, and the run was "
@@ -137,11 +129,7 @@ class AttentionTransfer(Distillation):
             parameter.requires_grad_()
 
     def check_start(self, config: TrainConfig) -> None:
-        """Compares the weights outside the mechanism with the teacher's.
-
-        Raises:
-            UserError: the model was not converted from the teacher.
-        """
+        """Compares the weights outside the mechanism with the teacher's."""
         own, taught = self.network.state_dict(), self.teacher.state_dict()
         # Two mechanisms may differ in the norms of queries and keys that they need.
         common = [name for name in own if _MECHANISM not in name and name in taught]

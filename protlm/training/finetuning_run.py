@@ -32,11 +32,7 @@ _MOST_RANKS = 4
 
 
 def check_devices(settings: FinetuneSettings) -> None:
-    """Makes sure that the devices exist, and that each gets a protein of a batch.
-
-    Raises:
-        UserError: says what to type.
-    """
+    """Makes sure that the devices exist, and that each gets a protein of a batch."""
     devices, is_gpu = settings.devices, settings.device.startswith("cuda")
     there = torch.cuda.device_count() if is_gpu else _MOST_RANKS * (os.cpu_count() or 1)
     if devices > there:
@@ -73,10 +69,6 @@ def finetune(
 
     Returns:
         Not 0 if a signal ended the training.
-
-    Raises:
-        InputDataError: all checkpoints are damaged.
-        TrainingDivergedError: the validation loss is not finite.
     """
     checkpoint, faults = newest_whole(folder)
     if is_first_rank():

@@ -24,11 +24,7 @@ _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)
 
 
 def check_launch(config: TrainerConfig) -> None:
-    """Rejects settings that do not match the processes that torchrun or srun has started.
-
-    Raises:
-        UserError: the message names the matching settings.
-    """
+    """Rejects settings that do not match the processes that torchrun or srun has started."""
     if TorchElasticEnvironment.detect():
         _check_processes("torchrun", "WORLD_SIZE", "GROUP_WORLD_SIZE", config)
     elif SLURMEnvironment.detect():
@@ -86,11 +82,7 @@ def leave_other_ranks() -> None:
 
 @contextmanager
 def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
-    """Converts torch's errors about a lost rank into one sentence.
-
-    Raises:
-        LostRankError: another rank has ended, or has not responded within the time-out.
-    """
+    """Converts torch's errors about a lost rank into one sentence."""
     try:
         yield
     except RuntimeError as error:
@@ -112,12 +104,6 @@ def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> 
     Args:
         num_workers: the number of loader workers.
         size_fault: returns why a shard cannot be read; asked when a worker was lost.
-
-    Raises:
-        Exception: the error that the worker raised.
-        InputDataError: a worker was lost, and a shard was truncated or is gone.
-        OutputError: a worker was lost, and /dev/shm is full.
-        LostRankError: a worker was lost for another reason.
     """
     try:
         yield

@@ -92,11 +92,7 @@ def end_validation() -> NoReturn:
 
 @contextmanager
 def quiet_and_interruptible() -> Iterator[None]:
-    """Silences the warnings that do not apply, and turns Lightning's exit into an interrupt.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C before the first step, where Lightning exits with status 1.
-    """
+    """Silences the warnings that do not apply, and turns Lightning's exit into an interrupt."""
     with warnings.catch_warnings():
         for message in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message=message)

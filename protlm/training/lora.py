@@ -67,11 +67,7 @@ def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed:
 
 
 def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
-    """Makes sure that there are layers of these names.
-
-    Raises:
-        UserError: no layer has such a name.
-    """
+    """Makes sure that there are layers of these names."""
     linear = [name for name, one in network.named_modules() if isinstance(one, nn.Linear)]
     names = {name.rpartition(".")[2] for name in linear if name.startswith("blocks.")}
     for target in targets:
@@ -83,11 +79,7 @@ def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
 
 
 def save_adapters(network: nn.Module, folder: Path) -> None:
-    """Writes A and B of each layer, `LAYER.A` and `LAYER.B`, and the scale.
-
-    Raises:
-        OSError: no space or permission.
-    """
+    """Writes A and B of each layer, `LAYER.A` and `LAYER.B`, and the scale."""
     from safetensors.torch import save
 
     arrays = {}

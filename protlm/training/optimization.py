@@ -69,9 +69,6 @@ def with_half_life(config: OptimizerConfig, *, tokens_per_step: int) -> Optimize
     >>> config = OptimizerConfig(learning_rate=1e-3, beta2_half_life=2e6)
     >>> with_half_life(config, tokens_per_step=10**6).beta2
     0.7071067811865476
-
-    Raises:
-        UserError: the half-life is shorter than a step, or so long that beta2 rounds to 1.
     """
     if config.beta2_half_life is None:
         return config

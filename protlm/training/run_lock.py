@@ -21,11 +21,7 @@ class RunLock(FolderLock):
 
 @contextmanager
 def locked(run_dir: Path, kind: type[FolderLock] = RunLock) -> Iterator[FolderLock | None]:
-    """Creates the run directory and holds its lock; yields None on ranks other than the first.
-
-    Raises:
-        OutputError: another process trains there, or the directory cannot be written to.
-    """
+    """Creates the run directory and holds its lock; yields None on ranks other than the first."""
     if not is_first_rank():
         yield None
         return

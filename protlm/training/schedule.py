@@ -41,11 +41,7 @@ def _fraction(step: int, start: int, end: int) -> float:
 
 
 def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
-    """Rejects a warm-up that does not fit into the run.
-
-    Raises:
-        UserError: the warm-up is as long as the run, or as the steps before the decay.
-    """
+    """Rejects a warm-up that does not fit into the run."""
     decay = decay_steps(config, max_steps=max_steps) if config.name is Schedule.wsd else 0
     if not 0 <= config.warmup_steps < max_steps or config.warmup_steps + decay > max_steps:
         before = f" less the {decay} steps of the decay" if decay else ""

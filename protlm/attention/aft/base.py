@@ -48,11 +48,7 @@ class AttentionFree(Attention):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`; values are as wide as keys.
-
-        Raises:
-            UserError: more than `max_length` positions, where there are tables.
-        """
+        """See `Attention.forward`; values are as wide as keys."""
         self._refuse_longer(q_BHLK.shape[2])
         assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
         with no_autocast(v_BHLC):
@@ -69,11 +65,7 @@ class AttentionFree(Attention):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 keys).
-
-        Raises:
-            UserError: more than `max_length` positions, where there are tables.
-        """
+        """Returns the map or a block of its rows, in float32 (float64 for float64 keys)."""
         length = k_BHLK.shape[2]
         self._refuse_longer(length)
         rows = slice(None) if rows is None else rows

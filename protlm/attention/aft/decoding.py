@@ -24,7 +24,6 @@ class WindowedState:
     length: int
 
     def __getitem__(self, rows_B: Tensor) -> "WindowedState":
-        """See `State`."""
         return WindowedState(
             self.exponents[rows_B], self.values[rows_B], self.far[rows_B], self.length
         )
@@ -54,7 +53,6 @@ class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
         """Returns w of one row and M keys in its window, (H or 1, M)."""
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> WindowedState:
-        """See `Recurrent.initial_state`."""
         exponents, values = self._exponents(upcast(k_BHK)), upcast(v_BHC)
 
         def ring(x: Tensor, value: float) -> Tensor:
@@ -77,11 +75,6 @@ class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[WindowedState, Tensor]:
-        """See `Recurrent.step`.
-
-        Raises:
-            UserError: more than `max_length` positions, where there are tables.
-        """
         row = state.length
         self._refuse_longer(row + 1)
         with no_autocast(v_BHC):

@@ -16,9 +16,6 @@ class PositionBiases(nn.Module):
     Args:
         max_length: number of rows of u and of v.
         rank: width d' of u and v.
-
-    Raises:
-        UserError: a rank below 1.
     """
 
     def __init__(self, *, max_length: int, rank: int) -> None:

@@ -49,7 +49,6 @@ class SoftmaxSums:
         return cls(reference, weights * values, weights)
 
     def __getitem__(self, rows_B: Tensor) -> "SoftmaxSums":
-        """See `State`."""
         return self.each(lambda x: x[rows_B])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "SoftmaxSums":

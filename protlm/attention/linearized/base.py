@@ -43,10 +43,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         seed: the seed of the projections, together with the redraw index.
         implementation: `auto`, `torch`, or `triton` for fused kernels.
-
-    Raises:
-        UserError: a number of steps below 1, redraws without a projection, an unknown
-            implementation, or `triton` for features or a normalizer without fused kernels.
     """
 
     supports_bidirectional = True
@@ -103,11 +99,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """See `Attention.forward`.
-
-        Raises:
-            UserError: float16 inputs.
-        """
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         inputs, kernel = (q_BHLK, k_BHLK, v_BHLC, mask_BL), self._kernel(q_BHLK)
         case = Case.of(q_BHLK, k_BHLK, v_BHLC, self.projection, causal=causal)
@@ -133,9 +124,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
 
         With a normalizer that depends on the values, the absolute entries of a row sum to 1.
-
-        Raises:
-            UserError: float16 inputs.
         """
         _refuse_float16(q_BHLK, k_BHLK)
         if causal and self._is_exponential:
@@ -187,7 +175,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             return phi_q_BHLR @ phi_k_BHMR.mT * log_factor_BHL1.exp()
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
-        """See `Recurrent.initial_state`."""
         batch, heads, width = v_BHC.shape
         state = upcast(k_BHK).new_zeros(batch, heads, width + 1, self.num_features)
         if not self._is_exponential:
@@ -198,11 +185,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def step(
         self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `Recurrent.step`.
-
-        Raises:
-            UserError: float16 inputs.
-        """
         _refuse_float16(q_BHK, k_BHK, v_BHC)
         with no_autocast(v_BHC):
             feature_map = self._map(state.dtype)

@@ -19,14 +19,12 @@ class ExponentialPairs(ExponentialFeatureMap):
     """
 
     def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
-        """See `ExponentialFeatureMap.query_logits`."""
         logits_BHLR, pullback = self.key_logits(q_BHLK)
         if reference_BH1R is not None:
             logits_BHLR.add_(reference_BH1R)
         return Logits(logits_BHLR, pullback)
 
     def key_logits(self, k_BHLK: Tensor) -> Logits:
-        """See `ExponentialFeatureMap.key_logits`."""
         scaled_BHLK = k_BHLK * _LOG2_E
 
         def pullback(dlogit_BHLR: Tensor) -> Tensor:

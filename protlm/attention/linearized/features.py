@@ -76,7 +76,6 @@ class ExponentialFeatureMap(FeatureMap):
         return exponential(logits_BHLR, pullback)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        """See `FeatureMap.keys`."""
         return exponential(*self.key_logits(k_BHLK))
 
 

@@ -79,11 +79,9 @@ class GeneralizedFeatures(FeatureMap):
         return self._projection_RK.contiguous()
 
     def queries(self, q_BHLK: Tensor) -> Features:
-        """See `FeatureMap.queries`."""
         return self._features(q_BHLK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        """See `FeatureMap.keys`."""
         return self._features(k_BHLK)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
@@ -104,11 +102,7 @@ class GeneralizedFeatures(FeatureMap):
 
 
 def check_generalized(kernel: str, epsilon: float) -> None:
-    """Checks the settings of a generalized kernel.
-
-    Raises:
-        UserError: an unknown kernel, or an ε that is negative or not finite.
-    """
+    """Checks the settings of a generalized kernel."""
     refuse_unknown("attention.kernel", kernel, NONLINEARITIES)
     if not 0 <= epsilon < math.inf:
         raise UserError(

@@ -45,10 +45,6 @@ def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Norma
         name: `denominator` or `rmsnorm`.
         floor: the smallest denominator; None for no floor.
         is_positive: whether all weights are positive.
-
-    Raises:
-        UserError: an unknown name, a floor that is not above 0 or has no effect, or no floor of a
-            denominator that may be negative.
     """
     refuse_unknown("attention.normalizer", name, Normalization)
     given = f"attention.denominator_floor={'null' if floor is None else floor}"
@@ -80,7 +76,6 @@ class Denominator(Normalizer):
     floor: float | None = None
 
     def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Normalizer`."""
         inverse_BHL1 = self._inverse(sums[..., -1:])
         return sums[..., :-1] * inverse_BHL1, inverse_BHL1
 
@@ -96,7 +91,6 @@ class Denominator(Normalizer):
         return dsums
 
     def weights(self, weights_BHML: Tensor) -> Tensor:
-        """See `Normalizer`."""
         return weights_BHML * self._inverse(weights_BHML.sum(dim=-1, keepdim=True))
 
     def _inverse(self, weight_BHL1: Tensor) -> Tensor:
@@ -114,7 +108,6 @@ class RootMeanSquare(Normalizer):
     """
 
     def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Normalizer`."""
         numerator_BHLC = sums[..., :-1]
         # Divided by the largest entry of the row, because squares of small sums would underflow.
         inverse_BHL1 = inverse_of_weight(numerator_BHLC.abs().amax(dim=-1, keepdim=True))

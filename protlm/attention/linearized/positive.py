@@ -64,7 +64,6 @@ class PositiveFeatures(ExponentialFeatureMap):
         return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R
 
     def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
-        """See `ExponentialFeatureMap.query_logits`."""
         bias_R = self._query_bias_R
         if reference_BH1R is None:
             logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R)
@@ -80,7 +79,6 @@ class PositiveFeatures(ExponentialFeatureMap):
         return Logits(logits_BHLR, pullback)
 
     def key_logits(self, k_BHLK: Tensor) -> Logits:
-        """See `ExponentialFeatureMap.key_logits`."""
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
         logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E)
 
@@ -92,7 +90,6 @@ class PositiveFeatures(ExponentialFeatureMap):
         return Logits(logits_BHLR, pullback)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """See `FeatureMap.log_factor`."""
         logits_BHLR = self.query_logits(q_BHLK, reference_BH1R).logits_BHLR
         maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
         return maximum_BHL1 - self._half_square(q_BHLK) + self._log_constant

@@ -145,11 +145,7 @@ def _fused_causal(feature_map: FeatureMap) -> Attend:
 def chosen_attention(
     implementation: Implementation, feature_map: FeatureMap, normalizer: Normalizer, case: Case
 ) -> Attend | None:
-    """Returns attention by fused kernels, or None for PyTorch.
-
-    Raises:
-        UserError: `triton` where fused kernels cannot run, or are wrong.
-    """
+    """Returns attention by fused kernels, or None for PyTorch."""
     is_exponential = isinstance(feature_map, PositiveFeatures)
     if implementation == Implementation.triton:
         _require(case)
@@ -211,11 +207,7 @@ def is_usable(is_exponential: bool, *sizes: Any) -> bool:
 
 @assume_constant_result
 def require_right(is_exponential: bool, *sizes: Any) -> None:
-    """Refuses fused kernels that do not agree with PyTorch; arguments as in `is_usable`.
-
-    Raises:
-        UserError: the reason.
-    """
+    """Refuses fused kernels that do not agree with PyTorch; arguments as in `is_usable`."""
     case = Case(*sizes)
     if reason := _known_reason(is_exponential, case):
         raise UserError(

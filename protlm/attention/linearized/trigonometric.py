@@ -30,7 +30,6 @@ class TrigonometricFeatures(FeatureMap):
         self._scaled_RK = projection_RK * self._head_dim**-0.25
 
     def queries(self, q_BHLK: Tensor) -> Features:
-        """See `FeatureMap.queries`."""
         phi_BHLR = _sine_cosine(product(q_BHLK, self._scaled_RK))
 
         def pullback(dphi_BHLR: Tensor) -> Tensor:
@@ -39,7 +38,6 @@ class TrigonometricFeatures(FeatureMap):
         return Features(phi_BHLR, pullback)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        """See `FeatureMap.keys`."""
         exponent_BHL1 = self._exponent(k_BHLK)
         factor_BHL1 = exponent_BHL1.clamp(max=_LARGEST_EXPONENT).exp() / self._num_rows
         circle, circle_pullback = self.queries(k_BHLK)
@@ -54,7 +52,6 @@ class TrigonometricFeatures(FeatureMap):
         return Features(phi_BHLR, pullback)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """See `FeatureMap.log_factor`."""
         return self._exponent(q_BHLK)
 
     def _exponent(self, x_BHLK: Tensor) -> Tensor:
@@ -75,11 +72,9 @@ class FourierFeatures(FeatureMap):
         self._scale = 1 / math.sqrt(len(projection_RK))
 
     def queries(self, q_BHLK: Tensor) -> Features:
-        """See `FeatureMap.queries`."""
         return self._features(q_BHLK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        """See `FeatureMap.keys`."""
         return self._features(k_BHLK)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:

@@ -108,17 +108,14 @@ class Segments(Pattern):
         super().__init__(length, window=window, chunk=length, block=window)
 
     def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
-        """See `Pattern.near_in_blocks`."""
         half = self.window // 2
         segments = to_blocks(x_BHLK, self.window)
         return with_margins(segments, before=half, after=self.window - half)
 
     def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
-        """See `Pattern.far_in_blocks`."""
         return x_BHSK[:, :, None].expand(-1, -1, -(-self.length // self.window), -1, -1)
 
     def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
-        """See `Pattern.sees_position`."""
         start = query // self.window * self.window - self.window // 2
         return (start <= position) & (position < start + 2 * self.window)
 
@@ -148,19 +145,15 @@ class History(Pattern):
         super().__init__(length, window=window, chunk=chunk, block=chunk * chunks)
 
     def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
-        """See `Pattern.near_in_blocks`."""
         return with_margins(to_blocks(x_BHLK, self.block), before=self.window - 1, after=0)
 
     def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
-        """See `Pattern.far_in_blocks`."""
         chunks = to_blocks(x_BHSK, self.block // self.chunk)
         return with_margins(chunks, before=min(self.reach, x_BHSK.shape[2] - 1), after=0)
 
     def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
-        """See `Pattern.sees_position`."""
         return (query - self.window < position) & (position <= query)
 
     def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
-        """See `Pattern.sees_chunk`."""
         own = query // self.chunk
         return (own - self.reach <= chunk) & (chunk < own)

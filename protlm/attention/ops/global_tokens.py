@@ -11,11 +11,7 @@ from protlm.errors import UserError
 
 
 def check_residue_numbers(numbers: Sequence[object] | None) -> tuple[int, ...]:
-    """Returns the numbers of `global_positions` in ascending order, each once.
-
-    Raises:
-        UserError: a number that is not a whole number from 1.
-    """
+    """Returns the numbers of `global_positions` in ascending order, each once."""
     if wrong := [x for x in numbers or () if type(x) is not int or x < 1]:
         raise UserError(
             f"attention.global_positions contains {wrong[0]!r}, but residues are numbered from 1; "
@@ -104,7 +100,6 @@ class GlobalTokensCache:
     length: int
 
     def __getitem__(self, rows_B: Tensor) -> "GlobalTokensCache":
-        """See `State`."""
         return GlobalTokensCache(
             self.k_BHMK[rows_B], self.v_BHMC[rows_B], self.hidden_BPD[rows_B], self.length
         )

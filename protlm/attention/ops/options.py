@@ -14,9 +14,6 @@ def require_at_least(
         least: the smallest allowed value.
         example: the value that the message suggests.
         otherwise: the alternative that the message suggests.
-
-    Raises:
-        UserError: a smaller value.
     """
     if value is not None and value < least:
         raise UserError(

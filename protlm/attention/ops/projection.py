@@ -46,10 +46,6 @@ class Projection:
         sampling: the distribution of the directions; blocks are independent of each other.
         row_norms: `chi`, so that a row is N(0, I), or `sqrt_dim`, so that all norms are √K.
         antithetic: whether rows R/2 to R - 1 are the negatives of rows 0 to R/2 - 1.
-
-    Raises:
-        UserError: an unknown distribution, no features, an odd number of features in mirrored
-            pairs, or a head width that the distribution does not support.
     """
 
     num_features: int

@@ -44,7 +44,6 @@ class TwoRings:
         return cls(k_BHMK, v_BHMC, window, rank, groups)
 
     def __getitem__(self, rows_B: Tensor) -> "TwoRings":
-        """See `State`."""
         return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
 
     def append_position(self, k_BHK: Tensor, v_BHC: Tensor) -> "TwoRings":

@@ -19,11 +19,7 @@ _SMALLEST_BLOCK = 64
 
 
 def check_window(window: int) -> None:
-    """Rejects a window without a middle.
-
-    Raises:
-        UserError: a number of positions that is odd or below 2.
-    """
+    """Rejects a window without a middle."""
     if window < 2 or window % 2:
         raise UserError(
             f"attention.window={window} must be even and at least 2: half of the positions are on "
@@ -32,11 +28,7 @@ def check_window(window: int) -> None:
 
 
 def check_dilation(dilation: int, dilated_heads: int, num_heads: int) -> None:
-    """Rejects dilated windows that no head has.
-
-    Raises:
-        UserError: an impossible number of heads, or a dilation without dilated heads.
-    """
+    """Rejects dilated windows that no head has."""
     require_at_least("dilation", dilation, 1, example=2, otherwise="1 for no gaps")
     if not 0 <= dilated_heads <= num_heads:
         raise UserError(
@@ -198,7 +190,6 @@ class WindowCache:
         return cls(k_BHMK, v_BHMC, length=0)
 
     def __getitem__(self, rows_B: Tensor) -> "WindowCache":
-        """See `State`."""
         return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
 
     def append(self, k_BHK: Tensor, v_BHC: Tensor) -> "WindowCache":

@@ -19,11 +19,6 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int
     """Computes the batches of a share that are not finished; returns how many were halved.
 
     Those with a protein that did not fit into the memory are computed again: it may fit now.
-
-    Raises:
-        UserError: a number is not finite, or too large for the output's type.
-        InputDataError: the sequence file has changed.
-        OSError: no space is left.
     """
     embedder, lengths = job.embedder, job.plan.lengths
     mine = {unit: finished(parts, unit) for unit in range(len(job.plan.units)) if unit in share}

@@ -49,10 +49,6 @@ class Job:
         options: the settings.
 
     `options` has no repeated kinds and layers, and no negative layers.
-
-    Raises:
-        UserError: a layer that does not exist.
-        InputDataError: the file or the table of ranges is damaged, or an identifier is repeated.
     """
 
     def __init__(self, fasta: Path, named: Named, options: EmbedOptions) -> None:
@@ -93,11 +89,7 @@ class Job:
         return Embedder(self.model, options.include, options.layers, options.compute_dtype.torch)
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Yields the records with their numbers, from 0.
-
-        Raises:
-            InputDataError: the file has changed since it was checked.
-        """
+        """Yields the records with their numbers, from 0."""
         number = -1
         for number, record in enumerate(self.proteins):
             start = number * _DIGEST_BYTES

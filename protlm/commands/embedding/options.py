@@ -52,9 +52,6 @@ class Share:
     def parse(cls, text: str) -> "Share":
         """Reads `I/N`.
 
-        Raises:
-            UserError: it is something else.
-
         >>> Share.parse("2/8")
         Share(number=2, count=8)
         """
@@ -111,11 +108,7 @@ class EmbedOptions:
         return len(self.include) == len(self.layers) == 1
 
     def check(self) -> None:
-        """Refuses settings that exclude each other, and what the format cannot hold.
-
-        Raises:
-            UserError: names the settings, and what to type.
-        """
+        """Refuses settings that exclude each other, and what the format cannot hold."""
         if (self.ranges is not None) != (Pooling.ranges in self.include):
             raise UserError(
                 "--include ranges needs a table, and a table needs it; type: "

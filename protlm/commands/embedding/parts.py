@@ -64,11 +64,7 @@ class Parts:
         return found
 
     def write(self, unit: int, batch: Batch, statuses: list[int], vectors: list[bytes]) -> None:
-        """Stores a batch at its place.
-
-        Raises:
-            OSError: no space is left.
-        """
+        """Stores a batch at its place."""
         body = b"".join([bytes(statuses), *vectors])
         content = memoryview(body + hashlib.sha256(body).digest())
         assert len(content) == batch.num_bytes
@@ -96,11 +92,7 @@ class Parts:
         return missing
 
     def check_alone(self) -> None:
-        """Makes sure that no other share is being computed, before the folder is removed.
-
-        Raises:
-            OutputError: names the process that computes one.
-        """
+        """Makes sure that no other share is being computed, before the folder is removed."""
         whole = self.folder / _folder_name(Share())
         for folder in sorted(self.folder.glob("share-*-of-*")):
             if folder != whole:
@@ -141,10 +133,6 @@ def opened(
 
     After an error, finished batches are kept, which is printed unless `quiet`; if there are none,
     the folder is removed.
-
-    Raises:
-        UserError: they were begun with another input, model or option.
-        OutputError: another process computes the same share, or the folder cannot be written.
     """
     parts = Parts(output, plan)
     folder = parts.folder / _folder_name(share)
@@ -191,11 +179,7 @@ def _begin(folder: Path, fingerprint: Mapping[str, Any]) -> None:
 
 
 def read_fingerprint(output: Path) -> dict[str, Any] | None:
-    """Returns the fingerprint of unfinished results; None if there are none.
-
-    Raises:
-        InputDataError: the file is damaged.
-    """
+    """Returns the fingerprint of unfinished results; None if there are none."""
     path = partial_folder(output) / _PLAN
     try:
         return read_json(path, "a plan") if path.exists() else None
@@ -204,12 +188,7 @@ def read_fingerprint(output: Path) -> dict[str, Any] | None:
 
 
 def compare(folder: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Checks that unfinished results have a fingerprint.
-
-    Raises:
-        UserError: they were begun with another input, model or option.
-        InputDataError: the file of the fingerprint is damaged.
-    """
+    """Checks that unfinished results have a fingerprint."""
     begun = read_fingerprint(folder.with_name(folder.name.removesuffix(".partial"))) or {}
     for name, value in fingerprint.items():
         if begun.get(name) != value:

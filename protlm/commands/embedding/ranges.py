@@ -16,9 +16,6 @@ def read_ranges(path: Path) -> dict[str, Ranges]:
 
     Args:
         path: TSV with the columns accession, first and last; residues are counted from 1.
-
-    Raises:
-        InputDataError: the table cannot be read, or a range is impossible.
     """
     columns, rows = read_table(path, "a table of ranges")
     if missing := [name for name in _COLUMNS if name not in columns]:
@@ -43,11 +40,7 @@ def read_ranges(path: Path) -> dict[str, Ranges]:
 def check_ranges(
     path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
 ) -> None:
-    """Refuses ranges outside of the proteins.
-
-    Raises:
-        InputDataError: a protein of the table is not embedded, or is shorter than a range.
-    """
+    """Refuses ranges outside of the proteins."""
     known = dict(zip(names, lengths, strict=True))
     for name, some in ranges.items():
         if name not in known:

@@ -39,9 +39,6 @@ class Results:
 
     `too_large` lists identifier and reason of the records that did not fit into the memory, and
     `skipped` of all records without vectors.
-
-    Raises:
-        UserError: batches are missing or damaged.
     """
 
     def __init__(self, job: Job, parts: Parts) -> None:

@@ -43,11 +43,9 @@ class SequenceRow:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """See `Row`."""
         return (self.sample,)
 
     def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
-        """See `Row`."""
         rng = row_rng(seed, self.repeat, self.sample)
         residues = sequences[self.sample]
         part = crop(len(residues), self.max_length - SPECIALS, self.crop, rng)
@@ -67,9 +65,6 @@ class LengthBuckets(BatchingStrategy):
     Args:
         crop: the part that is kept of samples longer than `max_length`: `prefix` or `random`.
         bucket_edges: the padded lengths; None uses sixteen per doubling.
-
-    Raises:
-        UserError: a setting is invalid.
     """
 
     crop: str = "prefix"
@@ -98,7 +93,6 @@ class LengthBuckets(BatchingStrategy):
         return np.array(edges, dtype=np.int64)
 
     def batches(self, window: SampleWindow) -> list[GlobalBatch]:
-        """See `BatchingStrategy`."""
         cuts, num_tokens = self._cuts(window), self._num_tokens(window)
         epoch, consumed = window.start.epoch, window.start.samples
         # Batches are shuffled in any case, so that the first batches sample all lengths.
@@ -116,7 +110,6 @@ class LengthBuckets(BatchingStrategy):
         return len(self._cuts(window))
 
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
-        """See `BatchingStrategy`."""
         return np.maximum(num_residues + SPECIALS - row_length, 0)
 
     def _cuts(self, window: SampleWindow) -> list[tuple[np.ndarray, int]]:

@@ -14,9 +14,6 @@ class Curriculum:
     Args:
         stages: pairs of a number of samples, beginning with 0, and the length from there on; empty
             for no curriculum.
-
-    Raises:
-        UserError: the stages do not begin at 0, or are not ascending.
     """
 
     def __init__(self, stages: Sequence[Sequence[int]] = ()) -> None:
@@ -40,11 +37,7 @@ class Curriculum:
         return str([list(stage) for stage in self._stages]).replace(" ", "")
 
     def check(self, max_length: int) -> None:
-        """Rejects lengths above the length of rows.
-
-        Raises:
-            UserError: a length exceeds `max_length`.
-        """
+        """Rejects lengths above the length of rows."""
         longest = max((length for _, length in self._stages), default=0)
         if longest > max_length:
             raise UserError(

@@ -125,9 +125,6 @@ def round_robin(shares: Sequence[int]) -> np.ndarray:
 def integer_weights(weights: Sequence[float]) -> list[int]:
     """Returns the smallest integers in the proportion of decimal weights.
 
-    Raises:
-        UserError: a weight is not positive, or has too many digits.
-
     >>> integer_weights([0.7, 0.3])
     [7, 3]
     """

@@ -41,7 +41,6 @@ class PackedRow:
     num_tokens: int
 
     def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
-        """See `Row`."""
         parts: list[np.ndarray | list[int]] = []
         for sample in self.samples:
             parts += [sequences[sample], [VOCABULARY.eos]]
@@ -59,7 +58,6 @@ class Packing(BatchingStrategy):
     """
 
     def batches(self, window: SampleWindow) -> list[GlobalBatch]:
-        """See `BatchingStrategy`."""
         # One token of each row is <cls>.
         per_row = window.max_length - 1
         ends = np.cumsum(window.num_residues + 1)
@@ -75,7 +73,6 @@ class Packing(BatchingStrategy):
         return batches
 
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
-        """See `BatchingStrategy`."""
         return np.zeros_like(num_residues)
 
     def _row(self, window: SampleWindow, ends: np.ndarray, start: int, size: int) -> PackedRow:

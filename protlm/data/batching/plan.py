@@ -126,9 +126,6 @@ class BatchingStrategy(ABC):
         window: number of samples from which batches are formed together; None uses 16,384 for
             every 131,072 tokens of a batch, rounded up.
         curriculum: the length curriculum.
-
-    Raises:
-        UserError: a setting is invalid.
     """
 
     tokens_per_batch: int

@@ -74,12 +74,7 @@ class Block(ABC):
         return self.is_first and self.is_last and not self.is_cut
 
     def records(self, tally: Tally) -> Iterator[Record]:
-        """Yields the usable records, and counts all records in `tally`.
-
-        Raises:
-            InputDataError: the data are not in this format, or (in the first block, and unless
-                nucleotides are allowed) the first 1,000 records look like DNA or RNA.
-        """
+        """Yields the usable records, and counts all records in `tally`."""
         if self.has_mark:
             tally.change("byte order mark removed")
         records = self._without_cut(tally) if self.is_cut else self._records(self.data, tally)

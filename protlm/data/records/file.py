@@ -35,10 +35,6 @@ class SequenceFile:
     Args:
         path: the file; `-` is standard input.
         options: which deviations from the formats are accepted.
-
-    Raises:
-        InputDataError: the file is missing, empty, damaged, or has another format; raised by the
-            constructor and while reading.
     """
 
     def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:
@@ -127,10 +123,6 @@ def read_records(path: Path, tally: Tally, *, allow_nucleotides: bool = False) -
     """Yields the usable records of a sequence file, in bounded memory.
 
     Rejected, changed and noted records are counted in `tally`.
-
-    Raises:
-        InputDataError: the file is missing, empty, damaged, or has another format; or (unless
-            `allow_nucleotides`) it looks like DNA or RNA.
     """
     with SequenceFile(path, ReadOptions(allow_nucleotides=allow_nucleotides)) as file:
         for block in file.blocks():

@@ -41,10 +41,6 @@ class ByteSource:
         path: the file.
         what: description for messages, for instance "a sequence file".
         ignore_trailing_garbage: ignores data after the gzip data.
-
-    Raises:
-        InputDataError: the file is missing, in UTF-16, or a gzip file that is truncated, damaged,
-            followed by other data, or a zip bomb; raised by the constructor and while reading.
     """
 
     def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
@@ -181,10 +177,6 @@ class TextSource:
     """A file opened for reading text, with all line ends converted to `\\n`.
 
     Bytes that are not UTF-8 become lone surrogates (`surrogateescape`), without loss.
-
-    Raises:
-        InputDataError: as for `ByteSource`, and for a line of more than 16 MiB; raised by the
-            constructor and while reading.
     """
 
     def __init__(self, path: Path, what: str) -> None:

@@ -86,12 +86,7 @@ class XmlBlock(Block):
 
 
 def xml_layout(start: bytes, source: str) -> RecordFormat | None:
-    """Returns the structure of a UniProt XML file, or None if the file has another format.
-
-    Raises:
-        InputDataError: XML of another kind, in another encoding, or with a document type, which
-            could define entities.
-    """
+    """Returns the structure of a UniProt XML file, or None if the file has another format."""
     if not start.startswith(b"<"):
         return None
     place = _root_begin(start)

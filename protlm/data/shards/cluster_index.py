@@ -53,9 +53,6 @@ class ClusterIndex:
             clusters: numbers of clusters, int64.
             starts: any numbers, uint64; modulo the cluster's size, the first member in turn.
             turn: number of earlier turns.
-
-        Raises:
-            InputDataError: the file is missing or damaged.
         """
         arrays = self._arrays()
         if arrays.pages.size() < len(arrays.pages):
@@ -84,11 +81,7 @@ class ClusterIndex:
         return members
 
     def check(self) -> None:
-        """Checks the hash, all offsets and all members.
-
-        Raises:
-            InputDataError: the file is missing or damaged.
-        """
+        """Checks the hash, all offsets and all members."""
         self.check_size()
         try:
             if sha256_of(self._path) != self._entry.sha256:
@@ -108,11 +101,7 @@ class ClusterIndex:
                 raise self._damaged("a member is not a sequence of the split")
 
     def check_size(self) -> None:
-        """Compares the size of the file with the manifest.
-
-        Raises:
-            InputDataError: the file is missing, or has another size.
-        """
+        """Compares the size of the file with the manifest."""
         if fault := size_fault(self._path, self._entry):
             raise InputDataError(fault)
 

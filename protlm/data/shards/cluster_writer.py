@@ -33,10 +33,6 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
         directory: the folder of the data set.
         split: the name of the split.
         shards: shards of the split, in order; all have clusters.
-
-    Raises:
-        InputDataError: a shard has no clusters, or is missing or damaged.
-        OutputError: the index cannot be written; no partial file is left.
     """
     file = f"{split}/clusters.h5"
     path = directory / file

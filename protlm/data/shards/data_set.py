@@ -41,10 +41,6 @@ def open_split(
         verify: `full` compares sizes and hashes with the manifest and checks every number;
             `sizes` compares only sizes, and the structure of a shard is checked on first use.
         shuffled: sequences will be read in random order.
-
-    Raises:
-        UserError: the data set or the split is missing, or `verify` is unknown.
-        InputDataError: the split is empty, or a shard is missing or damaged.
     """
     manifest = _manifest_with(directory, split, verify)
     if not any(entry.sequences for entry in manifest.splits[split]):
@@ -66,10 +62,6 @@ def open_clusters(directory: Path, split: str, *, verify: str = "full") -> Clust
         directory: the folder of the data set.
         split: the name of the split.
         verify: as for `open_split`.
-
-    Raises:
-        UserError: the data set, the split or the clusters are missing, or `verify` is unknown.
-        InputDataError: the file is missing or damaged.
     """
     manifest = _manifest_with(directory, split, verify)
     if manifest.clusters is None:
@@ -108,12 +100,7 @@ def _manifest_with(directory: Path, split: str, verify: str) -> Manifest:
 
 
 def verify(directory: Path) -> list[str]:
-    """Checks a data set completely, and returns one sentence per fault.
-
-    Raises:
-        UserError: the data set is missing, or has another format.
-        InputDataError: the manifest is damaged.
-    """
+    """Checks a data set completely, and returns one sentence per fault."""
     manifest = read_manifest(directory)
     entries = [entry for shards in manifest.splits.values() for entry in shards]
     indexes = manifest.clusters.indexes if manifest.clusters else {}

@@ -134,12 +134,7 @@ def is_split_name(name: str) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads and checks the manifest of a data set.
-
-    Raises:
-        UserError: it has another format version or vocabulary.
-        InputDataError: it is missing or damaged, or refers to a file outside the data set.
-    """
+    """Reads and checks the manifest of a data set."""
     path = directory / MANIFEST
     try:
         is_there = path.is_file()

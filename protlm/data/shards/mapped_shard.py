@@ -45,11 +45,7 @@ class MappedShard(NamedTuple):
     pages: mmap.mmap | None = None
 
     def sequence(self, row: int) -> np.ndarray:
-        """Returns the residue tokens of a sequence, uint8, as a read-only view.
-
-        Raises:
-            InputDataError: its offsets are invalid, or a token is not a residue.
-        """
+        """Returns the residue tokens of a sequence, uint8, as a read-only view."""
         tokens = self._part(self.tokens, self.offsets, row)
         # Unsigned numbers below the first residue wrap around to large ones.
         if (tokens - _FIRST).max(initial=0) > _LAST - _FIRST:
@@ -60,19 +56,11 @@ class MappedShard(NamedTuple):
         return tokens
 
     def identifier(self, row: int) -> bytes:
-        """Returns the identifier of a sequence.
-
-        Raises:
-            InputDataError: its offsets are invalid.
-        """
+        """Returns the identifier of a sequence."""
         return self._part(self.ids, self.id_offsets, row).tobytes()
 
     def lengths(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Returns the lengths of these sequences in residues, int64.
-
-        Raises:
-            InputDataError: their offsets are invalid.
-        """
+        """Returns the lengths of these sequences in residues, int64."""
         self._check_size()
         starts, stops = self.offsets[:-1][rows], self.offsets[1:][rows]
         if np.any(stops < starts) or np.any(stops > len(self.tokens)):
@@ -80,11 +68,7 @@ class MappedShard(NamedTuple):
         return (stops - starts).astype(np.int64)
 
     def check(self) -> None:
-        """Checks that offsets never decrease and that all tokens are residues.
-
-        Raises:
-            InputDataError: an offset decreases, or a token is not a residue.
-        """
+        """Checks that offsets never decrease and that all tokens are residues."""
         for offsets in (self.offsets, self.id_offsets):
             if np.any(offsets[1:] < offsets[:-1]):
                 raise InputDataError(self._invalid_offsets())
@@ -115,11 +99,7 @@ class MappedShard(NamedTuple):
 
 
 def find_arrays(path: Path, entry: ShardEntry) -> Places:
-    """Finds the positions of the arrays of a shard with HDF5, without reading the arrays.
-
-    Raises:
-        InputDataError: the file is not a shard, or does not match the manifest.
-    """
+    """Finds the positions of the arrays of a shard with HDF5, without reading the arrays."""
     if fault := size_fault(path, entry):
         raise InputDataError(fault)
     try:
@@ -138,9 +118,6 @@ def places_of(
         kinds: type of each required array.
         size: size of the file in bytes.
         optional: type of each optional array.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, RuntimeError: the file lacks a required array.
     """
     with h5py.File(path, "r", locking=False) as file:
         # `name in file` would follow a link into another file.
@@ -159,9 +136,6 @@ def map_shard(
         entry: its entry in the manifest.
         places: positions of the arrays, from `find_arrays`.
         shuffled: sequences will be read in random order, so read-ahead is turned off.
-
-    Raises:
-        InputDataError: the file cannot be read, or does not match the manifest.
     """
     if fault := size_fault(path, entry):
         raise InputDataError(fault)
@@ -187,9 +161,6 @@ def map_arrays(
         kinds: type of each array.
         places: positions of the arrays, from `places_of`.
         shuffled: the arrays will be read in random order.
-
-    Raises:
-        OSError, ValueError: the file cannot be read.
     """
     with path.open("rb") as file:
         raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -57,20 +57,12 @@ class SplitReader:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns the residue tokens of a sequence, uint8, as a read-only view.
-
-        Raises:
-            InputDataError: the shard is missing, damaged, or not a shard of protlm.
-        """
+        """Returns the residue tokens of a sequence, uint8, as a read-only view."""
         shard, row = self._locate(index)
         return shard.sequence(row)
 
     def identifier(self, index: int) -> str:
-        """Returns the accession, or other identifier, of a sequence.
-
-        Raises:
-            InputDataError: the shard is missing, damaged, or not a shard of protlm.
-        """
+        """Returns the accession, or other identifier, of a sequence."""
         shard, row = self._locate(index)
         return shard.identifier(row).decode("utf-8", "backslashreplace")
 
@@ -80,11 +72,7 @@ class SplitReader:
         return hashlib.sha256("\n".join(s.sha256 for s in self._shards).encode()).hexdigest()
 
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the lengths of these sequences, int64; reads only their offsets, shard by shard.
-
-        Raises:
-            InputDataError: a shard is missing, damaged, or not a shard of protlm.
-        """
+        """Returns the lengths of these sequences, int64; reads only their offsets."""
         if len(samples) and not (samples.min() >= 0 and samples.max() < len(self)):
             raise IndexError(f"sequences {samples.min()} to {samples.max()} of {len(self)}")
         lengths = np.empty(len(samples), dtype=np.int64)
@@ -97,11 +85,7 @@ class SplitReader:
         return lengths
 
     def length_counts(self) -> np.ndarray:
-        """Counts the sequences with 0, 1, 2, ... residues, int64; reads all offsets.
-
-        Raises:
-            InputDataError: a shard is missing, damaged, or not a shard of protlm.
-        """
+        """Counts the sequences with 0, 1, 2, ... residues, int64; reads all offsets."""
         totals = np.zeros(1, dtype=np.int64)
         for number in range(len(self._shards)):
             counts = np.bincount(self._shard(number).lengths(slice(None)), minlength=len(totals))

@@ -41,11 +41,7 @@ class PackedSequences:
         sequences: Sequence[bytes],
         clusters: np.ndarray | None = None,
     ) -> Self:
-        """Encodes sequences of residue letters in ASCII together.
-
-        Raises:
-            InputDataError: a letter is not a residue.
-        """
+        """Encodes sequences of residue letters in ASCII together."""
         names = [identifier.encode() for identifier in identifiers]
         return cls(
             tokens=VOCABULARY.encode(b"".join(sequences)),
@@ -79,9 +75,6 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
         directory: the folder of the data set.
         file: name of the shard in that folder, for instance `train/shard-00000.h5`.
         parts: the sequences; their arrays are written without copying.
-
-    Raises:
-        OutputError: the shard cannot be written; no partial file is left.
     """
     offsets = _offsets([part.lengths for part in parts])
     id_offsets = _offsets([part.id_lengths for part in parts])

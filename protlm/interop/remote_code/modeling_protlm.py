@@ -25,11 +25,7 @@ MECHANISMS: dict[str, type[Attention]] = {}
 
 
 def mechanism(name: str) -> type[Attention]:
-    """Returns the class of a mechanism.
-
-    Raises:
-        UserError: this file does not contain it.
-    """
+    """Returns the class of a mechanism."""
     if name not in MECHANISMS:
         raise UserError(f"attention={name}: this model was exported with {list(MECHANISMS)}")
     return MECHANISMS[name]

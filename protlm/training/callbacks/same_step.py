@@ -11,11 +11,7 @@ class CheckSameStep(Callback):
     """Rejects ranks that resume from different steps; each chooses its checkpoint itself."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compares the steps.
-
-        Raises:
-            UserError: the ranks do not see the same checkpoints.
-        """
+        """Compares the steps."""
         steps = [trainer.global_step] * trainer.world_size
         if trainer.world_size > 1:
             dist.all_gather_object(steps, trainer.global_step)

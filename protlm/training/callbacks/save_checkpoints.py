@@ -136,11 +136,7 @@ class SaveCheckpoints(Checkpoint):
         return f"the last checkpoint is step {self._saved}" if self._saved else "there is none yet"
 
     def _report(self, failure: str, trainer: pl.Trainer) -> None:
-        """Warns, or ends the run on all ranks.
-
-        Raises:
-            OutputError: the run is to stop, or has ended without its last checkpoint.
-        """
+        """Warns, or ends the run on all ranks."""
         failure = f"{failure}; {self._last()}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
         if is_last or self._config.on_save_error is OnSaveError.stop:

@@ -83,11 +83,7 @@ class SkipBadSteps(Callback):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Records a complete step.
-
-        Raises:
-            TrainingDivergedError: too many steps in a row were skipped.
-        """
+        """Records a complete step."""
         assert isinstance(pl_module, LanguageModeling)
         self._batches.append((batch.joined_N, outputs["is_finite"]))
         if (batch_idx + 1) % trainer.accumulate_grad_batches:

@@ -23,11 +23,7 @@ _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the rows in the order of the input.
-
-    Raises:
-        OutputError: the output exists or cannot be written.
-    """
+    """Writes the rows in the order of the input."""
     job, number = results.job, len(results)
     size = results.num_values * job.options.dtype.stored.itemsize + number * 200
     about = job.attributes()

@@ -15,11 +15,7 @@ SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the data sets in the order of the input.
-
-    Raises:
-        OutputError: the output exists or cannot be written.
-    """
+    """Writes the data sets in the order of the input."""
     job = results.job
     num_arrays = len(job.proteins) * len(job.keys)
     size = entry_bytes(num_arrays, results.num_values, job.options.dtype.value)

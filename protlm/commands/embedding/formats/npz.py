@@ -19,11 +19,7 @@ SUFFIXES, WHAT = (".npz",), "a NumPy archive"
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the arrays in the order of the input.
-
-    Raises:
-        OutputError: the output exists or cannot be written.
-    """
+    """Writes the arrays in the order of the input."""
     job = results.job
     with (
         complete_file(output) as temporary,

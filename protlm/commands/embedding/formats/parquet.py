@@ -19,11 +19,7 @@ SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the rows in the order of the input.
-
-    Raises:
-        OutputError: the output exists or cannot be written.
-    """
+    """Writes the rows in the order of the input."""
     job, arrow = results.job, pyarrow()
     number = arrow.from_numpy_dtype(job.options.dtype.stored)
     vector = arrow.list_(number, job.width)
@@ -65,11 +61,7 @@ def _text(value: object) -> str:
 
 
 def pyarrow() -> Any:
-    """Returns the package.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Returns the package."""
     try:
         import_module("pyarrow.parquet")
         return import_module("pyarrow")

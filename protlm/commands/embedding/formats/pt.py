@@ -28,11 +28,7 @@ _NAMES = {Pooling.per_tok: "representations", Pooling.ranges: "range_representat
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the files and the manifest.
-
-    Raises:
-        OutputError: the output exists or cannot be written.
-    """
+    """Writes the files and the manifest."""
     job, files = results.job, {}
     with (
         complete_folder(output) as folder,

@@ -22,11 +22,7 @@ def group_of(job: Job, key: Key) -> str:
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the arrays in the order of the input.
-
-    Raises:
-        OutputError: the output exists or cannot be written.
-    """
+    """Writes the arrays in the order of the input."""
     job, number = results.job, len(results)
     size = results.num_values * job.options.dtype.stored.itemsize + number * 200
     with (
