@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from protlm.checkpoints.format import load_training, newest_whole
 from protlm.errors import ExitCode, UserError
-from protlm.lock import FolderLock
+from protlm.system.lock import FolderLock
 from protlm.training.callbacks.keep_best import KeepBest
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.checkpoint_io import VerifiedCheckpointIO

@@ -20,7 +20,7 @@ from protlm.config import Strategy as StrategyName
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
 from protlm.loading import refuse_bounded_exact_heads
-from protlm.lock import FolderLock
+from protlm.system.lock import FolderLock
 from protlm.training.callbacks.data_progress import TrackDataProgress
 from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates

@@ -15,6 +15,7 @@ from protlm.data_prep.mmseqs import run_mmseqs
 from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sample_dir
+from protlm.system.work_folder import BEGUN
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
@@ -124,6 +125,7 @@ def test_files_of_a_killed_process_are_removed(install, out):
     (left / "tmp" / "half").touch()
     (left / "linclust_cluster.tsv").write_text("half\n")
     (left / "sources.fasta").touch()
+    (left / BEGUN).write_text("{}")
     assert cluster_sources([TINY], out, Clustering()).read_text() == content
     assert list(out.parent.iterdir()) == [table]
 

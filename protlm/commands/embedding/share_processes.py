@@ -114,7 +114,7 @@ def _share(
     try:
         model = load_model(model_path, device=options.device)
         job = Job(fasta, Named.of(model, model_path), options)
-        with opened(output, job.plan, job.fingerprint(), share, quiet=True) as parts:
+        with opened(output, job.plan, job.fingerprint(), options, quiet=True) as parts:
             connection.send(compute(job, parts, share, quiet=share.number > 1))
     except KeyboardInterrupt:
         pass

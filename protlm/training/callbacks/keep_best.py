@@ -9,8 +9,8 @@ from pytorch_lightning.callbacks import Callback
 
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, remove
 from protlm.errors import TrainingDivergedError
-from protlm.lock import FolderLock
 from protlm.paths import complete_file
+from protlm.system.lock import FolderLock
 from protlm.terminal import JobProgress
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.finetuning import Finetuning
