@@ -13,7 +13,6 @@ A model is one of
 """
 
 import argparse
-import hashlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from protlm.checkpoints.format import CONFIG
 from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
 from protlm.json_file import read_json
-from protlm.paths import existing_file
+from protlm.paths import existing_file, sha256_of
 
 _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")
@@ -42,7 +41,6 @@ _ESM_1B = "roberta_large"
 _CONTACTS = "-contact-regression"
 # A tensor that every ESM C has.
 _ESM_C = "sequence_head.0.weight"
-_CHUNK = 1 << 20
 # Characters of a value in a message.
 _MOST_SHOWN = 100
 # A file beside the index.
@@ -141,7 +139,7 @@ def read_source(path: Path) -> Source:
     architecture = settings.get("architecture")
     family = str(architecture.get("family")) if isinstance(architecture, dict) else ""
     name = family.partition(" ")[0].lower()
-    sha256 = _sha256([path])
+    sha256 = sha256_of(path)
     if settings.get("weights_sha256", sha256) != sha256:
         raise InputDataError(
             f"{path} is not the file that {description.name} describes, by its weights_sha256; get "
@@ -154,12 +152,12 @@ def _read_folder(folder: Path) -> Source:
     if (folder / _ABLANG[0]).is_file():
         weights = existing_file(folder / _ABLANG[1], "the weights of AbLang")
         settings = _json(folder / _ABLANG[0])
-        return Source(folder, "ablang", settings, _pickles([weights]), _sha256([weights]))
+        return Source(folder, "ablang", settings, _pickles([weights]), sha256_of(weights))
     settings = _json(folder / CONFIG)
     family = str(settings["model_type"]).lower()
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
         if files := _files(folder, name):
-            return Source(folder, family, settings, read(files), _sha256(files))
+            return Source(folder, family, settings, read(files), sha256_of(*files))
     raise InputDataError(
         f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor the index "
         "of either"
@@ -188,7 +186,7 @@ def _read_pickle(path: Path) -> Source:
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = _unpickled(path)
     if _ESM_C in contents:
-        return Source(path, "esmc", {}, check_weights(path, contents), _sha256([path]))
+        return Source(path, "esmc", {}, check_weights(path, contents), sha256_of(path))
     settings, state = _fair_esm_settings(path, contents), contents.get("model")
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
@@ -198,9 +196,9 @@ def _read_pickle(path: Path) -> Source:
         )
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
     if not beside.is_file():
-        return Source(path, "esm", settings, tensors, _sha256([path]))
+        return Source(path, "esm", settings, tensors, sha256_of(path))
     tensors |= _fair_esm_contacts(beside)
-    return Source(path, "esm", settings, tensors, _sha256([path]), _sha256([beside]))
+    return Source(path, "esm", settings, tensors, sha256_of(path), sha256_of(beside))
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -288,12 +286,3 @@ def _unpickled(path: Path) -> dict[str, Any]:
     if not isinstance(contents, dict):
         raise InputDataError(f"{path} is not a model: it contains a {type(contents).__name__}")
     return contents
-
-
-def _sha256(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()

@@ -1,6 +1,5 @@
 """Writes the cluster index of a split from the `clusters` arrays of its shards."""
 
-import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from protlm.data.shards.hdf5_layout import Array, Content, contents
 from protlm.data.shards.manifest import IndexEntry, ShardEntry
 from protlm.data.shards.mapped_shard import Places, find_arrays, map_shard
 from protlm.errors import InputDataError
-from protlm.paths import complete_file, explain_os_error
+from protlm.paths import complete_file, explain_os_error, sha256_of
 
 # Members sorted at a time, unless a cluster has more; each takes about 50 bytes of memory.
 _MEMBERS = 1 << 22
@@ -46,15 +45,13 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
                 "offsets": Array(ARRAYS["offsets"], num_clusters + 1, _pieces(offsets)),
                 "members": Array(ARRAYS["members"], num_members, _pieces(members)),
             }
-            digest, size = hashlib.sha256(), 0
-            with complete_file(path) as temporary, temporary.open("xb") as out:
-                for content in contents(arrays):
-                    digest.update(content)
-                    out.write(content)
-                    size += len(content)
+            with complete_file(path) as temporary:
+                with temporary.open("xb") as out:
+                    out.writelines(contents(arrays))
+                size, sha256 = temporary.stat().st_size, sha256_of(temporary)
     except OSError as error:
         raise explain_os_error(error, path) from error
-    return IndexEntry(file, num_clusters, size, digest.hexdigest())
+    return IndexEntry(file, num_clusters, size, sha256)
 
 
 def _group(
