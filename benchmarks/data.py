@@ -45,8 +45,8 @@ from protlm.config import TrainConfig
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data_prep import prepare, split
-from protlm.errors import exit_with_message
-from protlm.paths import check_output
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output
 
 PEER, OURS = "Biopython", "protlm"
 THOROUGH = Pace(seconds=60.0, fewest=5, most=5)

@@ -43,7 +43,7 @@ from protlm.model.embedding import Embedder
 from protlm.model.network import build_network
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
-from protlm.processes import keep_freed_memory
+from protlm.system.processes import keep_freed_memory
 
 ORIGINAL = "softmax"
 MODELS = (ORIGINAL, "performer_relu", "performer_softmax", "hedgehog")

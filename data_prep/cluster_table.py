@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, final
 
 import numpy as np
 
-from protlm.errors import InputDataError
-from protlm.paths import complete_file, sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, sha256_of
 
 from .tables import excerpt, read_rows
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.data.records import Record
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
 
 from .split import SplitRule
 from .tables import excerpt, read_rows

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
-from protlm.errors import InputDataError
-from protlm.paths import complete_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file
 
 from .sources import Place
 

@@ -10,9 +10,9 @@ import numpy as np
 from rich.table import Table
 
 from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
-from protlm.errors import UserError, one_of
-from protlm.paths import check_output, complete_file
-from protlm.terminal import JobProgress, console
+from protlm.system.errors import UserError, one_of
+from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import JobProgress, console
 
 from .mmseqs import find_mmseqs
 from .mmseqs_search import MAX_E_VALUE, highest_identities

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, unfinished, work_folder
-from protlm.terminal import printable
 
 from .cluster_table import member_name
 from .duplicates import DigestSet
 from .encode import DIGEST_BYTES
-from .interruption import sigterm_as_interrupt
 from .mmseqs import find_mmseqs, run_mmseqs
 
 # As in UniRef: the fraction of a member that aligns with the longer representative.

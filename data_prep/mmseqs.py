@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 _LAST_LINES = 3
 # Becomes a program, beside a process that kills their group when standard input closes: when the

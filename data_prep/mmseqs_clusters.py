@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from protlm.paths import explain_os_error
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.paths import explain_os_error
 
-from .interruption import sigterm_as_interrupt
 from .mmseqs import find_mmseqs, run_mmseqs
 from .tables import read_rows
 

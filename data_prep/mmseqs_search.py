@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
-from protlm.paths import explain_os_error
+from protlm.system.errors import InputDataError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.paths import explain_os_error
 
-from .interruption import sigterm_as_interrupt
 from .mmseqs import run_mmseqs
 
 MAX_E_VALUE = 1e-3

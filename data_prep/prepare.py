@@ -8,14 +8,14 @@ from typing import Any
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.shards.cluster_writer import write_cluster_index
 from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
-from protlm.errors import UserError
+from protlm.system.errors import UserError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.terminal import JobProgress
 from protlm.system.work_folder import refuse_finished
-from protlm.terminal import JobProgress
 
 from .cluster_table import ClusterTable
 from .encode import Encoder
 from .families import refuse_empty_hold_out
-from .interruption import sigterm_as_interrupt
 from .reject_rate import refuse_too_many_rejects, warn_of_rejects
 from .report import Report, write_rejected
 from .segments import OpenSegment, known_before

@@ -5,7 +5,7 @@ import sys
 
 from protlm.data.records import Tally
 from protlm.data.records.residues import GAP, NUL
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # NUL bytes are holes in a file that was never written completely.
 _MAX_NUL_RATE = 0.001

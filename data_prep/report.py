@@ -12,8 +12,8 @@ from rich.table import Table
 
 from protlm.data.shards.data_set import REJECTED, REPORT
 from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
-from protlm.errors import InputDataError
-from protlm.terminal import console, printable
+from protlm.system.errors import InputDataError
+from protlm.system.terminal import console, printable
 
 from .families import families_without_records
 from .split import TEST, VALID

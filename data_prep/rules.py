@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.errors import UserError
-from protlm.paths import OUTPUT_FAULTS, explain_os_error
+from protlm.system.errors import UserError
+from protlm.system.paths import OUTPUT_FAULTS, explain_os_error
 from protlm.system.work_folder import refuse_finished
 
 from .cluster_table import ClusterTable

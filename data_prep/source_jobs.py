@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protlm.data.shards.manifest import MANIFEST
-from protlm.errors import UserError
+from protlm.system.errors import UserError
+from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.work_folder import refuse_finished
 
 from .cluster_table import ClusterTable
 from .families import refuse_empty_hold_out
-from .interruption import sigterm_as_interrupt
 from .merge import merge_into
 from .prepare import PrepareOptions, prepare, table_of
 from .report import Report

@@ -9,8 +9,8 @@ from types import ModuleType
 
 from protlm.data.records import Block, ReadOptions, SequenceFile
 from protlm.data.shards.manifest import SourceEntry
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import existing_file
 
 STANDARD_INPUT = Path("-")
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from protlm.data.records import Record
 from protlm.data.shards.manifest import is_split_name
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
 
 from .tables import excerpt, read_rows
 

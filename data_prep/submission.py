@@ -11,10 +11,9 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Protocol, Self
 
-from protlm.errors import ExitCode, InputDataError, OutputError, UserError, one_of
-from protlm.terminal import JobProgress
-
-from .interruption import sigint_for_children
+from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, one_of
+from protlm.system.interruption import sigint_for_children
+from protlm.system.terminal import JobProgress
 
 _WORD = re.compile(r"[\w.:,@+-]{1,100}", re.ASCII)
 # Settings of `--slurm`: submitit's name of each, and the type of its value.

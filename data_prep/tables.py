@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protlm.data.records.source import TextSource
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
 
 
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:

@@ -17,9 +17,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
-from protlm.errors import ExitCode, UserError
-
-from .interruption import interrupts_held
+from protlm.system.errors import ExitCode, UserError
+from protlm.system.interruption import interrupts_held
 
 Tag = TypeVar("Tag")
 Item = TypeVar("Item")

@@ -1,6 +1,6 @@
 """Runs the command `protlm` as `python -m protlm`."""
 
-from protlm.processes import ignore_modules_of_working_folder
+from protlm.system.processes import ignore_modules_of_working_folder
 
 ignore_modules_of_working_folder()
 

@@ -32,10 +32,10 @@ from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData

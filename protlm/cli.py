@@ -18,15 +18,15 @@ from protlm.cli_look import attention, contacts, inspect
 from protlm.cli_prepare import prepare
 from protlm.cli_use import embed, generate, score
 from protlm.cli_values import model_or_default
-from protlm.data_prep import interruption
-from protlm.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.options import (
     RANGES,
     Device,
     Model,
 )
-from protlm.paths import in_home
-from protlm.processes import ignore_modules_of_working_folder, keep_freed_memory
+from protlm.system import interruption
+from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
+from protlm.system.paths import in_home
+from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
 app = typer.Typer(
     name="protlm",

@@ -13,11 +13,11 @@ from protlm.checkpoints import weight_checks
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import QueryKeyWidth
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import keep_stored_norms
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, UserError
 
 
 def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:

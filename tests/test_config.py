@@ -11,9 +11,9 @@ from protlm.attention import names
 from protlm.build import describe
 from protlm.composition import PATHS, compose, read_run_config, to_plain
 from protlm.config import RENAMED, EvaluateConfig, TrainConfig
-from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
-from protlm.paths import conf_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import conf_dir
 
 
 def choices(group: str) -> list[str]:

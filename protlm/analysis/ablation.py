@@ -19,7 +19,7 @@ from protlm.analysis.proteins import Protein, sequences_of
 from protlm.analysis.replacement import with_attention
 from protlm.attention import Attention
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 
 @final

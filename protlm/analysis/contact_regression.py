@@ -11,8 +11,8 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from protlm.analysis.head_statistics import residue_blocks
-from protlm.errors import InputDataError
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError
 
 MIN_SEPARATION = 6
 

@@ -14,7 +14,7 @@ from protlm.analysis.head_statistics import head_statistics, residue_blocks
 from protlm.analysis.precision import precision
 from protlm.analysis.proteins import Protein
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 ALL_SEPARATIONS = (MIN_SEPARATION, None)
 

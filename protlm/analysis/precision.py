@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # Half-open ranges of j - i; None means unbounded.
 SEPARATIONS: dict[str, tuple[int, int | None]] = {

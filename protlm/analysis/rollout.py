@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from protlm.attention.maps import attention_rows
-from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
+from protlm.system.errors import UserError
 
 
 def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 _FIRST, _NUM_STANDARD = int(VOCABULARY.residues[0]), len(STANDARD)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from protlm.model.objective import perplexity
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 BASELINES = ("empirical", "three_mers")
 # Smaller groups do not count in a mean over groups: one short protein would be worth hundreds.

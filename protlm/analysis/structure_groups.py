@@ -9,7 +9,7 @@ import numpy as np
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, left_out, mean_precision, percent
 from protlm.analysis.structures import Structure, contact_map
 from protlm.data.tables import read_labels
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 MODEL, NEAREST = "model", "nearest_in_sequence"
 METRIC, *_OTHERS = DIVISORS

@@ -19,8 +19,8 @@ from protlm.analysis.structure_files import (
 )
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import STANDARD_INPUT, ByteSource
-from protlm.errors import InputDataError, one_of
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError, one_of
+from protlm.system.terminal import printable
 
 if TYPE_CHECKING:
     from Bio.PDB.Chain import Chain

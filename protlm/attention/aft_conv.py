@@ -11,7 +11,7 @@ from protlm.attention.aft.base import Mixer
 from protlm.attention.aft.decoding import WindowedAttentionFree
 from protlm.attention.aft.windows import WindowWeights, block_size, offsets, windowed_means
 from protlm.attention.ops.numerics import upcast
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @final

@@ -13,7 +13,7 @@ from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbe
 from protlm.attention.ops.masking import zero_padding
 from protlm.attention.ops.options import require_at_least
 from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @final

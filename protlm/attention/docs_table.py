@@ -14,8 +14,8 @@ from torch import Tensor
 
 from protlm.attention import Attention, create, mechanism, names
 from protlm.attention.base import Recurrent, SharesParameters, State
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import complete_file, conf_dir
+from protlm.system.errors import UserError, exit_with_message
+from protlm.system.paths import complete_file, conf_dir
 
 BEGIN = "<!-- The table below is written by `make docs`. -->"
 END = "<!-- The table above is written by `make docs`. -->"

@@ -18,7 +18,7 @@ from protlm.attention.ops.windows import (
     softmax_weights,
     window_softmax,
 )
-from protlm.errors import UserError, one_of
+from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"
 # Recurrent too, but softmax over some positions, as the heads with windows already are.

@@ -11,7 +11,7 @@ from protlm.attention.base import Attention, SharesParameters
 from protlm.attention.ops.masking import zero_padding
 from protlm.attention.ops.numerics import no_autocast, upcast
 from protlm.attention.ops.options import require_at_least
-from protlm.errors import refuse_unknown
+from protlm.system.errors import refuse_unknown
 
 
 class Sharing(StrEnum):

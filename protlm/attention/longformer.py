@@ -26,7 +26,7 @@ from protlm.attention.ops.windows import (
     visible_softmax,
     window_softmax,
 )
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @final

@@ -11,7 +11,7 @@ from protlm.attention.ops.blocks import from_blocks
 from protlm.attention.ops.masking import padding_bias, visible_softmax, zero_padding
 from protlm.attention.ops.numerics import no_autocast, upcast
 from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Output positions that the convolution computes together.
 _BLOCK = 64

@@ -11,7 +11,7 @@ from protlm.attention.linearized.generalized import (
 )
 from protlm.attention.linearized.normalization import normalizer_of
 from protlm.attention.ops.projection import Projection
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Kernels f with f(-x) = f(x) or -f(x).
 _SAME_FOR_BOTH_SIGNS = ("abs", "cos", "identity", "tanh")

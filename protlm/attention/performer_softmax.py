@@ -10,7 +10,7 @@ from protlm.attention.linearized.normalization import normalizer_of
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
 from protlm.attention.linearized.trigonometric import TrigonometricFeatures
 from protlm.attention.ops.projection import Projection, RowNorms
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 # Features for a larger |q̂ + k̂|² overflow float32, and no practical number of them would suffice.
 LARGEST_OPTIMAL_FOR = 200.0

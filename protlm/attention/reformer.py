@@ -12,7 +12,7 @@ from protlm.attention.ops.lsh import Layout, Tile, draw_rotations, hash_buckets,
 from protlm.attention.ops.masking import zero_padding
 from protlm.attention.ops.numerics import accum_dtype, no_autocast
 from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Added to |q|², so that a query of 0 has a gradient.
 _EPSILON = 1e-12

@@ -20,7 +20,7 @@ from protlm.attention.linearized.trigonometric import FourierFeatures
 from protlm.attention.ops.masking import zero_padding
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
 from protlm.attention.ops.projection import Projection, RowSampling
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 # Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.
 _NORM_EPSILON = 1e-3

@@ -15,7 +15,7 @@ from typing import Any, Self, get_args, get_type_hints
 
 from protlm.checkpoints.weight_checks import not_usable
 from protlm.config import ModelConfig, Norm, Objective, Positions, drop_removed
-from protlm.errors import InputDataError, UserError, one_of
+from protlm.system.errors import InputDataError, UserError, one_of
 
 # The version of the stored form.
 FORMAT = 1

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from protlm.analysis.structures import Structure, read_structure
-from protlm.terminal import printable
+from protlm.system.terminal import printable
 
 
 def read_chain(path: Path, chain: str | None) -> Structure:

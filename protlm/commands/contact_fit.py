@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protlm.analysis.contact_regression import ContactRegression
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
-from protlm.paths import complete_file
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import complete_file
 
 
 @dataclass(frozen=True)

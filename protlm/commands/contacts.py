@@ -31,14 +31,14 @@ from protlm.commands.outputs import (
     protein_file,
 )
 from protlm.data.records import Record
-from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import all_or_none, check_output, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure
-from protlm.terminal import JobProgress, console, printable
+from protlm.system.errors import InputDataError, UserError, interrupt_explained
+from protlm.system.paths import all_or_none, check_output, existing_file, sample_dir
+from protlm.system.terminal import JobProgress, console, printable
 
 _MOST_FIGURES = 100
 # Of a figure that is drawn, for each pair of residues.

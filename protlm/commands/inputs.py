@@ -14,9 +14,9 @@ from typing import IO
 from protlm.data.records import Record, Tally, read_records
 from protlm.data.records.format_detection import WITHOUT_GAPS
 from protlm.data.records.residues import GAP
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
 
 STANDARD_INPUT = Path("-")
 _MOST_LISTED = 20

@@ -8,13 +8,13 @@ from protlm.analysis.structures import is_structure
 from protlm.commands.chains import read_chain
 from protlm.commands.contact_fit import SavedFit, read_fit
 from protlm.commands.inputs import Duplicates, Proteins
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
-from protlm.paths import check_output, complete_file, existing_file
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.page import assemble
 from protlm.report.plan import MAX_BYTES
 from protlm.report.protein import InspectedProtein
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import check_output, complete_file, existing_file
 
 _SUFFIXES = (".html", ".htm")
 _MOST_MODELS = 2

@@ -17,7 +17,7 @@ from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
 from protlm.downstream.splits import Leakage, Split
 from protlm.downstream.tasks import Targets, Task, missing_in_test
-from protlm.terminal import console, printable
+from protlm.system.terminal import console, printable
 
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
 

@@ -24,9 +24,9 @@ from protlm.composition import (
     to_plain,
 )
 from protlm.config import TrainConfig
-from protlm.errors import OutputError, UserError
-from protlm.paths import check_output, complete_file, conf_dir, explain_os_error
+from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK
+from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
 from protlm.training.launch import is_first_rank
 from protlm.training.schedule import check_schedule, fitting_warmup
 

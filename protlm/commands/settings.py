@@ -15,9 +15,9 @@ from rich.text import Text
 
 from protlm.composition import compose
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import complete_file, conf_dir
-from protlm.terminal import console
+from protlm.system.errors import UserError, exit_with_message
+from protlm.system.paths import complete_file, conf_dir
+from protlm.system.terminal import console
 
 _BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 _EVALUATION = {"evaluation"}

@@ -36,11 +36,11 @@ from protlm.data.batching.plan import SPECIALS
 from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.assay_probe import AssayProbe
 from protlm.downstream.structure_probe import StructureProbe
-from protlm.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import sample_dir
 from protlm.plots import loss_curve, save_figure
+from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.system.paths import sample_dir
 from protlm.training.callbacks.probe import Probe
 from protlm.training.launch import is_first_rank, leave_other_ranks, locked
 from protlm.training.run import Finished, check_trainer, find_checkpoint

@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from protlm.composition import key_of
-from protlm.errors import UserError, one_of
+from protlm.system.errors import UserError, one_of
 
 # The setting that decides whether a setting is used, and the values with which it is.
 _USED_WITH = {

@@ -14,7 +14,7 @@ from protlm.config.choices import (
     QueryKeyWidth,
 )
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 
 @dataclass

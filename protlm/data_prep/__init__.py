@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     # Type checkers do not follow __path__; these modules are imported from outside data_prep.
     from data_prep import (
-        interruption,
         leakage,
         merge,
         mmseqs_clusters,

@@ -9,8 +9,8 @@ from protlm.downstream.estimators import default_estimator, score
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.score_metrics import spearman
 from protlm.downstream.variants import read_variants
-from protlm.errors import InputDataError, UserError
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 
 @final

@@ -12,7 +12,7 @@ from protlm.analysis.sequence_features import compositions, mean_embeddings, thr
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import explain_os_error
+from protlm.system.paths import explain_os_error
 
 # Residues on either side in the window of the baseline.
 _FLANK = 8

@@ -11,7 +11,7 @@ from protlm.downstream.features import embeddings
 from protlm.downstream.probing import probe_features
 from protlm.downstream.residue_states import state_targets
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 _TOKENS_PER_BATCH = 4_096
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from protlm.data.tables import number_of
 from protlm.downstream.labels import UNLABELED, Example
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 SEPARATOR = ";"
 # Integers with at most this many values are classes.

@@ -37,7 +37,7 @@ from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.evaluation.similarity import MIN_ARCS
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 _RESIDUE_PROPERTIES = ("helix", "strand", *STANDARD)
 NAMES = ("contact", *_RESIDUE_PROPERTIES)

@@ -28,10 +28,10 @@ from protlm.analysis.structure_groups import (
     table_rows,
 )
 from protlm.analysis.structures import Structure, contact_map, read_folder
-from protlm.errors import UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 
 
 class Contacts(Evaluation):

@@ -20,9 +20,9 @@ from protlm.analysis.sequence_features import (
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.reader import SplitReader
 from protlm.data.tables import read_labels
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
 

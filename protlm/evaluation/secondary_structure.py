@@ -15,10 +15,10 @@ from protlm.downstream.labels import UNLABELED
 from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
 from protlm.downstream.residue_states import state_labels, state_targets
-from protlm.errors import InputDataError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 
 @final

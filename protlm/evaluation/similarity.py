@@ -24,7 +24,7 @@ from protlm.downstream.probe_tables import finite_or_none
 from protlm.downstream.score_metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 # With fewer pairs above the threshold, a head does not count, as in the paper's code.
 MIN_ARCS = 100

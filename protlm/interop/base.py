@@ -13,8 +13,8 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.checkpoints.weight_checks import check_numbers
 from protlm.config import ModelConfig
-from protlm.errors import InputDataError
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 # Names of tensors in a message.
 _MOST_NAMED = 4

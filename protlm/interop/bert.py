@@ -9,7 +9,6 @@ from typing import final
 from torch import Tensor
 
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Positions
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import ALPHABET, TOKENIZER, gather_rows, read_alphabet, source_tokens
 from protlm.interop.base import (
     Family,
@@ -24,6 +23,7 @@ from protlm.interop.base import (
     without_output_matrix,
 )
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 _LAYER = {
     "attention.query": "attention.self.query",

@@ -14,7 +14,6 @@ from torch import Tensor
 from protlm.checkpoints.weight_checks import check_numbers
 from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import ALPHABET, TOKENIZER, read_alphabet, read_numbers
 from protlm.interop.base import (
     ContactHead,
@@ -32,6 +31,7 @@ from protlm.interop.base import (
 )
 from protlm.interop.fairseq import HEAD, LAYER
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 _HF_LAYER = {
     "attention_norm": "attention.LayerNorm",

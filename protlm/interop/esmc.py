@@ -15,7 +15,6 @@ from torch import Tensor
 
 from protlm.config import Activation, HeadKind, ModelConfig, Positions, QueryKeyWidth
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.base import (
     Family,
     Translated,
@@ -28,6 +27,7 @@ from protlm.interop.base import (
     without,
 )
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 # From the layout with fused kernels to that of the library.
 _FUSED = (

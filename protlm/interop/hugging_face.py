@@ -25,7 +25,7 @@ from protlm.interop.base import ContactHead
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm_export import is_esm, to_esm
 from protlm.interop.protlm import NETWORK
-from protlm.paths import complete_folder
+from protlm.system.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
 _SELECTION = "protlm.attention.linearized.selection"

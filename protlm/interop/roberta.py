@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, final
 
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Positions
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import gather_rows, source_tokens
 from protlm.interop.base import (
     Family,
@@ -22,6 +21,7 @@ from protlm.interop.base import (
 )
 from protlm.interop.fairseq import HEAD, LAYER
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 _PREFIX = re.compile(r"(decoder|encoder)\.(sentence_encoder\.)?")
 _SPECIAL = {"<cls>": "<s>", "<pad>": "<pad>", "<eos>": "</s>", "<unk>": "<unk>", "<mask>": "<mask>"}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
-from protlm.errors import UserError, is_full_memory
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool
+from protlm.system.errors import UserError, is_full_memory
 
 if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel

@@ -13,10 +13,10 @@ from protlm.attention import Attention
 from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.config import ModelConfig, QueryKeyWidth
-from protlm.errors import UserError
 from protlm.model.convolution import ShortConvolution
 from protlm.model.linear import Linear, is_plain, linear
 from protlm.model.positions import rotate
+from protlm.system.errors import UserError
 
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
 _LARGEST_NORM = math.sqrt(3.0)

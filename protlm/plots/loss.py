@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protlm.errors import UserError
 from protlm.plots.panels import BLUE, GRAY, GREEN, ORANGE, new_figure
+from protlm.system.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

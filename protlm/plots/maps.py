@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

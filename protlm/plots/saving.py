@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protlm.errors import UserError, one_of
-from protlm.paths import complete_file
+from protlm.system.errors import UserError, one_of
+from protlm.system.paths import complete_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

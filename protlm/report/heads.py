@@ -16,7 +16,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.report.codes import Codes, binned
 from protlm.report.plan import PagePlan
 from protlm.report.protein import InspectedProtein
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 _BLOCK_ENTRIES = 1 << 23
 _LISTED_PAIRS = 20

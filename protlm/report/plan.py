@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from protlm.errors import UserError
 from protlm.report.codes import base64_bytes
+from protlm.system.errors import UserError
 
 # The attachments that mail servers accept are 25 MB.
 MAX_BYTES = 25_000_000

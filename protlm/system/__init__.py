@@ -1,1 +1,1 @@
-"""Files, folders, processes and terminals: what knows nothing of proteins."""
+"""Errors, files, folders, processes and terminals: nothing about proteins."""

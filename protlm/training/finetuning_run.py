@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from protlm.checkpoints.format import load_training, newest_whole
-from protlm.errors import ExitCode, UserError
+from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
 from protlm.training.callbacks.keep_best import KeepBest
 from protlm.training.callbacks.preemption import StopOnSignal

@@ -15,9 +15,9 @@ from pytorch_lightning.plugins.environments import (
 )
 
 from protlm.config import TrainerConfig
-from protlm.errors import InputDataError, LostRankError, OutputError, UserError
-from protlm.paths import explain_os_error
+from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.system.lock import FolderLock
+from protlm.system.paths import explain_os_error
 
 # Where workers put batches, and the free space that is too little for some.
 _SHARED, _LITTLE = Path("/dev/shm"), 64 << 20  # noqa: S108

@@ -18,8 +18,8 @@ from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.metrics import is_validated
 from protlm.config import Strategy as StrategyName
 from protlm.config import TrainConfig, TrainerConfig
-from protlm.errors import ExitCode, UserError
 from protlm.loading import refuse_bounded_exact_heads
+from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
 from protlm.training.callbacks.data_progress import TrackDataProgress
 from protlm.training.callbacks.ema import AverageWeights

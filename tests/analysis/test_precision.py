@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision, scores, top_pairs
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 EVERYWHERE = (0, None)

@@ -17,7 +17,7 @@ from protlm.analysis.structure_groups import (
     table_rows,
 )
 from protlm.analysis.structures import Structure
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 
 def structure(name: str) -> Structure:

@@ -15,8 +15,8 @@ from protlm.analysis.structures import (
     read_structure,
     structure_files,
 )
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 DATA = Path(__file__).resolve().parent.parent / "data_files"
 # The C-terminal domain of HIV-1 capsid protein; its five selenomethionines count as M.

@@ -19,7 +19,7 @@ import protlm.attention
 from protlm.attention import Attention
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.paths import conf_dir
+from protlm.system.paths import conf_dir
 
 _REFERENCES = Path(__file__).parent / "references"
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16

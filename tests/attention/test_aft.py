@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention import Attention, create
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.rounding import error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 300}

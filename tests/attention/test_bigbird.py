@@ -11,7 +11,7 @@ from torch import Tensor
 from protlm.attention import Attention, create
 from protlm.attention.ops import block_sparse
 from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 HEADS, HEAD_DIM = 2, 8
 ITC = {"block_size": 4, "window_blocks": 3, "global_blocks": 1, "random_blocks": 2}

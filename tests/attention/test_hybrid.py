@@ -11,7 +11,7 @@ from protlm.attention.base import RandomFeatures, Recurrent
 from protlm.attention.performer_relu import PerformerRelu
 from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SIZES = {"head_dim": 8, "model_dim": 16, "max_length": 512}
 

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from protlm.attention import create
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
 LENGTH = 40

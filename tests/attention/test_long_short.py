@@ -12,7 +12,7 @@ from torch import Tensor
 from protlm.attention import create, long_short
 from protlm.attention.long_short import LongShort
 from protlm.attention.ops.chunk_summaries import summary_weights
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 HEADS, DIM = 2, 8
 OPTIONS = {"window": 16, "rank": 3, "chunk": 8, "memory": 24, "dual_norm": True}

@@ -11,8 +11,8 @@ from protlm.attention import Attention, create
 from protlm.attention.longformer import Longformer
 from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import UserError
 from protlm.model.network import build_network
+from protlm.system.errors import UserError
 
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protlm.attention import create, nystromformer
 from protlm.attention.nystromformer import convolved, pseudo_inverse, segment_means, segments
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.rounding import condition_of, error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}

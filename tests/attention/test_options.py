@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from protlm.attention import create, mechanism, names
-from protlm.errors import UserError
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 
 
 def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protlm.attention import create, reformer
 from protlm.attention.ops import lsh
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
 ONE_BUCKET = {"chunk": 300, "num_hashes": 2, "num_buckets": 1}

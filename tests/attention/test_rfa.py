@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
-from protlm.errors import UserError
 from protlm.model.positions import Rotary, rotate
+from protlm.system.errors import UserError
 
 HEADS, DIM, MODEL_DIM = 2, 8, 16
 

@@ -14,9 +14,9 @@ from protlm.checkpoints.checksums import write_sum, write_sums
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import BoundedNorm
+from protlm.system.errors import InputDataError
 
 OLD = Path(__file__).resolve().parent / "old"
 PROTEIN = "MALWMRLLPLLALLALWGPDPAAAFVNQHL"

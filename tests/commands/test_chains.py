@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protlm.commands.chains import read_chain
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 LINE = (
     "ATOM  {n:5d}  {atom:<3s} ALA {chain}{residue:4d}    {x:8.3f}{y:8.3f}{z:8.3f}"

@@ -17,7 +17,7 @@ import pytest
 
 from protlm import cli
 from protlm.cli import _spread
-from protlm.paths import conf_dir, sample_dir
+from protlm.system.paths import conf_dir, sample_dir
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,10 +22,10 @@ from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import EMBEDDING, Parts
 from protlm.data_prep import submission
 from protlm.data_prep.submission import Executor, JobFailedError, Submission
-from protlm.errors import LostRankError, OutputError, UserError, is_full_memory
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import LostRankError, OutputError, UserError, is_full_memory
 
 OPTIONS = {"tokens_per_batch": 250, "include": (Pooling.mean,)}
 

@@ -14,7 +14,7 @@ from protlm.composition import compose
 from protlm.config import EvaluateConfig
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def lengths(data: Path, split: str = "test") -> np.ndarray:

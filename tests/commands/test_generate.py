@@ -21,12 +21,12 @@ from protlm.composition import compose
 from protlm.config import ModelConfig, TrainConfig
 from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.decoding import Sampling
 from protlm.model.gibbs import Sweeps
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 HEADER = re.compile(
     r"generated_(?P<number>\d+) length=(?P<length>\d+) sampled=(?P<sampled>\d+) "

@@ -17,9 +17,9 @@ from protlm.analysis.precision import precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir
 from protlm.report.plan import plan_page
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"

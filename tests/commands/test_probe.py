@@ -23,7 +23,7 @@ from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from protlm.data_prep import cluster_table as module
 from protlm.data_prep.cluster_table import ClusterTable, name_hash
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 
 @pytest.fixture

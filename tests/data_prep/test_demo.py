@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data_prep.demo import SHIPPED, SPLITS, TRAINED, demo, steps
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 
 def test_a_finished_demo_explains_its_results(

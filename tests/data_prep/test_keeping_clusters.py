@@ -18,7 +18,7 @@ from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.data_prep.submission import Executor, Submission
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 RULE = HashSplit(0.2, 0.1)
 ROOT = str(Path(__file__).resolve().parents[2])

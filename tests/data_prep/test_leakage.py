@@ -15,7 +15,7 @@ from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.data.vocabulary import STANDARD
 from protlm.data_prep import leakage as module
 from protlm.data_prep.leakage import LeakageOptions, leakage
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 
 def random_protein(rng, length=300):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data_prep.mmseqs_clusters import cluster_sequences
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 FAKE = """#!{python}
 import sys

@@ -19,7 +19,7 @@ from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit
 from protlm.data_prep.submission import Executor, Submission
-from protlm.errors import ExitCode, InputDataError, OutputError, UserError
+from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError
 
 ROOT = str(Path(__file__).resolve().parents[2])
 LOCAL = Submission(Executor.LOCAL)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from protlm.data_prep import workers
-from protlm.data_prep.interruption import interrupts_held
 from protlm.data_prep.workers import WorkerDiedError, in_order
-from protlm.errors import ExitCode, InputDataError, UserError
+from protlm.system.errors import ExitCode, InputDataError, UserError
+from protlm.system.interruption import interrupts_held
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = Path(__file__).parent / "programs" / "print_worker_ids.py"

@@ -8,8 +8,8 @@ import torch
 
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.predictions import Predictor, Query
-from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError
 from tests.small_models import small_model
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")

@@ -24,8 +24,8 @@ from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, over_best_b
 from protlm.downstream.residue_states import state_labels, state_targets
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 LETTERS = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
 

@@ -16,14 +16,14 @@ from protlm.analysis.attention_properties import (
 )
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.annotations import NAMES
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 from tests.analysis.test_relatives import random_sequences
 from tests.analysis.test_uniprot_features import entry
 

@@ -19,13 +19,13 @@ from protlm.analysis.structures import read_structure, structure_files
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.contacts import Contacts
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 STRUCTURES = sample_dir() / "structures"

@@ -10,12 +10,12 @@ import pytest
 from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 from tests.small_models import small_model
 
 

@@ -14,12 +14,12 @@ from protlm.analysis.proteins import Protein
 from protlm.analysis.replacement import favor, with_attention
 from protlm.analysis.softmax_estimates import compare_estimates
 from protlm.analysis.structures import read_folder
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
 from protlm.loading import load_model
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "GSHMLEDPVEAVLKKWDERRG"]
 

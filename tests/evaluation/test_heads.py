@@ -19,14 +19,14 @@ from protlm.attention import names
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Objective
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import load_model
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]

@@ -10,11 +10,11 @@ import torch
 import protlm
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 from tests.small_models import small_model
 
 SEQUENCE = "MKTAYIAKQRWCF"

@@ -21,7 +21,7 @@ from protlm.commands.evaluate import evaluate
 from protlm.commands.train import train
 from protlm.composition import compose
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.marks import slow_but
 
 Train = Callable[..., Path]

@@ -12,10 +12,10 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.ablang import _SPECIAL
 from protlm.interop.alphabet import source_tokens
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError
 from tests.interop.conftest import HEADS, INNER, LAYERS, WIDTH, pairs, random
 from tests.interop.published import attend, gelu, heads, layer_norm, linear
 

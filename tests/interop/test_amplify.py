@@ -12,10 +12,10 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import source_tokens
 from protlm.interop.amplify import _LEFT_OUT, _SPECIAL
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError
 from tests.interop.conftest import HEADS, INNER, LAYERS, WIDTH, random, write_folder
 from tests.interop.published import attend, heads, linear, rms_norm, rotated, silu
 

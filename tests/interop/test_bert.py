@@ -14,9 +14,9 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import gather_rows, source_tokens
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError
 from tests.interop.conftest import (
     HEADS,
     INNER,

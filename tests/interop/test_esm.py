@@ -18,10 +18,10 @@ from protlm import interop
 from protlm.analysis.contact_regression import ContactRegression, head_features
 from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.base import renamed
 from protlm.model.transformer import ProteinLM
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
 from tests.interop.conftest import LAYERS, WIDTH, esm_tensors
 from tests.rounding import error_bound
 

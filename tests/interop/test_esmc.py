@@ -12,9 +12,9 @@ import protlm
 from protlm import interop
 from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop import esmc
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError
 from tests.interop.conftest import pairs, random, write_folder
 from tests.interop.published import attend, gelu, heads, layer_norm, linear, rotated, silu
 

@@ -10,7 +10,7 @@ import pytest
 
 import protlm
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 DATA = os.environ.get("PROTLM_DATA")
 pytestmark = pytest.mark.skipif(

@@ -11,8 +11,8 @@ import pytest
 
 import protlm
 from protlm.commands.inspect import InspectOptions, inspect
-from protlm.paths import sample_dir
 from protlm.report.page import SCRIPTS
+from protlm.system.paths import sample_dir
 from tests.fixtures.browser import Browser
 
 HOSTILE = "</script><script>window.broken=1</script><img/src=x/onerror=window.broken=2>\"'`&lt;"

@@ -12,12 +12,12 @@ from protlm.analysis.precision import SEPARATIONS, precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
 from protlm.report.codes import Codes
 from protlm.report.heads import STATISTICS, inspected_heads
 from protlm.report.plan import PagePlan
 from protlm.report.predictions import predicted_distributions
 from protlm.report.protein import InspectedProtein
+from protlm.system.paths import sample_dir
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 PROTEIN = InspectedProtein("P1", "P1 one", "x.fasta", SEQUENCE)

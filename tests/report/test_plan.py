@@ -2,8 +2,8 @@
 
 import pytest
 
-from protlm.errors import UserError
 from protlm.report.plan import MAX_BYTES, MAX_RESIDUES, plan_page
+from protlm.system.errors import UserError
 
 PAPER_36 = 36 * 8
 

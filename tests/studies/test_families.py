@@ -18,7 +18,7 @@ from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.evaluation.base import NO_SPLIT
 from protlm.model.network import build_network
-from protlm.paths import conf_dir
+from protlm.system.paths import conf_dir
 from studies import families
 from studies.alignments import factored_attention, inverse_covariance, potts
 from studies.families import (

@@ -22,8 +22,8 @@ from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data_prep.cluster_table import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.errors import UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 from protlm.training.module import LanguageModeling
 
 Train = Callable[..., Path]

@@ -20,10 +20,10 @@ from protlm.config import DistillationStage, TrainConfig
 from protlm.conversion import convert
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.errors import InputDataError, UserError
 from protlm.loading import read_model
 from protlm.model.block import Block
 from protlm.model.network import build_network
+from protlm.system.errors import InputDataError, UserError
 
 Train = Callable[..., Path]
 STEPS = 6

@@ -20,7 +20,7 @@ from protlm.data.batching.plan import BatchPlan
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.datamodule import SequenceData
 from protlm.training.module import LanguageModeling
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protlm.checkpoints.format import latest
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def test_settings_that_are_newer_than_a_run_have_their_defaults(

@@ -24,7 +24,7 @@ from protlm.attention.ops.masking import visible_keys, zero_padding
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
 from protlm.attention.ops.options import require_at_least
 from protlm.attention.ops.projection import Projection
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):

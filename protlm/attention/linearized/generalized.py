@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.ops.products import product
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 # With larger exponents, sums over long sequences would overflow float32.
 _LARGEST_EXPONENT = 30.0

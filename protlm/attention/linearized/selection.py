@@ -22,7 +22,7 @@ from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.operands import Kernel
 from protlm.attention.linearized.positive import PositiveFeatures
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Maps queries, keys, values and the mask to outputs.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

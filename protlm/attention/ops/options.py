@@ -1,6 +1,6 @@
 """Checks of options that several mechanisms have."""
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def require_at_least(

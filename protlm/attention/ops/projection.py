@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 
 class RowSampling(StrEnum):

@@ -12,7 +12,7 @@ from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_block
 from protlm.attention.ops.masking import visible_softmax
 from protlm.attention.ops.numerics import no_autocast, upcast
 from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # The matrix products of smaller blocks would be slow.
 _SMALLEST_BLOCK = 64

@@ -14,8 +14,8 @@ from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import opened
 from protlm.commands.inputs import STANDARD_INPUT
-from protlm.errors import LostRankError, UserError, of_the_system
 from protlm.loading import load_model, pick_device
+from protlm.system.errors import LostRankError, UserError, of_the_system
 
 _SECONDS_TO_END = 10.0
 

@@ -12,8 +12,8 @@ from protlm.data.shards.cluster_index import ARRAYS
 from protlm.data.shards.hdf5_layout import Array, Content, contents
 from protlm.data.shards.manifest import IndexEntry, ShardEntry
 from protlm.data.shards.mapped_shard import Places, find_arrays, map_shard
-from protlm.errors import InputDataError
-from protlm.paths import complete_file, explain_os_error, sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, explain_os_error, sha256_of
 
 # Members sorted at a time, unless a cluster has more; each takes about 50 bytes of memory.
 _MEMBERS = 1 << 22

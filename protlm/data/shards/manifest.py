@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import existing_file
 
 FORMAT = "protlm-shards"
 FORMAT_VERSION = 1

@@ -13,7 +13,7 @@ from protlm.data.shards.hdf5_layout import Array, Content, contents
 from protlm.data.shards.manifest import ShardEntry
 from protlm.data.shards.mapped_shard import ARRAYS, CLUSTERS, CLUSTERS_TYPE
 from protlm.data.vocabulary import VOCABULARY
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, remove
-from protlm.errors import TrainingDivergedError
-from protlm.paths import complete_file
+from protlm.system.errors import TrainingDivergedError
 from protlm.system.lock import FolderLock
-from protlm.terminal import JobProgress
+from protlm.system.paths import complete_file
+from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.finetuning import Finetuning
 from protlm.training.labeled_batches import Batches, TokenRows

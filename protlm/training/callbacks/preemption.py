@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 
 from protlm.data.dataset import Batch
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
 from protlm.training.lightning_internals import disable_signal_handlers, end_validation
 
 # Signals that schedulers send before preemption: SIGTERM, SLURM's `--signal=USR1@120`, and

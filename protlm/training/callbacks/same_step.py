@@ -4,7 +4,7 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 from pytorch_lightning.callbacks import Callback
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 class CheckSameStep(Callback):

@@ -21,7 +21,7 @@ from protlm.checkpoints.format import (
 )
 from protlm.config import OnSaveError, TrainerConfig
 from protlm.data.dataset import Batch
-from protlm.errors import OutputError
+from protlm.system.errors import OutputError
 from protlm.system.lock import FolderLock
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.lightning_internals import drop_validation_counters

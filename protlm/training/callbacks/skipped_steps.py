@@ -21,8 +21,8 @@ from torch import Tensor
 
 from protlm.checkpoints.format import latest
 from protlm.data.dataset import Batch
-from protlm.errors import OutputError, TrainingDivergedError
-from protlm.paths import complete_file
+from protlm.system.errors import OutputError, TrainingDivergedError
+from protlm.system.paths import complete_file
 from protlm.training.module import LanguageModeling
 
 BAD_BATCHES = "bad_batches.jsonl"

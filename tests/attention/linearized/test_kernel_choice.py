@@ -14,7 +14,7 @@ from protlm.attention.linearized.bidirectional import BidirectionalAttention
 from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Kernel
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 

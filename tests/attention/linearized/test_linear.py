@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized.positive import optimal_stretch
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.marks import slow_but
 from tests.rounding import condition_of, error_bound
 

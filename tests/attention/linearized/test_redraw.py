@@ -7,7 +7,7 @@ import torch
 
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def performer(name: str = "performer_softmax", *, seed: int = 1, **options: Any) -> Any:

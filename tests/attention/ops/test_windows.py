@@ -14,7 +14,7 @@ from protlm.attention.ops.windows import (
     softmax_weights,
     window_softmax,
 )
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 WINDOWS = [
     Window(0, 0),

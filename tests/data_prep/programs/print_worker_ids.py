@@ -4,11 +4,11 @@ import os
 import signal
 import time
 
-from protlm.data_prep.interruption import (  # pyright: ignore[reportMissingImports]
+from protlm.data_prep.workers import in_order  # pyright: ignore[reportMissingImports]
+from protlm.system.errors import exit_with_message
+from protlm.system.interruption import (  # pyright: ignore[reportMissingImports]
     sigterm_as_interrupt,
 )
-from protlm.data_prep.workers import in_order  # pyright: ignore[reportMissingImports]
-from protlm.errors import exit_with_message
 
 
 def work(number: int) -> int:

@@ -12,7 +12,7 @@ from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, latest, step_of
 from protlm.checkpoints.metrics import read_metrics
 from protlm.config import BestMetric
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.callbacks import save_checkpoints
 from protlm.training.callbacks.monitor import Monitor
 

@@ -18,8 +18,8 @@ from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.errors import UserError
 from protlm.model.network import build_network
+from protlm.system.errors import UserError
 from protlm.training.loggers import CsvFile
 
 

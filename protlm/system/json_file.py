@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
 
 # Levels of nesting, of which those that protlm writes have a few; and bytes.
 _DEEPEST, _MOST = 50, 1 << 26

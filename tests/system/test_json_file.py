@@ -8,9 +8,9 @@ import pytest
 
 from protlm.commands.contact_fit import read_fit
 from protlm.composition import read_run_config
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import read_folder_alphabet
-from protlm.json_file import read_json
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
 
 DEEP = {
     "arrays": '{"a": ' + "[" * 30_000 + "]" * 30_000 + "}",
