@@ -23,12 +23,12 @@ class PerformerRelu(Performer):
         num_features: rows R of the projection; None for no projection, R = K.
         kernel_epsilon: ε, so that every row has weight.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
-        kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
+        backend: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
             elsewhere; `torch` or `triton` always runs one of them.
         seed: the seed of the projections, together with the redraw index.
     """
 
-    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
+    runtime_options: ClassVar[tuple[str, ...]] = ("backend",)
     advice: ClassVar[str] = "long proteins: the cheapest map over all pairs; the default"
 
     def __init__(
@@ -38,7 +38,7 @@ class PerformerRelu(Performer):
         num_features: int | None = None,
         kernel_epsilon: float = 1e-3,
         redraw_every: int | None = None,
-        kernel: str = "auto",
+        backend: str = "auto",
         seed: int = 0,
     ) -> None:
         check_generalized("relu", kernel_epsilon)
@@ -49,5 +49,5 @@ class PerformerRelu(Performer):
             normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
-            implementation=kernel,
+            backend=backend,
         )

@@ -53,12 +53,12 @@ class PerformerSoftmax(Performer):
             square of the output.
         denominator_floor: the smallest denominator, for `trigonometric` only.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
-        kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
+        backend: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
             elsewhere; `torch` or `triton` always runs one of them.
         seed: the seed of the projections, together with the redraw index.
     """
 
-    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
+    runtime_options: ClassVar[tuple[str, ...]] = ("backend",)
     advice: ClassVar[str] = (
         "weights of a trained softmax model, or the paper's model; watch the estimate"
     )
@@ -75,7 +75,7 @@ class PerformerSoftmax(Performer):
         normalizer: str = "denominator",
         denominator_floor: float | None = None,
         redraw_every: int | None = 1000,
-        kernel: str = "auto",
+        backend: str = "auto",
         seed: int = 0,
     ) -> None:
         refuse_unknown("attention.estimator", estimator, Estimator)
@@ -110,7 +110,7 @@ class PerformerSoftmax(Performer):
             ),
             redraw_every=redraw_every,
             seed=seed,
-            implementation=kernel,
+            backend=backend,
         )
         self.estimator = Estimator(estimator)
         self.is_trigonometric = is_trigonometric

@@ -77,7 +77,7 @@ def test_a_synchronization_is_found() -> None:
 @pytest.mark.parametrize("compute", ["masked", "causal"])
 @pytest.mark.parametrize("model", ["paper_36", "modern_36"])
 def test_a_model_and_its_loss_do_not_wait(model: str, compute: str) -> None:
-    given = [f"model={model}", "attention.kernel=torch", "model.num_layers=2"]
+    given = [f"model={model}", "attention.backend=torch", "model.num_layers=2"]
     config = compose(TrainConfig, ["data.dir=unused", "run_dir=unused", *given])
     network = build_network(config.model, config.attention, seed=0).to("meta").train()
     tokens_BL = torch.zeros(2, 200, dtype=torch.int64, device="meta")

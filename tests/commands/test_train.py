@@ -244,13 +244,13 @@ def test_a_run_in_a_folder_with_an_awkward_name(
     assert "run_dir: run (1)\n" in shown.stdout
 
 
-def test_the_implementation_of_the_attention_may_change(
+def test_the_backend_of_the_attention_may_change(
     train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run = train_tiny(tmp_path / "run", "attention=performer_relu", "attention.kernel=torch")
-    arguments = [f"run_dir={run}", "trainer.max_steps=5", "attention.kernel=auto"]
-    assert compose_run(arguments).attention["kernel"] == "auto"
-    assert "kernel" not in load_model(run).description.attention_options
+    run = train_tiny(tmp_path / "run", "attention=performer_relu", "attention.backend=torch")
+    arguments = [f"run_dir={run}", "trainer.max_steps=5", "attention.backend=auto"]
+    assert compose_run(arguments).attention["backend"] == "auto"
+    assert "backend" not in load_model(run).description.attention_options
 
 
 def test_few_validation_sequences_cause_a_warning(
@@ -264,13 +264,13 @@ def test_few_validation_sequences_cause_a_warning(
     assert "warning" not in capfd.readouterr().err
 
 
-def test_the_implementation_of_the_linear_heads_of_a_hybrid_may_change(
+def test_the_backend_of_the_linear_heads_of_a_hybrid_may_change(
     train_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    epsilon, kernel = "+attention.options.kernel_epsilon=0.01", "+attention.options.kernel="
-    run = train_tiny(tmp_path / "run", "attention=hybrid", epsilon, f"{kernel}torch")
-    arguments = [f"run_dir={run}", "trainer.max_steps=5", f"{kernel}auto"]
-    assert compose_run([*arguments, epsilon]).attention["options"]["kernel"] == "auto"
+    epsilon, backend = "+attention.options.kernel_epsilon=0.01", "+attention.options.backend="
+    run = train_tiny(tmp_path / "run", "attention=hybrid", epsilon, f"{backend}torch")
+    arguments = [f"run_dir={run}", "trainer.max_steps=5", f"{backend}auto"]
+    assert compose_run([*arguments, epsilon]).attention["options"]["backend"] == "auto"
     assert load_model(run).description.attention_options["options"] == {"kernel_epsilon": 0.01}
     with pytest.raises(UserError, match=r"attention\.options="):
         compose_run([*arguments, epsilon.replace("0.01", "0.02")])

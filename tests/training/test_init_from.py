@@ -48,7 +48,7 @@ def test_another_architecture_is_refused(tiny_run: Path) -> None:
             ["attention.redraw_every=null", "attention.num_features=8"],
             r"\(attention.redraw_every=null, .* is 1000\); type: attention.redraw_every=null$",
         ),
-        (["attention.num_features=8", "attention.kernel=torch"], None),
+        (["attention.num_features=8", "attention.backend=torch"], None),
     ],
 )
 def test_options_of_the_same_attention_are_compared(

@@ -19,7 +19,7 @@ from protlm.attention.linearized.features import (
 )
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.operands import Kernel
-from protlm.attention.linearized.selection import Case, Implementation, chosen_attention, has_fused
+from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
 from protlm.attention.ops.masking import visible_keys, zero_padding
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
 from protlm.attention.ops.options import require_at_least
@@ -42,7 +42,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         normalizer: maps the sums to outputs.
         redraw_every: optimizer steps between redraws; None keeps the first draw.
         seed: the seed of the projections, together with the redraw index.
-        implementation: `auto`, `torch`, or `triton` for fused kernels.
+        backend: `auto`, `torch`, or `triton` for fused kernels.
     """
 
     supports_bidirectional = True
@@ -61,7 +61,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         normalizer: Normalizer,
         redraw_every: int | None,
         seed: int,
-        implementation: str = Implementation.torch,
+        backend: str = Backend.torch,
     ) -> None:
         super().__init__()
         _check_redraw(redraw_every, has_projection=projection is not None)
@@ -76,9 +76,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
         first_map = feature_map(rows_RK)
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
-        refuse_unknown("attention.kernel", implementation, Implementation)
-        self._implementation = Implementation(implementation)
-        if implementation == Implementation.triton:
+        refuse_unknown("attention.backend", backend, Backend)
+        self._backend = Backend(backend)
+        if backend == Backend.triton:
             _check_fused(first_map, normalizer)
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
@@ -102,7 +102,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         inputs, kernel = (q_BHLK, k_BHLK, v_BHLC, mask_BL), self._kernel(q_BHLK)
         case = Case.of(q_BHLK, k_BHLK, v_BHLC, self.projection, causal=causal)
-        chosen = self._implementation, kernel.feature_map, self._normalizer, case
+        chosen = self._backend, kernel.feature_map, self._normalizer, case
         if fused := chosen_attention(*chosen):
             return fused(*inputs)
         attend = CausalAttention.apply if causal else BidirectionalAttention.apply
@@ -132,7 +132,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             normalized = copy(self)
             normalized._normalizer = Denominator()
             # Identity values are as wide as the sequence is long.
-            normalized._implementation = Implementation.torch
+            normalized._backend = Backend.torch
             return Attention.attention_map(
                 normalized,
                 q_BHLK,
@@ -221,8 +221,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 def _check_fused(feature_map: FeatureMap, normalizer: Normalizer) -> None:
     if not has_fused(feature_map, normalizer):
         raise UserError(
-            "attention.kernel=triton is for positive and ReLU features with "
-            "attention.normalizer=denominator; set attention.kernel=auto"
+            "attention.backend=triton is for positive and ReLU features with "
+            "attention.normalizer=denominator; set attention.backend=auto"
         )
 
 

@@ -41,8 +41,8 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _reasons: dict[tuple[bool, "Case"], str] = {}
 
 
-class Implementation(StrEnum):
-    """The implementations of linear attention."""
+class Backend(StrEnum):
+    """What computes linear attention."""
 
     # Fused kernels on CUDA where they exist and pass the check, and PyTorch elsewhere.
     auto = "auto"
@@ -143,17 +143,17 @@ def _fused_causal(feature_map: FeatureMap) -> Attend:
 
 
 def chosen_attention(
-    implementation: Implementation, feature_map: FeatureMap, normalizer: Normalizer, case: Case
+    backend: Backend, feature_map: FeatureMap, normalizer: Normalizer, case: Case
 ) -> Attend | None:
     """Returns attention by fused kernels, or None for PyTorch."""
     is_exponential = isinstance(feature_map, PositiveFeatures)
-    if implementation == Implementation.triton:
+    if backend == Backend.triton:
         _require(case)
         # The interpreter on a CPU is what the tests compare with float64.
         if _is_card(case.device):
             require_right(is_exponential, *case)
         return fused_attention(feature_map, causal=case.causal)
-    if implementation == Implementation.torch or not _is_card(case.device):
+    if backend == Backend.torch or not _is_card(case.device):
         return None
     if not has_fused(feature_map, normalizer):
         return None
@@ -167,21 +167,21 @@ def _is_card(device: torch.device) -> bool:
 
 
 def _require(case: Case) -> None:
-    given = "attention.kernel=triton"
+    given = "attention.backend=triton"
     if not _HAS_TRITON:
         raise UserError(
             f"{given} needs the package triton, which comes with torch for CUDA; set "
-            "attention.kernel=auto"
+            "attention.backend=auto"
         )
     if not case.is_supported:
         widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
         raise UserError(
             f"{given} takes heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
             f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
-            f"{case.value_dtype}; set attention.kernel=auto"
+            f"{case.value_dtype}; set attention.backend=auto"
         )
     if case.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError(f"{given} needs a GPU, not {case.device}; set attention.kernel=auto")
+        raise UserError(f"{given} needs a GPU, not {case.device}; set attention.backend=auto")
 
 
 # The compiler of torch calls it once, instead of tracing it; a cache of functools would be traced.
@@ -199,7 +199,7 @@ def is_usable(is_exponential: bool, *sizes: Any) -> bool:
     if reason and is_new:
         warnings.warn(
             f"the fused attention kernels are not used on {case.device}: {reason}; attention "
-            "runs in PyTorch, which is slower (attention.kernel=torch avoids this message)",
+            "runs in PyTorch, which is slower (attention.backend=torch avoids this message)",
             stacklevel=2,
         )
     return not reason
@@ -211,8 +211,8 @@ def require_right(is_exponential: bool, *sizes: Any) -> None:
     case = Case(*sizes)
     if reason := _known_reason(is_exponential, case):
         raise UserError(
-            f"attention.kernel=triton: the fused kernels are wrong on {case.device}: {reason}; set "
-            "attention.kernel=auto"
+            f"attention.backend=triton: the fused kernels are wrong on {case.device}: {reason}; "
+            "set attention.backend=auto"
         )
 
 

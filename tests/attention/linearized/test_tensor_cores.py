@@ -90,7 +90,7 @@ class Products(TorchDispatchMode):
 
 def products_on_cuda(inputs: Any, *, causal: bool) -> Counter[tuple[torch.dtype, torch.dtype]]:
     """Counts the products of a forward and backward pass, without computing them."""
-    options = {"num_features": 32, "kernel": "torch"}
+    options = {"num_features": 32, "backend": "torch"}
     sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": LENGTH}
     mechanism = create("performer_relu", options, **sizes).to("meta")
     inputs = type(inputs)(*(x.to("meta") for x in inputs)).differentiable()

@@ -34,8 +34,8 @@ from protlm.training.flops import _more_counters, fused_counters
 torch.set_num_threads(1)
 q, k, v = torch.ones(3, 2, 2, 40, 16)
 mask, hidden = torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 40, 32)
-for kernel in ("triton", "torch"):
-    options = {"num_features": 24, "kernel": kernel}
+for backend in ("triton", "torch"):
+    options = {"num_features": 24, "backend": backend}
     sizes = {"num_heads": 2, "head_dim": 16, "model_dim": 32, "max_length": 40}
     attention = create("performer_relu", options, **sizes)
     counters = _more_counters(q.device) | fused_counters()

@@ -91,8 +91,8 @@ def main() -> None:
     causal = mode == "causal"
     sizes = {"num_heads": HEADS, "head_dim": width, "model_dim": 8, "max_length": 8}
     options = {"num_features": features or None}
-    fused = protlm.attention.create(name, options | {"kernel": "triton"}, **sizes)
-    exact = protlm.attention.create(name, options | {"kernel": "torch"}, **sizes).double()
+    fused = protlm.attention.create(name, options | {"backend": "triton"}, **sizes)
+    exact = protlm.attention.create(name, options | {"backend": "torch"}, **sizes).double()
     for length in map(int, sys.argv[6:]):
         inputs, cotangent, mask_BL = draw(length, width, getattr(torch, dtype))
         if causal:

@@ -14,6 +14,8 @@ from protlm.attention.linearized.bidirectional import BidirectionalAttention
 from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Kernel
+from protlm.composition import compose
+from protlm.config import TrainConfig
 from protlm.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
@@ -61,7 +63,7 @@ def test_kernels_that_agree_are_used(
 
     stand_in(fused)
     mechanism = protlm.attention.create(name, {}, **SIZES)
-    plain = protlm.attention.create(name, {"kernel": "torch"}, **SIZES)
+    plain = protlm.attention.create(name, {"backend": "torch"}, **SIZES)
     expected = run(plain, dtype, causal=causal)
     assert torch.equal(run(mechanism, dtype, causal=causal), expected)
     assert calls == [causal] * 4, "three lengths of the check, one for the output"
@@ -116,7 +118,7 @@ def test_kernels_that_fail_are_replaced_with_one_warning(
 ) -> None:
     stand_in(fused)
     mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
-    plain = protlm.attention.create("performer_softmax", {"kernel": "torch"}, **SIZES)
+    plain = protlm.attention.create("performer_softmax", {"backend": "torch"}, **SIZES)
     expected = run(plain, causal=causal)
     with pytest.warns(UserWarning, match=reason):
         assert torch.equal(run(mechanism, causal=causal), expected)
@@ -134,14 +136,14 @@ def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
     monkeypatch.setattr(selection, "is_hopper", lambda device: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     options = {"num_features": num_features}
-    asked = protlm.attention.create("performer_relu", {"kernel": "triton", **options}, **SIZES)
+    asked = protlm.attention.create("performer_relu", {"backend": "triton", **options}, **SIZES)
     run(asked, torch.bfloat16)
     run(asked, torch.float32, causal=True)
     if is_used:
         run(asked, torch.bfloat16, causal=True)
         return
     reason = f"needs 24 features or more on this card, and has {num_features or 8}"
-    with pytest.raises(UserError, match=f"kernel=triton: .*{reason}; set attention.kernel=auto"):
+    with pytest.raises(UserError, match=f"backend=triton: .*{reason}; set attention.backend=auto"):
         run(asked, torch.bfloat16, causal=True)
     monkeypatch.setattr(selection, "_reasons", {})
     with pytest.warns(UserWarning, match=reason):
@@ -171,8 +173,8 @@ def test_wrong_kernels_that_were_asked_for_are_refused(
 ) -> None:
     stand_in(wrong_gradient)
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # there need not be a card
-    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **SIZES)
-    with pytest.raises(UserError, match=r"attention\.kernel=triton: .* relative errors of"):
+    mechanism = protlm.attention.create("performer_relu", {"backend": "triton"}, **SIZES)
+    with pytest.raises(UserError, match=r"attention\.backend=triton: .* relative errors of"):
         run(mechanism)
 
 
@@ -186,13 +188,13 @@ def test_wrong_kernels_that_were_asked_for_are_refused(
 def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_in: Any) -> None:
     stand_in(does_not_compile)
     run(protlm.attention.create("performer_softmax", options, **SIZES))
-    with pytest.raises(UserError, match=r"attention\.kernel=auto"):
-        protlm.attention.create("performer_softmax", options | {"kernel": "triton"}, **SIZES)
+    with pytest.raises(UserError, match=r"attention\.backend=auto"):
+        protlm.attention.create("performer_softmax", options | {"backend": "triton"}, **SIZES)
 
 
 def test_wider_heads_are_refused_in_causal_attention() -> None:
     sizes = SIZES | {"head_dim": 64, "model_dim": 128}
-    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **sizes)
+    mechanism = protlm.attention.create("performer_relu", {"backend": "triton"}, **sizes)
     q = torch.zeros(1, 2, 3, 64)
     inputs = {"hidden_BLD": torch.zeros(1, 3, 128), "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
     with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
@@ -201,7 +203,7 @@ def test_wider_heads_are_refused_in_causal_attention() -> None:
 
 def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
     stand_in(does_not_compile)
-    mechanism = protlm.attention.create("performer_softmax", {"kernel": "triton"}, **SIZES)
+    mechanism = protlm.attention.create("performer_softmax", {"backend": "triton"}, **SIZES)
     q, k = torch.randn(2, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
     inputs: dict[str, Any]
     inputs = {"hidden_BLD": torch.zeros(1, 9, 16), "mask_BL": torch.ones(1, 9, dtype=torch.bool)}
@@ -210,24 +212,36 @@ def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
 
 
 def test_kernels_need_a_gpu() -> None:
-    mechanism = protlm.attention.create("performer_relu", {"kernel": "triton"}, **SIZES)
-    with pytest.raises(UserError, match=r"attention\.kernel=triton needs"):
+    mechanism = protlm.attention.create("performer_relu", {"backend": "triton"}, **SIZES)
+    with pytest.raises(UserError, match=r"attention\.backend=triton needs"):
         run(mechanism)
 
 
-def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(UserError, match=r"attention\.kernel=cuda"):
-        protlm.attention.create("performer_relu", {"kernel": "cuda"}, **SIZES)
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(UserError, match=r"attention\.backend=cuda"):
+        protlm.attention.create("performer_relu", {"backend": "cuda"}, **SIZES)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "triton"])
+def test_the_former_name_is_refused_with_the_new_one() -> None:
+    with pytest.raises(UserError, match=r"now called attention\.backend; .*backend=torch$"):
+        protlm.attention.create("performer_relu", {"kernel": "torch"}, **SIZES)
+    nested = {"options": {"kernel": "torch"}}
+    with pytest.raises(UserError, match=r"now called attention\.options\.backend"):
+        protlm.attention.create("hybrid", nested, **SIZES)
+    with pytest.raises(UserError, match=r"now called attention\.backend; type"):
+        compose(TrainConfig, ["attention=performer_softmax", "attention.kernel=torch"])
+    with pytest.raises(UserError, match="kernel=triton does not exist; there are: abs, cos"):
+        protlm.attention.create("performer_generalized", {"kernel": "triton"}, **SIZES)
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton"])
 def test_the_choice_does_not_break_a_graph(
-    kernel: str, stand_in: Any, monkeypatch: pytest.MonkeyPatch
+    backend: str, stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
     monkeypatch.setattr(selection, "failure", lambda feature_map_in, case: "")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    mechanism = protlm.attention.create("performer_softmax", {"kernel": kernel}, **SIZES)
+    mechanism = protlm.attention.create("performer_softmax", {"backend": backend}, **SIZES)
     compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
     assert torch.equal(run(compiled), run(mechanism))
 
