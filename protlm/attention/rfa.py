@@ -15,7 +15,6 @@ from protlm.attention.linearized.features import FeatureMapFactory
 from protlm.attention.linearized.gated import Gate, gated_means
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
-from protlm.attention.linearized.operands import Kernel
 from protlm.attention.linearized.trigonometric import FourierFeatures
 from protlm.attention.ops.masking import zero_padding
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
@@ -150,7 +149,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         assert causal, "the gate has no bidirectional form"
         gate_BHL1 = self.gate(hidden_BLD, mask_BL)
         with no_autocast(v_BHLC):
-            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, self._kernel(q_BHLK))
+            feature_map = self.performer.feature_map(accum_dtype(q_BHLK))
+            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, feature_map)
             out_BHLC, _ = self._normalizer(means)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
@@ -215,16 +215,6 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             # torch sets the gradient of the norm of a zero vector to 0.
             norm_BHL1 = torch.linalg.vector_norm(x_BHLK, dim=-1, keepdim=True)
             return x_BHLK / (norm_BHL1 + _NORM_EPSILON) * upcast(scales_H1K)
-
-    def _kernel(self, x_BHLK: Tensor) -> Kernel:
-        rows_RK = self.performer.projection
-        assert rows_RK is not None
-        return Kernel(
-            feature_map=self._feature_map(rows_RK.to(accum_dtype(x_BHLK))),
-            normalizer=self._normalizer,
-            num_features=self.performer.num_features,
-            projection_RK=rows_RK,
-        )
 
 
 def _check_floor(floor: float | None, kernel: str) -> None:
