@@ -35,7 +35,7 @@ class PositiveFeatures(ExponentialFeatureMap):
 
         φk_r = exp(b_r - M_r),  φq_r = exp(a_r + M_r - max_r'(a_r' + M_r'))
 
-    M_r is the b_r of a visible key (see `tile_features`). The largest feature of a query is then
+    M_r is the b_r of a visible key (see `operands`). The largest feature of a query is then
     exp(0), and its product with that key is 1, so that the sum of weights is at least 1 for queries
     and keys of any norm. Without a reference M_r = 0, and keys far from all rows underflow in
     float32.
