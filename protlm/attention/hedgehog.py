@@ -19,8 +19,12 @@ class Hedgehog(Attention, Recurrent[Tensor]):
     Queries and keys have different matrices W, K×K, which start as the identity (section 4.1). x is
     not scaled by K^(-1/4): W learns its scale. The features are trained to imitate the softmax
     attention of a trained model (`objective=distillation`), or with the model. Nothing is random.
-    Outputs and gradients do not overflow for large queries and keys: linear attention subtracts the
-    largest logit of each feature (docs/decisions/0019).
+    Outputs and gradients do not overflow for large queries and keys: linear attention subtracts a
+    logit of each feature (docs/decisions/0019).
+
+    Args:
+        num_heads: heads, each with its matrices.
+        head_dim: width K of a query and a key; there are 2K features.
     """
 
     cost: ClassVar[str] = "L K²"

@@ -137,8 +137,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         assert causal, "the gate has no bidirectional form"
         gate_BHL1 = self.gate(hidden_BLD, mask_BL)
         with no_autocast(v_BHLC):
-            kernel = self.performer._kernel(q_BHLK)
-            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, kernel)
+            feature_map = self.performer.feature_map(accum_dtype(q_BHLK))
+            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, feature_map)
             out_BHLC, _ = self._normalizer(means)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
@@ -203,3 +203,17 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             # torch sets the gradient of the norm of a zero vector to 0.
             norm_BHL1 = torch.linalg.vector_norm(x_BHLK, dim=-1, keepdim=True)
             return x_BHLK / (norm_BHL1 + _NORM_EPSILON) * upcast(scales_H1K)
+
+
+def _check_floor(floor: float | None, kernel: str) -> None:
+    if floor is None and kernel == RfaKernel.gaussian:
+        raise UserError(
+            "attention.denominator_floor=null allows division by sums of weights that may be "
+            "negative or near 0 with attention.kernel=gaussian; type "
+            "attention.denominator_floor=0.1"
+        )
+    if floor is not None and not 0 < floor < math.inf:
+        raise UserError(
+            f"attention.denominator_floor={floor} must be a number above 0; type "
+            "attention.denominator_floor=0.1"
+        )

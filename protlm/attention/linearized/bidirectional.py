@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.linearized.exponential import TileFeatures
-from protlm.attention.linearized.operands import Kernel, Operands, empty_output
+from protlm.attention.linearized.features import FeatureMap
+from protlm.attention.linearized.normalization import Normalizer
+from protlm.attention.linearized.operands import Operands, empty_output
+from protlm.attention.linearized.tile_features import TileFeatures
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import product
 from protlm.attention.ops.tiles import tiles
 
 
 class BidirectionalAttention(torch.autograd.Function):
-    """`apply(q, k, v, mask, kernel)` returns the output, BHLC, in the dtype of v."""
+    """`apply(q, k, v, mask, feature map, normalizer)` returns the output, BHLC, like v."""
 
     @staticmethod
     def forward(
@@ -28,7 +30,8 @@ class BidirectionalAttention(torch.autograd.Function):
         k_BHLK: Tensor,
         v_BHLC: Tensor,
         mask_BL: Tensor,
-        kernel: Kernel,
+        feature_map: FeatureMap,
+        normalizer: Normalizer,
     ) -> Tensor:
         """Sums [v | 1]ᵀφ(k) over each sequence, and multiplies the sum by the query features."""
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
@@ -37,22 +40,24 @@ class BidirectionalAttention(torch.autograd.Function):
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
         states: list[Tensor] = []
         references: list[Tensor | None] = []
-        groups = list(tiles(q_BHLK, num_features=kernel.num_features))
+        num_features = feature_map.num_features(q_BHLK.shape[-1])
+        groups = list(tiles(q_BHLK, num_features=num_features))
         with no_autocast(v_BHLC):
             for group in groups:
-                features = TileFeatures(operands, kernel)
+                features = TileFeatures(operands, feature_map)
                 state = features.add_keys(None, group[0])
                 for tile in group[1:]:
                     state = features.add_keys(state, tile)
                 for tile in group:
                     phi = features.queries(tile).phi_BHLR
-                    normalized = kernel.normalizer(product(phi, state, dtype=dtype))
+                    normalized = normalizer(product(phi, state, dtype=dtype))
                     tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
                     operands.clear_padding(tile.of(out_BHLC), tile)
                 states.append(state)
                 references.append(features.reference_BH1R)
-        ctx.kernel, ctx.groups = kernel, groups
-        inputs = q_BHLK, k_BHLK, v_BHLC, mask_BL, kernel.projection_RK
+        ctx.settings = feature_map, normalizer, groups
+        # The projection is saved so that a redraw before the backward pass is an error.
+        inputs = q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map.projection_RK
         ctx.save_for_backward(*inputs, out_BHLC, saved_BHL1, *states, *references)
         return out_BHLC
 
@@ -65,18 +70,18 @@ class BidirectionalAttention(torch.autograd.Function):
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
-        kernel, operands = ctx.kernel, Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        feature_map, normalizer, groups = ctx.settings
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         dtype = operands.product_dtype
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
         with no_autocast(out_BHLC):
-            num_groups = len(ctx.groups)
             for group, state, reference in zip(
-                ctx.groups, rest[:num_groups], rest[num_groups:], strict=True
+                groups, rest[: len(groups)], rest[len(groups) :], strict=True
             ):
-                features = TileFeatures(operands, kernel, reference)
+                features = TileFeatures(operands, feature_map, reference)
                 dstate = torch.zeros_like(state)
                 for tile in group:
-                    dsums = kernel.normalizer.gradient(
+                    dsums = normalizer.gradient(
                         tile.of(dout_BHLC),
                         tile.of(out_BHLC).to(operands.dtype),
                         tile.of(saved_BHL1),
@@ -93,4 +98,4 @@ class BidirectionalAttention(torch.autograd.Function):
                     tile.of(dk_BHLK)[:] = pullback(dphi)
                     for gradient in (dk_BHLK, dv_BHLC):
                         operands.clear_padding(tile.of(gradient), tile)
-        return dq_BHLK, dk_BHLK, dv_BHLC, None, None
+        return dq_BHLK, dk_BHLK, dv_BHLC, None, None, None

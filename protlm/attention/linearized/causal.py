@@ -9,16 +9,20 @@ rounding. The exceptions are NaN and infinities, which affect their whole chunk,
 Tensors without a suffix are (B, H, chunks, 64, width), states (B, H, chunks, C + 1, R).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.linearized.chunks import Chunks, chunked, positions
-from protlm.attention.linearized.operands import Kernel, Operands, empty_output
-from protlm.attention.linearized.states import States
+from protlm.attention.linearized.chunks import States, chunked, positions
+from protlm.attention.linearized.features import FeatureMap
+from protlm.attention.linearized.normalization import Normalizer
+from protlm.attention.linearized.operands import Operands, empty_output
+from protlm.attention.linearized.tile_features import TileFeatures
 from protlm.attention.ops.numerics import no_autocast
+from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.tiles import tiles
 
 # The state of a chunk, its gradient and their increments are as large as its features.
@@ -26,7 +30,7 @@ _MEMORY_DIVISOR = 2
 
 
 class CausalAttention(torch.autograd.Function):
-    """`apply(q, k, v, mask, kernel)` returns the output, BHLC, in the dtype of v."""
+    """`apply(q, k, v, mask, feature map, normalizer)` returns the output, BHLC, like v."""
 
     @staticmethod
     def forward(
@@ -35,41 +39,40 @@ class CausalAttention(torch.autograd.Function):
         k_BHLK: Tensor,
         v_BHLC: Tensor,
         mask_BL: Tensor,
-        kernel: Kernel,
+        feature_map: FeatureMap,
+        normalizer: Normalizer,
     ) -> Tensor:
         """Computes the tiles from left to right, carrying the state."""
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        dtype = operands.product_dtype
         out_BHLC = empty_output(v_BHLC)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
-        states, has_rises = [], []
-        groups = list(
-            tiles(q_BHLK, num_features=kernel.num_features, memory_divisor=_MEMORY_DIVISOR)
-        )
+        states: list[Tensor] = []
+        references: list[Tensor | None] = []
+        num_features = feature_map.num_features(q_BHLK.shape[-1])
+        groups = list(tiles(q_BHLK, num_features=num_features, memory_divisor=_MEMORY_DIVISOR))
         with no_autocast(v_BHLC):
             for group in groups:
-                prefix = States()
-                reference: Tensor | None = None
+                features, prefix = TileFeatures(operands, feature_map), States()
                 for tile in group:
                     if prefix.last is not None:
-                        states.append(_joined(prefix.last, reference))
-                    chunks = Chunks.of(operands, kernel, tile, reference)
-                    before = prefix.add_products(
-                        chunks.values.mT,
-                        chunks.state_keys(),
-                        chunks.factors(),
-                        dtype=chunks.dtype,
-                    )
-                    has_rises.append(chunks.rises is not None)
-                    reference = chunks.reference
-                    sums = chunks.product(chunks.phi_q, before.mT)
-                    sums = chunks.product(chunks.weights(), chunks.values, onto=sums)
-                    normalized = kernel.normalizer(positions(sums, tile))
+                        # The next tile overwrites it.
+                        states.append(prefix.last.clone())
+                    phi_k = chunked(features.keys(tile, causal=True).phi_BHLR)
+                    phi_q = chunked(features.queries(tile).phi_BHLR)
+                    values = chunked(operands.values_and_ones(tile))
+                    before = prefix.add_products(values.mT, phi_k, dtype=dtype)
+                    weights = matrix_product(phi_q, phi_k.mT, dtype=dtype).tril_()
+                    sums = matrix_product(phi_q, before.mT, dtype=dtype)
+                    sums = matrix_product(weights, values, onto=sums, dtype=dtype)
+                    normalized = normalizer(positions(sums, tile))
                     tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalized
                     operands.clear_padding(tile.of(out_BHLC), tile)
-        ctx.kernel, ctx.groups, ctx.has_rises = kernel, groups, has_rises
-        ctx.save_for_backward(
-            q_BHLK, k_BHLK, v_BHLC, mask_BL, kernel.projection_RK, out_BHLC, saved_BHL1, *states
-        )
+                references.append(features.reference_BH1R)
+        ctx.settings = feature_map, normalizer, groups
+        # The projection is saved so that a redraw before the backward pass is an error.
+        inputs = q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map.projection_RK
+        ctx.save_for_backward(*inputs, out_BHLC, saved_BHL1, *references, *states)
         return out_BHLC
 
     @staticmethod
@@ -80,55 +83,53 @@ class CausalAttention(torch.autograd.Function):
         """Computes the tiles from right to left, carrying the gradient of the state."""
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
-        q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *states = ctx.saved_tensors
-        kernel, operands = ctx.kernel, Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
+        feature_map, normalizer, groups = ctx.settings
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        references, states = rest[: len(groups)], rest[len(groups) :]
         dq_BHLK, dk_BHLK, dv_BHLC = (torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC))
-        has_rises = list(ctx.has_rises)
         with no_autocast(out_BHLC):
-            for group in reversed(ctx.groups):
+            for group, reference in zip(reversed(groups), reversed(references), strict=True):
+                features = TileFeatures(operands, feature_map, reference)
                 prefix, suffix = States(), States(reverse=True)
                 for tile in reversed(group):
-                    saved = states.pop() if tile is not group[0] else None
-                    prefix.last, reference = _split(saved, v_BHLC.shape[-1] + 1)
-                    chunks = Chunks.of(operands, kernel, tile, reference, has_rises=has_rises.pop())
-                    dsums = kernel.normalizer.gradient(
+                    prefix.last = states.pop() if tile is not group[0] else None
+                    dsums = normalizer.gradient(
                         tile.of(dout_BHLC),
                         tile.of(out_BHLC).to(operands.dtype),
                         tile.of(saved_BHL1),
                     )
                     operands.clear_padding(dsums, tile)
-                    gradients = _chunk_gradients(chunks, chunked(dsums), prefix, suffix)
+                    phi_k, key_pullback = features.keys(tile, causal=True)
+                    phi_q, query_pullback = features.queries(tile)
+                    values = operands.values_and_ones(tile)
+                    dtype = operands.product_dtype
+                    gradients = _gradients(phi_q, phi_k, values, dsums, prefix, suffix, dtype)
                     dphi_q, dphi_k, dvalues = (positions(g, tile) for g in gradients)
-                    tile.of(dq_BHLK)[:] = chunks.query_pullback(dphi_q)
-                    tile.of(dk_BHLK)[:] = chunks.key_pullback(dphi_k)
+                    tile.of(dq_BHLK)[:] = query_pullback(dphi_q)
+                    tile.of(dk_BHLK)[:] = key_pullback(dphi_k)
                     tile.of(dv_BHLC)[:] = dvalues[..., :-1]
                     operands.clear_padding(tile.of(dv_BHLC), tile)
-        return dq_BHLK, dk_BHLK, dv_BHLC, None, None
+        return dq_BHLK, dk_BHLK, dv_BHLC, None, None, None
 
 
-def _joined(state: Tensor, reference: Tensor | None) -> Tensor:
-    """Copies a state, with the reference of its features as its last row."""
-    # The next tile overwrites the state.
-    return state.clone() if reference is None else torch.cat([state, reference], dim=-2)
-
-
-def _split(saved: Tensor | None, num_rows: int) -> tuple[Tensor | None, Tensor | None]:
-    """Inverts `_joined`."""
-    if saved is None or saved.shape[-2] == num_rows:
-        return saved, None
-    return saved[..., :num_rows, :], saved[..., num_rows:, :]
-
-
-def _chunk_gradients(
-    chunks: Chunks, dsums: Tensor, prefix: States, suffix: States
+def _gradients(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    values: Tensor,
+    dsums: Tensor,
+    prefix: States,
+    suffix: States,
+    dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the arguments of the pullbacks of queries and keys, and the gradient of [v | 1]."""
-    state_keys, factors = chunks.state_keys(), chunks.factors()
-    before = prefix.add_products(chunks.values.mT, state_keys, factors, dtype=chunks.dtype)
-    dafter = suffix.add_products(dsums.mT, chunks.phi_q, factors, dtype=chunks.dtype)
-    dweights = chunks.product(dsums, chunks.values.mT).tril_()
-    dqueries, dkeys = chunks.feature_gradients(
-        dweights, chunks.product(dsums, before), chunks.product(chunks.values, dafter)
-    )
-    onto = chunks.product(state_keys, dafter.mT)
-    return dqueries, dkeys, chunks.product(chunks.weights().mT, dsums, onto=onto)
+    """Returns the gradients of φ(q), φ(k) and [v | 1], in chunks."""
+    phi_q, phi_k, values, dsums = (chunked(x) for x in (phi_q, phi_k, values, dsums))
+    multiply = partial(matrix_product, dtype=dtype)
+    before = prefix.add_products(values.mT, phi_k, dtype=dtype)
+    dafter = suffix.add_products(dsums.mT, phi_q, dtype=dtype)
+    weights = multiply(phi_q, phi_k.mT).tril_()
+    dweights = multiply(dsums, values.mT).tril_()
+    dphi_q = multiply(dweights, phi_k, onto=multiply(dsums, before))
+    dphi_k = multiply(dweights.mT, phi_q, onto=multiply(values, dafter))
+    dvalues = multiply(weights.mT, dsums, onto=multiply(phi_k, dafter.mT))
+    return dphi_q, dphi_k, dvalues

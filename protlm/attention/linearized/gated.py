@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention.linearized.chunks import chunked
 from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.linearized.normalization import inverse_of_weight
-from protlm.attention.linearized.operands import Kernel
-from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
+from protlm.attention.ops.masking import zero_padding
+from protlm.attention.ops.numerics import no_autocast, upcast
 from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.tiles import CHUNK, tiles
 
@@ -66,7 +66,7 @@ def gated_means(
     v_BHLC: Tensor,
     gate_BHL1: Tensor,
     mask_BL: Tensor,
-    kernel: Kernel,
+    feature_map: FeatureMap,
 ) -> Tensor:
     """Returns the gated means of φ(q_i)·φ(k_j) [v_j | 1] over j ≤ i, (B, H, L, C + 1).
 
@@ -80,31 +80,33 @@ def gated_means(
         v_BHLC: values.
         gate_BHL1: logits of the gates g, finite.
         mask_BL: true where there is a residue or special token.
-        kernel: the feature map.
+        feature_map: the features, without a reference.
     """
     log_gate_BHL1 = zero_padding(F.logsigmoid(gate_BHL1), mask_BL)
     values = zero_padding(F.pad(v_BHLC.to(q_BHLK.dtype), (0, 1), value=1.0), mask_BL)
     operands = [x.flatten(0, 1)[None] for x in (q_BHLK, k_BHLK, values, log_gate_BHL1)]
     # States and their increments are as large as the features.
-    group, *_ = tiles(operands[0], num_features=kernel.num_features, memory_divisor=2)
+    num_features = feature_map.num_features(q_BHLK.shape[-1])
+    group, *_ = tiles(operands[0], num_features=num_features, memory_divisor=2)
     heads, rows = group[0].heads.stop, group[0].rows.stop
     # The gradient of a split is one tensor; each slice would have one of the whole size.
     by_heads = zip(*(x.split(heads, dim=1) for x in operands), strict=True)
-    sums = torch.cat([_sums(tensors, rows, kernel) for tensors in by_heads], dim=1)
+    sums = torch.cat([_sums(tensors, rows, feature_map) for tensors in by_heads], dim=1)
     weight_BHL1 = -torch.expm1(log_gate_BHL1.cumsum(dim=2))
     return sums.view(values.shape) * inverse_of_weight(weight_BHL1)
 
 
-def _sums(operands: tuple[Tensor, ...], rows: int, kernel: Kernel) -> Tensor:
+def _sums(operands: tuple[Tensor, ...], rows: int, feature_map: FeatureMap) -> Tensor:
     """Computes the gated sums of [v | 1] of some heads, a tile of rows at a time."""
-    _, num_heads, _, width = operands[2].shape
-    state, sums = operands[2].new_zeros(1, num_heads, kernel.num_features, width), []
+    q, _, values, _ = operands
+    num_features = feature_map.num_features(q.shape[-1])
+    state, sums = values.new_zeros(1, values.shape[1], num_features, values.shape[-1]), []
     for tile in zip(*(x.split(rows, dim=2) for x in operands), strict=True):
         out, state = checkpoint(
             _tile_sums,
             *tile,
             state,
-            kernel.feature_map,
+            feature_map,
             use_reentrant=False,
             preserve_rng_state=False,
         )

@@ -66,35 +66,41 @@ class GeneralizedFeatures(FeatureMap):
     """
 
     def __init__(self, projection_RK: Tensor | None, *, kernel: str, epsilon: float) -> None:
-        self._projection_RK = projection_RK
+        super().__init__(projection_RK)
         self._nonlinearity = NONLINEARITIES[kernel]
-        self.is_relu = kernel == "relu"
-        self.epsilon = epsilon
+        self.has_fused = kernel == "relu"
+        self._epsilon = epsilon
 
-    def rows(self, *, like: Tensor) -> Tensor:
-        """Returns the rows, RK; without a projection the identity, on the device of a tensor."""
-        if self._projection_RK is None:
-            return torch.eye(like.shape[-1], device=like.device)
-        return self._projection_RK.contiguous()
+    def fused_rows(self, like: Tensor) -> tuple[Tensor, None, float]:
+        """Returns the rows, without a projection the identity, and ε."""
+        rows_RK = self.projection_RK
+        if rows_RK is None:
+            rows_RK = torch.eye(like.shape[-1], device=like.device)
+        return rows_RK.contiguous(), None, self._epsilon
 
-    def queries(self, q_BHLK: Tensor) -> Features:
-        return self._features(q_BHLK)
-
-    def keys(self, k_BHLK: Tensor) -> Features:
-        return self._features(k_BHLK)
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        return self.keys(q_BHLK)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """See `FeatureMap.log_factor`; the kernel is the mean over the features."""
-        rows_RK = self._projection_RK
-        num_features = q_BHLK.shape[-1] if rows_RK is None else len(rows_RK)
-        return torch.full_like(q_BHLK[..., :1], -math.log(num_features))
+        """Returns log c; the kernel is the mean over the features."""
+        return torch.full_like(q_BHLK[..., :1], -math.log(self.num_features(q_BHLK.shape[-1])))
 
-    def _features(self, x_BHLK: Tensor) -> Features:
-        rows_RK = self._projection_RK
-        projected_BHLR = x_BHLK if rows_RK is None else product(x_BHLK, rows_RK)
+    def keys(self, k_BHLK: Tensor) -> Features:
+        rows_RK = self.projection_RK
+        projected_BHLR = k_BHLK if rows_RK is None else product(k_BHLK, rows_RK)
 
         def pullback(dphi_BHLR: Tensor) -> Tensor:
             dprojected_BHLR = self._nonlinearity.gradient(dphi_BHLR, projected_BHLR)
             return dprojected_BHLR if rows_RK is None else product(dprojected_BHLR, rows_RK.mT)
 
-        return Features(self._nonlinearity.value(projected_BHLR).add_(self.epsilon), pullback)
+        return Features(self._nonlinearity.value(projected_BHLR).add_(self._epsilon), pullback)
+
+
+def check_generalized(kernel: str, epsilon: float) -> None:
+    """Checks the settings of a generalized kernel."""
+    refuse_unknown("attention.kernel", kernel, NONLINEARITIES)
+    if not 0 <= epsilon < math.inf:
+        raise UserError(
+            f"attention.kernel_epsilon={epsilon} must be 0 or more; type "
+            "attention.kernel_epsilon=0.001"
+        )

@@ -1,29 +1,11 @@
 """The operands of linear attention, cast to float32 a tile at a time."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from protlm.attention.linearized.features import FeatureMap
-from protlm.attention.linearized.normalization import Normalizer
 from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.tiles import Tile
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A feature map with R features, and a normalizer.
-
-    The projection is saved for the backward pass, so that a redraw before it is an error (except
-    under activation checkpointing, where the recomputation would use the new rows).
-    """
-
-    feature_map: FeatureMap
-    normalizer: Normalizer
-    num_features: int
-    projection_RK: Tensor | None
 
 
 class Operands:
@@ -35,6 +17,7 @@ class Operands:
     def __init__(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor) -> None:
         assert mask_BL.dtype == torch.bool, f"the mask must be bool, not {mask_BL.dtype}"
         self._q_BHLK, self._k_BHLK, self._v_BHLC = q_BHLK, k_BHLK, v_BHLC
+        self._mask_BL = mask_BL
         # On a CPU it is cheaper to look for padding than to clear it. On a GPU, looking would
         # synchronize, and under torch.compile it would break the graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -90,17 +73,9 @@ class Operands:
         copy_BHMK = x_BHMK.new_empty(x_BHMK.shape, dtype=self.dtype).copy_(x_BHMK)
         return self.clear_padding(copy_BHMK, tile)
 
-    def first_keys(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Returns the first unpadded position of each sample of a tile, and if it exists: B111."""
-        num_samples = tile.samples.stop - tile.samples.start
-        if self._padding_BL is None:
-            first_B = torch.zeros(num_samples, dtype=torch.int64, device=self._k_BHLK.device)
-            return first_B[:, None, None, None], torch.ones_like(first_B).bool()[
-                :, None, None, None
-            ]
-        is_key_BM = ~self._padding_BL[tile.samples, tile.rows]
-        first_B1 = is_key_BM.int().argmax(dim=1, keepdim=True)
-        return first_B1[:, :, None, None], is_key_BM.any(dim=1)[:, None, None, None]
+    def is_seen(self, tile: Tile) -> Tensor:
+        """Returns the mask of a tile, BM."""
+        return self._mask_BL[tile.samples, tile.rows]
 
     def clear_padding(self, x_BHMK: Tensor, tile: Tile, *, value: float = 0) -> Tensor:
         """Sets the padding of a tile to 0 or another value, in place."""

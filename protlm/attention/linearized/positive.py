@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from protlm.attention.linearized.features import ExponentialFeatureMap, Logits
+from protlm.attention.linearized.features import ExponentialFeatureMap, Pullback
 from protlm.attention.ops.products import product
 
 # Key features without a reference are at most exp(60): sums of larger ones would overflow float32.
@@ -35,18 +35,21 @@ class PositiveFeatures(ExponentialFeatureMap):
 
         φk_r = exp(b_r - M_r),  φq_r = exp(a_r + M_r - max_r'(a_r' + M_r'))
 
-    M_r is about the largest b_r of the visible keys (see `bidirectional` and `causal`). The largest
-    feature of a query is then exp(0), and its product with the key of the largest b_r is 1, so that
-    the sum of weights is at least 1 for queries and keys of any norm. Without a reference M_r = 0,
-    and keys far from all rows underflow in float32.
+    M_r is the b_r of a visible key (see `tile_features`). The largest feature of a query is then
+    exp(0), and its product with that key is 1, so that the sum of weights is at least 1 for queries
+    and keys of any norm. Without a reference M_r = 0, and keys far from all rows underflow in
+    float32.
 
     Args:
         projection_RK: the rows ω_r.
         stretch: s.
     """
 
+    has_fused = True
+
     def __init__(self, projection_RK: Tensor | None, *, stretch: float = 1.0) -> None:
         assert projection_RK is not None
+        super().__init__(projection_RK)
         num_rows, self._head_dim = projection_RK.shape
         self._scaled_RK = projection_RK * (stretch * self._head_dim**-0.25)
         self._log2_scaled_RK = self._scaled_RK * _LOG2_E
@@ -56,14 +59,16 @@ class PositiveFeatures(ExponentialFeatureMap):
         self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
         self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
 
-    def log2_rows(self) -> tuple[Tensor, Tensor]:
+    def fused_rows(self, like: Tensor) -> tuple[Tensor, Tensor, float]:
         """Returns rows w, RK, and constants c, R: φq_r φk_r is 2^(w_r·(q + k) + c_r) per row.
 
         Up to factors of the query and of the key.
         """
-        return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R
+        return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R, 0.0
 
-    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
+    def query_logits(
+        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
+    ) -> tuple[Tensor, Pullback]:
         bias_R = self._query_bias_R
         if reference_BH1R is None:
             logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R)
@@ -76,9 +81,9 @@ class PositiveFeatures(ExponentialFeatureMap):
         def pullback(dlogit_BHLR: Tensor) -> Tensor:
             return product(dlogit_BHLR, self._scaled_RK.mT)
 
-        return Logits(logits_BHLR, pullback)
+        return logits_BHLR, pullback
 
-    def key_logits(self, k_BHLK: Tensor) -> Logits:
+    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
         logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E)
 
@@ -87,10 +92,10 @@ class PositiveFeatures(ExponentialFeatureMap):
             dk_BHLK = product(dlogit_BHLR, self._scaled_RK.mT)
             return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))
 
-        return Logits(logits_BHLR, pullback)
+        return logits_BHLR, pullback
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        logits_BHLR = self.query_logits(q_BHLK, reference_BH1R).logits_BHLR
+        logits_BHLR, _ = self.query_logits(q_BHLK, reference_BH1R)
         maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
         return maximum_BHL1 - self._half_square(q_BHLK) + self._log_constant
 

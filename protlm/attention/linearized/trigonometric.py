@@ -1,7 +1,7 @@
 """Trigonometric features, of the softmax kernel (arXiv 2009.14794, section 2.3) and a Gaussian."""
 
 import math
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -24,12 +24,15 @@ class TrigonometricFeatures(FeatureMap):
     Exponents |k̂|²/2 are capped at 40.
     """
 
+    features_per_row: ClassVar[int] = 2
+
     def __init__(self, projection_RK: Tensor | None) -> None:
         assert projection_RK is not None
+        super().__init__(projection_RK)
         self._num_rows, self._head_dim = projection_RK.shape
         self._scaled_RK = projection_RK * self._head_dim**-0.25
 
-    def queries(self, q_BHLK: Tensor) -> Features:
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
         phi_BHLR = _sine_cosine(product(q_BHLK, self._scaled_RK))
 
         def pullback(dphi_BHLR: Tensor) -> Tensor:
@@ -66,28 +69,27 @@ class FourierFeatures(FeatureMap):
     Theorem 1). |φ(x)| = 1, so an estimate is within [-1, 1].
     """
 
+    features_per_row: ClassVar[int] = 2
+
     def __init__(self, projection_RK: Tensor | None) -> None:
         assert projection_RK is not None
-        self._projection_RK = projection_RK
-        self._scale = 1 / math.sqrt(len(projection_RK))
+        super().__init__(projection_RK)
+        self._rows_RK, self._scale = projection_RK, 1 / math.sqrt(len(projection_RK))
 
-    def queries(self, q_BHLK: Tensor) -> Features:
-        return self._features(q_BHLK)
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        return self.keys(q_BHLK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        return self._features(k_BHLK)
-
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """See `FeatureMap.log_factor`: the factor is 1."""
-        return torch.zeros_like(q_BHLK[..., :1])
-
-    def _features(self, x_BHLK: Tensor) -> Features:
-        phi_BHLR = _sine_cosine(product(x_BHLK, self._projection_RK)).mul_(self._scale)
+        phi_BHLR = _sine_cosine(product(k_BHLK, self._rows_RK)).mul_(self._scale)
 
         def pullback(dphi_BHLR: Tensor) -> Tensor:
-            return product(_angle_gradient(dphi_BHLR, phi_BHLR), self._projection_RK.mT)
+            return product(_angle_gradient(dphi_BHLR, phi_BHLR), self._rows_RK.mT)
 
         return Features(phi_BHLR, pullback)
+
+    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        """Returns log 1."""
+        return torch.zeros_like(q_BHLK[..., :1])
 
 
 def _sine_cosine(angles: Tensor) -> Tensor:

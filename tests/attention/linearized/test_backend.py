@@ -1,4 +1,4 @@
-"""The choice between fused kernels and PyTorch, with attention that stands in for kernels."""
+"""The choice of the backend, with attention that stands in for fused kernels."""
 
 import warnings
 from collections.abc import Callable
@@ -8,24 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-import protlm.attention
+from protlm.attention import create
 from protlm.attention.linearized import selection
 from protlm.attention.linearized.bidirectional import BidirectionalAttention
 from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.linearized.operands import Kernel
 from protlm.composition import compose
 from protlm.config import TrainConfig
 from protlm.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
+BOTH = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
     """Attention in PyTorch, in place of fused kernels."""
-    kernel = Kernel(feature_map, Denominator(), 16, projection_RK=None)
     attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-    return lambda *inputs: attend(*inputs, kernel)
+    return lambda *inputs: attend(*inputs, feature_map, Denominator())
 
 
 @pytest.fixture
@@ -36,22 +35,34 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         monkeypatch.setattr(selection, "fused_attention", fused)
         monkeypatch.setattr(selection, "_is_card", lambda device: True)
         monkeypatch.setattr(selection, "_HAS_TRITON", True)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")  # there need not be a card
 
     monkeypatch.setattr(selection, "_reasons", {})
     return replace
 
 
-def run(mechanism: Any, dtype: torch.dtype = torch.float32, *, causal: bool = False) -> Tensor:
-    """The output for random inputs."""
+def run(
+    name_or_module: Any,
+    options: Any = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    causal: bool = False,
+    **sizes: int,
+) -> Tensor:
+    """The output of a mechanism, or of a new one with its name, for random inputs."""
+    chosen = SIZES | sizes
+    module = name_or_module
+    if isinstance(module, str):
+        module = create(module, options or {}, **chosen)
     generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, 9, 8, generator=generator).to(dtype)
+    q, k, v = torch.randn(3, 2, 2, 9, chosen["head_dim"], generator=generator).to(dtype)
     mask_BL = torch.ones(2, 9, dtype=torch.bool)
-    return mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
+    return module(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
+@BOTH
 def test_kernels_that_agree_are_used(
     name: str, dtype: torch.dtype, causal: bool, stand_in: Any
 ) -> None:
@@ -62,39 +73,14 @@ def test_kernels_that_agree_are_used(
         return torch_attention(feature_map, causal=causal)
 
     stand_in(fused)
-    mechanism = protlm.attention.create(name, {}, **SIZES)
-    plain = protlm.attention.create(name, {"backend": "torch"}, **SIZES)
-    expected = run(plain, dtype, causal=causal)
-    assert torch.equal(run(mechanism, dtype, causal=causal), expected)
+    mechanism = create(name, {}, **SIZES)
+    expected = run(name, {"backend": "torch"}, dtype, causal=causal)
+    assert torch.equal(run(mechanism, None, dtype, causal=causal), expected)
     assert calls == [causal] * 4, "three lengths of the check, one for the output"
-    run(mechanism, dtype, causal=causal)
+    run(mechanism, None, dtype, causal=causal)
     assert len(calls) == 5, "the check is made once"
-    run(mechanism, dtype, causal=not causal)
+    run(mechanism, None, dtype, causal=not causal)
     assert len(calls) == 9, "each mode has a check"
-
-
-def wrong_output(feature_map: Any, *, causal: bool) -> Any:
-    """Attention that is a little too large."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda *inputs: 1.05 * attend(*inputs)
-
-
-def wrong_gradient(feature_map: Any, *, causal: bool) -> Any:
-    """Attention without a part of the gradient."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda q, k, v, mask: attend(q.detach() + 0 * q, k, v, mask)
-
-
-def wrong_at_65(feature_map: Any, *, causal: bool) -> Any:
-    """Attention that is wrong where the second block has one position."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda q, *others: attend(q, *others) * (1 + 0.05 * (q.shape[2] == 65))
-
-
-def not_a_number(feature_map: Any, *, causal: bool) -> Any:
-    """Attention that is NaN."""
-    attend = torch_attention(feature_map, causal=causal)
-    return lambda *inputs: torch.nan * attend(*inputs)
 
 
 def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
@@ -102,29 +88,47 @@ def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
     raise RuntimeError("PassManager::run failed\nand more")
 
 
-@pytest.mark.parametrize(
-    ("fused", "reason"),
-    [
-        (wrong_output, "relative errors of 5"),
-        (wrong_gradient, "relative errors of"),
-        (wrong_at_65, "relative errors of 5"),
-        (not_a_number, "nan"),
-        (does_not_compile, "RuntimeError: PassManager::run failed;"),
-    ],
-)
-@pytest.mark.parametrize("causal", [False, True])
-def test_kernels_that_fail_are_replaced_with_one_warning(
-    fused: Any, reason: str, causal: bool, stand_in: Any
+def wrong(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention with another output, or of other queries."""
+
+    def fused(feature_map: Any, *, causal: bool) -> Any:
+        attend = torch_attention(feature_map, causal=causal)
+        return lambda q, *others: change(attend, q, *others)
+
+    return fused
+
+
+WRONG = {
+    "too large": (wrong(lambda attend, *x: 1.05 * attend(*x)), "relative errors of 5"),
+    "without a part of the gradient": (
+        wrong(lambda attend, q, *x: attend(q.detach() + 0 * q, *x)),
+        "relative errors of",
+    ),
+    "where the second block has one position": (
+        wrong(lambda attend, q, *x: attend(q, *x) * (1 + 0.05 * (q.shape[2] == 65))),
+        "relative errors of 5",
+    ),
+    "not a number": (wrong(lambda attend, *x: torch.nan * attend(*x)), "nan"),
+    "not compiled": (does_not_compile, "RuntimeError: PassManager::run failed;"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@BOTH
+def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(
+    fault: str, causal: bool, stand_in: Any
 ) -> None:
+    fused, reason = WRONG[fault]
     stand_in(fused)
-    mechanism = protlm.attention.create("performer_softmax", {}, **SIZES)
-    plain = protlm.attention.create("performer_softmax", {"backend": "torch"}, **SIZES)
-    expected = run(plain, causal=causal)
+    mechanism = create("performer_softmax", {}, **SIZES)
+    expected = run("performer_softmax", {"backend": "torch"}, causal=causal)
     with pytest.warns(UserWarning, match=reason):
         assert torch.equal(run(mechanism, causal=causal), expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(run(mechanism, causal=causal), expected)
+    with pytest.raises(UserError, match=rf"attention\.backend=triton: .*{reason}"):
+        run("performer_softmax", {"backend": "triton"}, causal=causal)
 
 
 @pytest.mark.parametrize("num_features, is_used", [(None, False), (23, False), (24, True)])
@@ -134,22 +138,19 @@ def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
     """In bfloat16 alone, and not in bidirectional attention."""
     stand_in(torch_attention)
     monkeypatch.setattr(selection, "is_hopper", lambda device: True)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    options = {"num_features": num_features}
-    asked = protlm.attention.create("performer_relu", {"backend": "triton", **options}, **SIZES)
-    run(asked, torch.bfloat16)
-    run(asked, torch.float32, causal=True)
+    name, options = "performer_relu", {"num_features": num_features}
+    asked = create(name, {"backend": "triton", **options}, **SIZES)
+    run(asked, None, torch.bfloat16)
+    run(asked, None, torch.float32, causal=True)
     if is_used:
-        run(asked, torch.bfloat16, causal=True)
+        run(asked, None, torch.bfloat16, causal=True)
         return
     reason = f"needs 24 features or more on this card, and has {num_features or 8}"
     with pytest.raises(UserError, match=f"backend=triton: .*{reason}; set attention.backend=auto"):
-        run(asked, torch.bfloat16, causal=True)
+        run(asked, None, torch.bfloat16, causal=True)
     monkeypatch.setattr(selection, "_reasons", {})
     with pytest.warns(UserWarning, match=reason):
-        run(
-            protlm.attention.create("performer_relu", options, **SIZES), torch.bfloat16, causal=True
-        )
+        run(name, options, torch.bfloat16, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -159,23 +160,13 @@ def test_blocks_of_causal_gradients_are_those_of_the_card(
     capability: tuple[int, int], narrowest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from protlm.attention.linearized.fused.launch import CAUSAL_GRADIENTS, causal_gradients
+    from protlm.attention.linearized.fused.launch import CAUSAL_GRADIENTS, causal_blocks
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    card = causal_gradients(torch.device("cuda:1"))
+    card = causal_blocks(torch.device("cuda:1"))
     assert card[torch.bfloat16, True] == (64, narrowest, 4)
     assert card[torch.float32, True] == CAUSAL_GRADIENTS[torch.float32, True]
-    assert causal_gradients(torch.device("cpu")) == CAUSAL_GRADIENTS
-
-
-def test_wrong_kernels_that_were_asked_for_are_refused(
-    stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(wrong_gradient)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # there need not be a card
-    mechanism = protlm.attention.create("performer_relu", {"backend": "triton"}, **SIZES)
-    with pytest.raises(UserError, match=r"attention\.backend=triton: .* relative errors of"):
-        run(mechanism)
+    assert causal_blocks(torch.device("cpu")) == CAUSAL_GRADIENTS
 
 
 @pytest.mark.parametrize(
@@ -187,23 +178,14 @@ def test_wrong_kernels_that_were_asked_for_are_refused(
 )
 def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_in: Any) -> None:
     stand_in(does_not_compile)
-    run(protlm.attention.create("performer_softmax", options, **SIZES))
+    run("performer_softmax", options)
     with pytest.raises(UserError, match=r"attention\.backend=auto"):
-        protlm.attention.create("performer_softmax", options | {"backend": "triton"}, **SIZES)
-
-
-def test_wider_heads_are_refused_in_causal_attention() -> None:
-    sizes = SIZES | {"head_dim": 64, "model_dim": 128}
-    mechanism = protlm.attention.create("performer_relu", {"backend": "triton"}, **sizes)
-    q = torch.zeros(1, 2, 3, 64)
-    inputs = {"hidden_BLD": torch.zeros(1, 3, 128), "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
-    with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
-        mechanism(q, q, q, **inputs, causal=True)
+        create("performer_softmax", options | {"backend": "triton"}, **SIZES)
 
 
 def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
     stand_in(does_not_compile)
-    mechanism = protlm.attention.create("performer_softmax", {"backend": "triton"}, **SIZES)
+    mechanism = create("performer_softmax", {"backend": "triton"}, **SIZES)
     q, k = torch.randn(2, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
     inputs: dict[str, Any]
     inputs = {"hidden_BLD": torch.zeros(1, 9, 16), "mask_BL": torch.ones(1, 9, dtype=torch.bool)}
@@ -211,27 +193,26 @@ def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
     torch.testing.assert_close(rows_BHLL.sum(-1), torch.ones(1, 2, 9))
 
 
-def test_kernels_need_a_gpu() -> None:
-    mechanism = protlm.attention.create("performer_relu", {"backend": "triton"}, **SIZES)
+def test_what_cannot_run_in_kernels_is_refused() -> None:
+    asked = "performer_relu", {"backend": "triton"}
     with pytest.raises(UserError, match=r"attention\.backend=triton needs"):
-        run(mechanism)
-
-
-def test_an_unknown_backend_is_refused() -> None:
+        run(*asked)
+    with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
+        run(*asked, causal=True, head_dim=64, model_dim=128)
     with pytest.raises(UserError, match=r"attention\.backend=cuda"):
-        protlm.attention.create("performer_relu", {"backend": "cuda"}, **SIZES)
+        create("performer_relu", {"backend": "cuda"}, **SIZES)
 
 
 def test_the_former_name_is_refused_with_the_new_one() -> None:
     with pytest.raises(UserError, match=r"now called attention\.backend; .*backend=torch$"):
-        protlm.attention.create("performer_relu", {"kernel": "torch"}, **SIZES)
+        create("performer_relu", {"kernel": "torch"}, **SIZES)
     nested = {"options": {"kernel": "torch"}}
     with pytest.raises(UserError, match=r"now called attention\.options\.backend"):
-        protlm.attention.create("hybrid", nested, **SIZES)
+        create("hybrid", nested, **SIZES)
     with pytest.raises(UserError, match=r"now called attention\.backend; type"):
         compose(TrainConfig, ["attention=performer_softmax", "attention.kernel=torch"])
     with pytest.raises(UserError, match="kernel=triton does not exist; there are: abs, cos"):
-        protlm.attention.create("performer_generalized", {"kernel": "triton"}, **SIZES)
+        create("performer_generalized", {"kernel": "triton"}, **SIZES)
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])
@@ -239,9 +220,8 @@ def test_the_choice_does_not_break_a_graph(
     backend: str, stand_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
-    monkeypatch.setattr(selection, "failure", lambda feature_map_in, case: "")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    mechanism = protlm.attention.create("performer_softmax", {"backend": backend}, **SIZES)
+    monkeypatch.setattr(selection, "failure", lambda case: "")
+    mechanism = create("performer_softmax", {"backend": backend}, **SIZES)
     compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
     assert torch.equal(run(compiled), run(mechanism))
 
@@ -252,10 +232,10 @@ def test_a_missing_triton_and_wide_heads_are_said(
     stand_in(torch_attention)
     monkeypatch.setattr(selection, "_HAS_TRITON", False)
     with pytest.warns(UserWarning, match="the package triton is missing"):
-        run(protlm.attention.create("performer_relu", {}, **SIZES))
+        run("performer_relu")
     monkeypatch.setattr(selection, "_HAS_TRITON", True)
     with pytest.warns(UserWarning, match=r"there are none for 8 channels in torch\.float64"):
-        run(protlm.attention.create("performer_relu", {}, **SIZES), torch.float64)
+        run("performer_relu", None, torch.float64)
 
 
 def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
@@ -264,9 +244,9 @@ def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
 
     stand_in(full)
     with pytest.raises(torch.OutOfMemoryError):
-        run(protlm.attention.create("performer_relu", {}, **SIZES))
+        run("performer_relu")
     stand_in(torch_attention)
-    run(protlm.attention.create("performer_relu", {}, **SIZES))
+    run("performer_relu")
 
 
 def test_constants_of_kernels_are_numbers() -> None:

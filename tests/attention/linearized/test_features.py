@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention import create
 from protlm.attention.linearized.features import FeatureMapFactory
 from protlm.attention.linearized.generalized import NONLINEARITIES, GeneralizedFeatures
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
-from protlm.attention.linearized.trigonometric import TrigonometricFeatures
+from protlm.attention.linearized.trigonometric import FourierFeatures, TrigonometricFeatures
 from protlm.attention.ops.projection import Projection
 
 DIM = 8
@@ -21,6 +19,7 @@ FACTORIES: dict[str, FeatureMapFactory] = {
     "positive": PositiveFeatures,
     "optimal": partial(PositiveFeatures, stretch=1.3),
     "trigonometric": TrigonometricFeatures,
+    "fourier": FourierFeatures,
     **{
         kernel: partial(GeneralizedFeatures, kernel=kernel, epsilon=1e-3)
         for kernel in NONLINEARITIES
@@ -101,34 +100,35 @@ def test_the_optimal_stretch_has_the_least_variance(square_norm: float) -> None:
         assert log_second_moment(best) <= log_second_moment(other) + 1e-12
 
 
-def test_the_error_against_softmax_falls_with_the_root_of_the_features() -> None:
-    counts = [32, 128, 512, 2048]
-    dim, length = 16, 64
-    q, k, v = (normal(1, 4, length, dim, seed=seed) for seed in range(3))
-    # |q̂|² + |k̂|² is about 0.7: few features do for the estimate.
-    q, k = 0.3 * q, 0.3 * k
-    expected = F.scaled_dot_product_attention(q, k, v)
-    inputs: dict[str, Any] = {
-        "hidden_BLD": q[:, 0],
-        "mask_BL": torch.ones(1, length, dtype=torch.bool),
-        "causal": False,
-    }
-    errors = []
-    for count in counts:
-        squares = []
-        for seed in range(8):
-            mechanism = create(
-                "performer_softmax",
-                {"num_features": count},
-                num_heads=4,
-                head_dim=dim,
-                model_dim=dim,
-                max_length=length,
-                seed=seed,
-            )
-            squares.append((mechanism(q, k, v, **inputs) - expected).square().mean())
-        errors.append(torch.stack(squares).mean().sqrt())
-    x = torch.tensor(counts).log()
-    y = torch.stack(errors).log().to(x.dtype)
-    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
-    assert -0.6 < slope < -0.4
+@pytest.mark.parametrize("distance", [0.3, 1.0, 2.0])
+def test_fourier_features_have_the_mean_and_the_variance_of_the_paper(distance: float) -> None:
+    rows = 20_000
+    features = FourierFeatures(Projection(rows, DIM, sampling="iid").draw(seed=0, index=0))
+    x = normal(1, 1, 1, DIM)
+    direction = normal(1, 1, 1, DIM, seed=1)
+    y = x + distance * direction / direction.norm()
+    phi_x, phi_y = features.queries(x).phi_BHLR, features.keys(y).phi_BHLR
+    kernel = math.exp(-(distance**2) / 2)
+    estimates = rows * (phi_x * phi_y).unflatten(-1, (2, rows)).sum(dim=-2).flatten()
+    # Var cos(ω·Δ) = (1 - exp(-|Δ|²))² / 2.
+    deviation = (1 - kernel**2) / math.sqrt(2)
+    assert abs(estimates.mean() - kernel) < 4 * deviation / math.sqrt(rows)
+    assert estimates.std() == pytest.approx(deviation, rel=0.05)
+    assert not features.log_factor(x).any()
+    norms = features.keys(30 * normal(2, 2, 5, DIM)).phi_BHLR.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_elu_plus_1_keeps_the_digits_of_small_features() -> None:
+    x = torch.linspace(-80, 20, 1001)
+    expected = torch.where(x > 0, x + 1, x.double().clamp(max=0).exp())
+    found = NONLINEARITIES["elu"].value(x).double()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_the_number_of_features_is_told(name: str) -> None:
+    feature_map = FACTORIES[name](projection(20))
+    assert feature_map.keys(normal(1, 1, 2, DIM)).phi_BHLR.shape[-1] == feature_map.num_features(
+        DIM
+    )

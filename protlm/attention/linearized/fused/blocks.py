@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+LN_2 = tl.constexpr(0.6931471805599453)
+
 
 class Vectors(NamedTuple):
     """A tensor (B, H, L, width) and its strides."""
@@ -85,6 +87,13 @@ def load_mask(mask, head, num_heads, positions, length):
     """Returns which positions are inside the sequence and not padding."""
     start = (head // num_heads).to(tl.int64) * length
     return tl.load(mask + start + positions, mask=positions < length, other=0) != 0
+
+
+@triton.jit
+def half_square(k, K: tl.constexpr):
+    """Returns |k|² log₂e / (2√K)."""
+    k = k.to(tl.float32)
+    return tl.sum(k * k, axis=1) * (0.5 / LN_2 / K**0.5)
 
 
 @triton.jit

@@ -17,13 +17,12 @@ Features are relu(w_r·x) + ε, or, where constants c are given, powers of 2 wit
 
     a_ir = w_r·q_i + c_r + M_r,   b_jr = w_r·k_j - |k_j|² log₂e / (2√K) - M_r
 
-relative to a reference M_r, as in `linearized.chunks`: that of a chunk depends on earlier keys
-only, and rises after a chunk in which b_jr is above 64. The rows from such a key on are direct:
-they are computed by `direct_kernels`, because products of their features would overflow.
+relative to a reference M_r, as in `linearized.tile_features`: the exponent of the first key,
+without M_r. b_jr is cut at 64, so that products are finite.
 
-States are stored chunk by chunk: (B, H, chunks, R, C) and (B, H, chunks, R); references are
-(B, H, chunks + 1, R). Products with values are in the dtype of the values, and their sums in
-float32, as is all else. Programs are numbered as in `softmax_kernels`, with chunks as positions.
+States are stored chunk by chunk: (B, H, chunks, R, C) and (B, H, chunks, R). Products with values
+are in the dtype of the values, and their sums in float32, as is all else. Programs are numbered as
+in `bidirectional_kernels`, with chunks as positions.
 """
 
 # The sizes S are a `Sizes` within kernels.
@@ -33,6 +32,7 @@ import triton
 import triton.language as tl
 
 from protlm.attention.linearized.fused.blocks import (
+    half_square,
     load_mask,
     load_matrix,
     load_rows,
@@ -42,11 +42,8 @@ from protlm.attention.linearized.fused.blocks import (
     store_matrix,
     store_rows,
 )
-from protlm.attention.linearized.fused.softmax_kernels import half_square
 
-# Far below any exponent, and finite, so that differences are not NaN.
-_LOWEST = tl.constexpr(-1e30)
-LARGEST_RISE = tl.constexpr(64.0)
+_LARGEST_RISE = tl.constexpr(64.0)
 
 
 @triton.jit
@@ -63,26 +60,14 @@ def load_sums(z, head, chunk, length, features, S: tl.constexpr):
 
 
 @triton.jit
-def _references_row(head, chunk, length, S: tl.constexpr):
-    # There is one chunk more than states.
-    return state_row(head, chunk, length, S) + head.to(tl.int64) * S.R
-
-
-@triton.jit
-def load_references(references, head, chunk, length, features, S: tl.constexpr):
-    """Loads M before a chunk; zeros for ReLU: Triton 3.6 has no functions that return None."""
-    if references is None:
+def load_references(references, bias, head, features, S: tl.constexpr):
+    """Loads M; zeros for ReLU: Triton 3.6 has no functions that return None."""
+    if bias is None:
         found = tl.full([S.BR], 0.0, tl.float32)
     else:
-        row = _references_row(head, chunk, length, S) + features
+        row = head.to(tl.int64) * S.R + features
         found = tl.load(references + row, mask=features < S.R, other=0.0)
     return found
-
-
-@triton.jit
-def _store_references(references, head, chunk, length, features, block, S: tl.constexpr):
-    row = _references_row(head, chunk, length, S) + features
-    tl.store(references + row, block, mask=features < S.R)
 
 
 @triton.jit
@@ -105,64 +90,48 @@ def key_features(
         phi = tl.maximum(phi, 0.0) + epsilon
     else:
         is_seen = is_seen[:, None]
-        # Larger ones have weight in direct rows only.
         exponents = phi - half_square(k_block, S.K)[:, None] - references[None, :]
-        phi = tl.exp2(tl.minimum(exponents, LARGEST_RISE))
+        phi = tl.exp2(tl.minimum(exponents, _LARGEST_RISE))
     return tl.where(is_seen, phi, 0.0)
 
 
 @triton.jit(do_not_specialize=["length"])
 def sum_keys(
-    k, v, mask, w, bias, epsilon, s, z, references, num_heads, length, S: tl.constexpr
+    k, v, mask, w, bias, epsilon, references, s, z, num_heads, length, S: tl.constexpr
 ):  # fmt: skip
-    """Computes S, z and M of a block of features before each chunk."""
+    """Computes S and z of a block of features before each chunk."""
     blocks: tl.constexpr = tl.cdiv(S.R, S.BR)
     head = tl.program_id(0) // blocks
     features = tl.program_id(0) % blocks * S.BR + tl.arange(0, S.BR)
     w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
+    reference = load_references(references, bias, head, features, S)
     s_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
     z_block = tl.full([S.BR], 0.0, tl.float32)
-    reference = tl.full([S.BR], _LOWEST, tl.float32)
     for chunk in range(0, tl.cdiv(length, S.BL)):
-        rows = tl.arange(0, S.BL)
-        positions = chunk * S.BL + rows
+        positions = chunk * S.BL + tl.arange(0, S.BL)
         is_seen = load_mask(mask, head, num_heads, positions, length)
         k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
         v_block = load_rows(v, head, num_heads, positions, is_seen, S.BC, S.C)
         first = state_row(head, chunk, length, S)
         store_matrix(s, first, features, S.R, S.BC, S.C, s_block)
         tl.store(z + first + features, z_block, mask=features < S.R)
-        projected = project_transposed(k_block, w_block, S.is_precise)
+        phi = project_transposed(k_block, w_block, S.is_precise)
         if bias is None:
-            phi = tl.where(is_seen[None, :], tl.maximum(projected, 0.0) + epsilon, 0.0)
+            phi = tl.maximum(phi, 0.0) + epsilon
         else:
-            exponents = projected - half_square(k_block, S.K)[None, :]
-            # The first reference is the exponent of the first key.
-            first_key = tl.min(tl.where(is_seen, rows, S.BL), axis=0)
-            initial = tl.sum(tl.where(rows[None, :] == first_key, exponents, 0.0), axis=1)
-            is_initial = (reference == _LOWEST) & (first_key < S.BL)
-            reference = tl.where(is_initial, initial, reference)
-            _store_references(references, head, chunk, length, features, reference, S)
-            exponents = tl.where(is_seen[None, :], exponents, float("-inf"))
-            peak = tl.max(exponents, axis=1)
-            raised = tl.where(peak - reference > LARGEST_RISE, peak, reference)
-            phi = tl.exp2(exponents - raised[:, None])
-            factor = tl.exp2(reference - raised)
-            s_block, z_block = s_block * factor[:, None], z_block * factor
-            reference = raised
+            exponents = phi - half_square(k_block, S.K)[None, :] - reference[:, None]
+            phi = tl.exp2(tl.minimum(exponents, _LARGEST_RISE))
+        phi = tl.where(is_seen[None, :], phi, 0.0)
         s_block += multiply(phi, v_block, v.pointer.dtype.element_ty, S.is_precise)
         z_block += tl.sum(phi, axis=1)
-    if bias is not None:
-        last = tl.cdiv(length, S.BL)
-        _store_references(references, head, last, length, features, reference, S)
 
 
 @triton.jit(do_not_specialize=["length"])
 def attend(
-    q, k, v, mask, w, bias, epsilon, s, z, references, out, totals, directs, num_heads, length,
+    q, k, v, mask, w, bias, epsilon, references, s, z, out, totals, num_heads, length,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Computes O of a chunk; D, or log₂ D with exponents; and the first direct row."""
+    """Computes O of a chunk, and D, or log₂ D with exponents."""
     head, chunk = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, S.BL)
     positions = chunk * S.BL + rows
@@ -174,13 +143,12 @@ def attend(
     sums = tl.full([S.BL, S.BC], 0.0, tl.float32)
     weights = tl.full([S.BL, S.BL], 0.0, tl.float32)
     highest = tl.full([S.BL], float("-inf"), tl.float32)
-    peaks = tl.full([S.BL], 0.0, tl.float32)
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
         z_block = load_sums(z, head, chunk, length, features, S)
-        reference = load_references(references, head, chunk, length, features, S)
+        reference = load_references(references, bias, head, features, S)
         phi_k = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
         projected = project_split(q_block, w_block, S.is_precise)
         if bias is None:
@@ -193,7 +161,6 @@ def attend(
             total *= factor
             sums, weights = sums * factor[:, None], weights * factor[:, None]
             highest = raised
-            peaks = tl.maximum(peaks, tl.max(phi_k, axis=1))
         total += tl.sum(phi_q * z_block[None, :], axis=1)
         sums += multiply(phi_q, s_block, dtype, S.is_precise)
         weights += multiply(phi_q, tl.trans(phi_k), dtype, S.is_precise)
@@ -206,10 +173,5 @@ def attend(
     store_rows(out, head, num_heads, positions, length, S.BC, S.C, sums / total[:, None])
     if bias is not None:
         total = highest + tl.log2(total)
-        # Keys above the limit are clamped to it; their power is at least half of the largest one,
-        # however the card rounds.
-        is_above = peaks >= tl.exp2(LARGEST_RISE - 1)
-        first_direct = tl.min(tl.where(is_above, rows, S.BL), axis=0)
-        tl.store(directs + head.to(tl.int64) * tl.num_programs(1) + chunk, first_direct)
-    place = head.to(tl.int64) * length + positions
-    tl.store(totals + place, total, mask=positions < length)
+    place = head.to(tl.int64) * length
+    tl.store(totals + place + positions, total, mask=positions < length)

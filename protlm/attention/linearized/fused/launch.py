@@ -50,7 +50,7 @@ CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): Blocks(64, 16, 
 _HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): Blocks(64, 64, 4)}
 
 
-def causal_gradients(device: torch.device) -> BlockTable:
+def causal_blocks(device: torch.device) -> BlockTable:
     """Returns the blocks of causal gradients on a card."""
     return _HOPPER_CAUSAL_GRADIENTS if is_hopper(device) else CAUSAL_GRADIENTS
 
@@ -62,19 +62,19 @@ def vectors(x_BHLK: Tensor) -> Vectors:
 
 @dataclass(frozen=True)
 class Grid:
-    """The programs of the kernels.
+    """The programs of the kernels, and the arguments that all of them have.
 
     Attributes:
+        shape: batch B, heads H and length L.
         sizes: the `Sizes`, which kernels declare as constants of the compiler.
-        by_features: heads times blocks of features, and parts of a sum over positions.
-        by_positions: heads, and blocks of positions.
-        part_length: positions of a part, a multiple of the block.
+        num_programs: heads of all samples times blocks of features.
+        part_length: positions of a part of a sum, a multiple of the block.
         options: for the compiler.
     """
 
+    shape: tuple[int, int, int]
     sizes: Any
-    by_features: tuple[int, int]
-    by_positions: tuple[int, int]
+    num_programs: int
     part_length: int
     options: Mapping[str, int]
 
@@ -99,27 +99,46 @@ class Grid:
         num_parts = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_PART))
         part_length = ceil(ceil(length / sizes.BL) / num_parts) * sizes.BL
         return cls(
+            shape=(batch, heads, length),
             sizes=sizes,
-            by_features=(num_programs, ceil(length / part_length)),
-            by_positions=(batch * heads, ceil(length / sizes.BL)),
+            num_programs=num_programs,
             part_length=part_length,
             options={"num_warps": blocks.num_warps, "num_stages": 2 if table is FORWARD else 1},
         )
 
+    def over_positions(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head and block of positions."""
+        batch, heads, length = self.shape
+        programs = batch * heads, ceil(length / self.sizes.BL)
+        kernel[programs](*arguments, heads, length, self.sizes, **self.options)
+
+    def over_features(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head and block of features."""
+        _, heads, length = self.shape
+        kernel[(self.num_programs,)](*arguments, heads, length, self.sizes, **self.options)
+
+    def over_parts(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head, block of features, and part of the positions."""
+        _, heads, length = self.shape
+        kernel[self.num_programs, self._num_parts](
+            *arguments, heads, length, self.part_length, self.sizes, **self.options
+        )
+
     def states_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
         """Allocates, for each block of positions, a vector of width C and a number per feature."""
-        shape = (*v_BHLC.shape[:2], self.by_positions[1], self.sizes.R)
+        batch, heads, length = self.shape
+        shape = batch, heads, ceil(length / self.sizes.BL), self.sizes.R
         return v_BHLC.new_empty(*shape, self.sizes.C), v_BHLC.new_empty(shape, dtype=torch.float32)
 
-    def references_like(self, v_BHLC: Tensor) -> Tensor:
-        """Allocates a number per feature for each block of positions, and one more."""
-        shape = (*v_BHLC.shape[:2], self.by_positions[1] + 1, self.sizes.R)
-        return v_BHLC.new_empty(shape, dtype=torch.float32)
+    def parts_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Allocates, for each part, a vector of width C and a number per feature, in float32."""
+        shape = self._num_parts, *self.shape[:2], self.sizes.R
+        numbers = v_BHLC.new_empty(shape, dtype=torch.float32)
+        return numbers.new_empty(*shape, self.sizes.C), numbers
 
-    def parts_like(self, w_RK: Tensor, batch: int, heads: int) -> tuple[Tensor, Tensor]:
-        """Allocates, for each part, a vector of width C and a number for each feature."""
-        shape = (self.by_features[1], batch, heads, self.sizes.R)
-        return w_RK.new_empty(*shape, self.sizes.C), w_RK.new_empty(shape)
+    @property
+    def _num_parts(self) -> int:
+        return ceil(self.shape[2] / self.part_length)
 
 
 def bytes_of(mask_BL: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protlm.attention.linearized.states import States
+from protlm.attention.linearized.chunks import States
 
 
 @pytest.mark.parametrize("reverse", [False, True])
