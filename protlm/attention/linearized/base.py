@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.base import Attention, QueryKeyNorms, RandomFeatures, Recurrent
-from protlm.attention.linearized.bidirectional import BidirectionalAttention
-from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.features import (
     ExponentialFeatureMap,
     FeatureMap,
     FeatureMapFactory,
     logit_floor,
 )
+from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
 from protlm.attention.linearized.tile_features import key_features
@@ -102,8 +101,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal=causal)
         if fused := chosen_attention(self._backend, feature_map, self._normalizer, case):
             return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
-        attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-        out_BHLC = attend(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, self._normalizer)
+        weighting = Weighting(feature_map, self._normalizer, causal)
+        out_BHLC = LinearAttention.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 

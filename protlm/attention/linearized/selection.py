@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result
 
-from protlm.attention.linearized.bidirectional import BidirectionalAttention
-from protlm.attention.linearized.causal import CausalAttention
 from protlm.attention.linearized.features import ExponentialFeatureMap, FeatureMap
+from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.positive import PositiveFeatures
@@ -199,8 +198,7 @@ def _reason(case: Case) -> str:
 
 def failure(case: Case) -> str:
     """Compares fused kernels with PyTorch in float64; returns what is wrong, or an empty string."""
-    attend = CausalAttention.apply if case.causal else BidirectionalAttention.apply
-    exact_map = _small_map(case, torch.float64)
+    exact = Weighting(_small_map(case, torch.float64), Denominator(), case.causal)
     for length in _LENGTHS:
         *inputs, cotangent_BHLC, mask_BL = _small_inputs(case, length)
         try:
@@ -208,7 +206,7 @@ def failure(case: Case) -> str:
                 fused = fused_attention(_small_map(case, torch.float32), causal=case.causal)
                 found = _with_gradients(fused, inputs, cotangent_BHLC, mask_BL)
                 wanted = _with_gradients(
-                    lambda *x: attend(*x, exact_map, Denominator()),
+                    lambda *x: LinearAttention.apply(*x, exact),
                     [x.double() for x in inputs],
                     cotangent_BHLC.double(),
                     mask_BL,

@@ -42,11 +42,11 @@ class TileFeatures:
         self, operands: Operands, feature_map: FeatureMap, reference_BH1R: Tensor | None = None
     ) -> None:
         self.reference_BH1R = reference_BH1R
-        self._operands, self._feature_map = operands, feature_map
+        self.operands, self._feature_map = operands, feature_map
 
     def add_keys(self, state: Tensor | None, tile: Tile) -> Tensor:
         """Adds [v | 1]ᵀφ(k) of a tile to the state, (B, H, C + 1, R), in place."""
-        operands, feature_map = self._operands, self._feature_map
+        operands, feature_map = self.operands, self._feature_map
         if isinstance(feature_map, ExponentialFeatureMap):
             logits, _ = self._key_logits(feature_map, tile)
             highest = logits.amax(dim=-2, keepdim=True)
@@ -64,13 +64,13 @@ class TileFeatures:
 
     def queries(self, tile: Tile) -> Features:
         """Computes the features of queries, after the keys that they see."""
-        return self._feature_map.queries(self._operands.queries(tile), self.reference_BH1R)
+        return self._feature_map.queries(self.operands.queries(tile), self.reference_BH1R)
 
     def keys(self, tile: Tile, *, causal: bool = False) -> Features:
         """Computes the features of keys: if not causal, after all keys were added."""
         feature_map = self._feature_map
         if not isinstance(feature_map, ExponentialFeatureMap):
-            return feature_map.keys(self._operands.keys(tile))
+            return feature_map.keys(self.operands.keys(tile))
         logits, pullback = self._key_logits(feature_map, tile)
         if causal:
             self.reference_BH1R = self._first_reference(logits, tile)
@@ -81,16 +81,16 @@ class TileFeatures:
     def _key_logits(
         self, feature_map: ExponentialFeatureMap, tile: Tile
     ) -> tuple[Tensor, Pullback]:
-        logits, pullback = feature_map.key_logits(self._operands.keys(tile))
+        logits, pullback = feature_map.key_logits(self.operands.keys(tile))
         floor = logit_floor(logits.dtype)
-        return self._operands.clear_padding(logits, tile, value=floor), pullback
+        return self.operands.clear_padding(logits, tile, value=floor), pullback
 
     def _first_reference(self, logits: Tensor, tile: Tile) -> Tensor:
         """Returns the logits of the first keys; the floor for a sample of padding so far."""
         reference_BH1R = self.reference_BH1R
-        if reference_BH1R is not None and not self._operands.may_have_padding:
+        if reference_BH1R is not None and not self.operands.may_have_padding:
             return reference_BH1R
-        first_BH1R = _first_of(logits, self._operands.is_seen(tile))
+        first_BH1R = _first_of(logits, self.operands.is_seen(tile))
         if reference_BH1R is None:
             return first_BH1R
         is_padding = reference_BH1R == logit_floor(logits.dtype)

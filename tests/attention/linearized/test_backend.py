@@ -10,8 +10,7 @@ from torch import Tensor
 
 from protlm.attention import create
 from protlm.attention.linearized import selection
-from protlm.attention.linearized.bidirectional import BidirectionalAttention
-from protlm.attention.linearized.causal import CausalAttention
+from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator
 from protlm.composition import compose
 from protlm.config import TrainConfig
@@ -23,8 +22,8 @@ BOTH = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "c
 
 def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
     """Attention in PyTorch, in place of fused kernels."""
-    attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-    return lambda *inputs: attend(*inputs, feature_map, Denominator())
+    weighting = Weighting(feature_map, Denominator(), causal)
+    return lambda *inputs: LinearAttention.apply(*inputs, weighting)
 
 
 @pytest.fixture
