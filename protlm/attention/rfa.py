@@ -15,7 +15,7 @@ from protlm.attention.linearized.gated import Gate, gated_means
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
 from protlm.attention.linearized.trigonometric import FourierFeatures
-from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.config.fields import above, at_least
 from protlm.errors import UserError

@@ -17,9 +17,13 @@ from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
 from protlm.attention.linearized.tile_features import key_features
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
+from protlm.attention.ops.numerics import (
+    accum_dtype,
+    no_autocast,
+    upcast,
+    visible_keys,
+    zero_padding,
+)
 from protlm.attention.ops.projection import Projection
 from protlm.errors import UserError, refuse_unknown
 

@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention.linearized.chunks import chunked
 from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.linearized.normalization import inverse_of_weight
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
 from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.tiles import CHUNK, tiles
 

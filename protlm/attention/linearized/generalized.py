@@ -94,13 +94,3 @@ class GeneralizedFeatures(FeatureMap):
             return dprojected_BHLR if rows_RK is None else product(dprojected_BHLR, rows_RK.mT)
 
         return Features(self._nonlinearity.value(projected_BHLR).add_(self._epsilon), pullback)
-
-
-def check_generalized(kernel: str, epsilon: float) -> None:
-    """Checks the settings of a generalized kernel."""
-    refuse_unknown("attention.kernel", kernel, NONLINEARITIES)
-    if not 0 <= epsilon < math.inf:
-        raise UserError(
-            f"attention.kernel_epsilon={epsilon} must be 0 or more; type "
-            "attention.kernel_epsilon=0.001"
-        )
