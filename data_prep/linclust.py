@@ -1,7 +1,6 @@
 """Clustering of the sources by MMseqs2 linclust, in time linear in their size."""
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +11,20 @@ import numpy as np
 
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
 from protlm.errors import InputDataError, UserError
-from protlm.paths import complete_file, existing_file, explain_os_error
+from protlm.paths import existing_file
 from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.work_folder import Kind, unfinished, work_folder
 from protlm.terminal import printable
 
 from .clusters import member_name
 from .duplicates import DigestSet
 from .encode import DIGEST_BYTES
-from .lock import BuildLock, clear_folder
 from .mmseqs import find_mmseqs, run_mmseqs
 
 # As in UniRef: the fraction of a member that aligns with the longer representative.
 _COVERAGE = ("-c", "0.8", "--cov-mode", "1")
+# The folder is always removed: what MMseqs2 leaves there cannot be continued.
+_CLUSTERING = Kind("clustering", "being built", "--out", has_finished=lambda folder: False)
 
 
 @dataclass(frozen=True)
@@ -66,30 +67,19 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
         print(printable(f"using the clusters of an earlier run: {table}"), file=sys.stderr)
         return table
     find_mmseqs()
-    folder = table.with_name(f"{table.name}.partial").absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = BuildLock(folder, break_lock=clustering.break_lock)
-    except OSError as error:
-        raise explain_os_error(error, folder) from error
-    with sigterm_as_interrupt():
-        try:
-            clear_folder(folder)
-            print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
-            with complete_file(table) as temporary:
-                made = _linclust(sources, folder, clustering)
-                # A process that took over writes here too, and its table may be incomplete.
-                lock.check()
-                made.replace(temporary)
-                if _fingerprint(sources, clustering) != fingerprint:
-                    raise InputDataError(
-                        "a source changed while it was clustered; when it is complete, type the "
-                        "same command again"
-                    )
-        finally:
-            if lock.is_held:
-                shutil.rmtree(folder)
-            lock.release()
+    folder = unfinished(table.absolute())
+    with (
+        sigterm_as_interrupt(),
+        work_folder(folder, {}, _CLUSTERING, break_lock=clustering.break_lock) as work,
+    ):
+        print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
+        made = _linclust(sources, folder, clustering)
+        if _fingerprint(sources, clustering) != fingerprint:
+            raise InputDataError(
+                "a source changed while it was clustered; when it is complete, type the same "
+                "command again"
+            )
+        work.publish(made, table)
     return table
 
 

@@ -12,9 +12,9 @@ from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.errors import UserError
 from protlm.paths import check_output, complete_folder
+from protlm.system.work_folder import difference
 from protlm.terminal import printable
 
-from .messages import difference
 from .prepare import index_clusters
 from .report import Report, read_rejected, write_rejected
 

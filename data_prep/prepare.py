@@ -12,6 +12,7 @@ from protlm.data.shards.writer import write_cluster_index
 from protlm.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.pool import in_order
+from protlm.system.work_folder import refuse_finished
 from protlm.terminal import JobProgress
 
 from .clusters import ClusterTable
@@ -22,7 +23,7 @@ from .segments import OpenSegment, known_before
 from .select import Selection
 from .sources import Place, SourceReader, check_formats, find_sources, refuse_inside
 from .split import SplitRule
-from .work_folder import Plan, WorkFolder, refuse_finished, work_folder
+from .work_folder import DATA_SET, BuildFolder, Plan, build_folder
 
 _MAX_WORKERS = 256
 
@@ -98,13 +99,13 @@ def prepare(
         options: all other options.
     """
     options = options or PrepareOptions()
-    refuse_finished(out)
+    refuse_finished(out, DATA_SET)
     refuse_inside(sources, out)
     settings = {**options.settings(), "--executor": None}
     plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
     with (
         sigterm_as_interrupt(),
-        work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
+        build_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
     ):
         if not work.journal.segments:
             check_formats(plan.sources, options.reading)
@@ -117,7 +118,7 @@ def prepare(
     return report
 
 
-def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptions) -> None:
+def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOptions) -> None:
     """Writes all segments that are not finished yet."""
     segments = work.journal.segments
     start = segments[-1].end if segments else Place()
@@ -146,7 +147,7 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
     segment.write(work, end, reader.entries)
 
 
-def _totals(work: WorkFolder) -> Tally:
+def _totals(work: BuildFolder) -> Tally:
     """Returns the counts of all finished segments."""
     totals = Tally()
     for segment in work.journal.segments:
@@ -175,7 +176,7 @@ def index_clusters(
     return Clusters(*table, indexes)
 
 
-def _conclude(work: WorkFolder, plan: Plan) -> Report:
+def _conclude(work: BuildFolder, plan: Plan) -> Report:
     """Writes the manifest and the report of a data set whose shards are complete."""
     segments, totals = work.journal.segments, _totals(work)
     splits: dict[str, tuple[ShardEntry, ...]] = {}

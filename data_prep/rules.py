@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protlm.errors import UserError
+from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterSplit, ClusterTable
 from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
 from .linclust import Clustering, cluster_sources
 from .prepare import PrepareOptions
 from .split import HashSplit, SplitRule, TableSplit
-from .work_folder import refuse_finished
+from .work_folder import DATA_SET
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def make_rule(
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)
     # Tables and clusters may take hours, so an output that cannot be written is reported first.
-    refuse_finished(out)
+    refuse_finished(out, DATA_SET)
     if options.split_table is not None:
         return TableSplit(options.split_table), _clusters(options, sources, out, building)
     families = _held_out_families(options)

@@ -16,7 +16,7 @@ from .duplicates import DigestSet
 from .encode import EncodedBlock
 from .journal import Segment
 from .sources import Place
-from .work_folder import WorkFolder
+from .work_folder import BuildFolder
 
 DUPLICATE = "duplicate sequence"
 # Short sequences take more memory than their residues: identifiers, offsets and digests.
@@ -61,7 +61,7 @@ class OpenSegment:
         self.tally.filtered[DUPLICATE] += num_copies
         return block.keep(is_new)
 
-    def write(self, work: WorkFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
+    def write(self, work: BuildFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
         """Writes a shard for each split that has a sequence, and then the journal's entry.
 
         Args:
@@ -91,7 +91,7 @@ class OpenSegment:
         return hashlib.sha256(digests).hexdigest()
 
 
-def known_before(work: WorkFolder) -> DigestSet:
+def known_before(work: BuildFolder) -> DigestSet:
     """Returns the digests of all sequences in the finished segments."""
     known = DigestSet(work.known_digests)
     for number in range(len(work.journal.segments)):

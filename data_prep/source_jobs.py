@@ -9,6 +9,7 @@ from protlm.data.shards.manifest import MANIFEST
 from protlm.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import Submission
+from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterTable
 from .families import refuse_empty_hold_out
@@ -17,7 +18,7 @@ from .prepare import PrepareOptions, prepare, table_of
 from .report import Report
 from .sources import STANDARD_INPUT, check_formats, find_sources, refuse_inside
 from .split import SplitRule
-from .work_folder import Plan, refuse_finished, work_folder
+from .work_folder import DATA_SET, Plan, build_folder
 
 
 def prepare_by_jobs(
@@ -41,7 +42,7 @@ def prepare_by_jobs(
         options: as for `prepare`.
         submission: options for submitting jobs.
     """
-    refuse_finished(out)
+    refuse_finished(out, DATA_SET)
     refuse_inside(sources, out)
     if options.deduplicate or STANDARD_INPUT in sources:
         what = "--deduplicate" if options.deduplicate else "standard input"
@@ -50,7 +51,7 @@ def prepare_by_jobs(
     plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
     with (
         sigterm_as_interrupt(),
-        work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
+        build_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
     ):
         check_formats(plan.sources, options.reading)
         work.parts.mkdir(exist_ok=True)

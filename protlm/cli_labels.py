@@ -8,7 +8,7 @@ import typer
 
 from protlm.cli_values import choice, model_or_default
 from protlm.errors import UserError
-from protlm.options import Device, Duplicates, Model, SequenceFile
+from protlm.options import BreakLock, Device, Duplicates, Model, SequenceFile
 
 if TYPE_CHECKING:
     from protlm.commands.label_inputs import LabelOptions
@@ -100,6 +100,7 @@ def finetune(
     seed: Annotated[int, typer.Option(help="Seed of splits, order, bootstrap.")] = 0,
     device: Device = "auto",
     devices: Annotated[int, typer.Option(help="Number of GPUs, or of processes of CPUs.")] = 1,
+    break_lock: BreakLock = False,
 ) -> None:
     """Train all weights, or LoRA, on labels; resumable."""
     from protlm.commands.finetune import FinetuneOptions, finetune_labels
@@ -117,7 +118,7 @@ def finetune(
         device=str(pick_device(device)),
         devices=devices,
     )
-    options = FinetuneOptions(training, lora)
+    options = FinetuneOptions(training, lora, break_lock=break_lock)
     if lora_targets is not None:
         if lora is None:
             raise UserError(f"--lora-targets {lora_targets} is of adapters; type --lora RANK too")

@@ -7,6 +7,7 @@ import typer
 
 from protlm.cli_values import choice, model_or_default
 from protlm.options import (
+    BreakLock,
     CausalModel,
     Device,
     Duplicates,
@@ -63,6 +64,7 @@ def embed(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
     ] = False,
+    break_lock: BreakLock = False,
     executor: EmbedExecutor = None,
     slurm: SlurmSettings = None,
 ) -> None:
@@ -88,6 +90,7 @@ def embed(
         share=None if shard is None else Share.parse(shard),
         merge=merge,
         dry_run=dry_run,
+        break_lock=break_lock,
     )
     runner = None if executor is None else choice("--executor", executor, Executor)
     jobs = Submission.parse(runner, slurm)

@@ -16,13 +16,7 @@ from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate
 from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions, Format
-from protlm.commands.embedding.parts import (
-    Parts,
-    compare,
-    opened,
-    partial_folder,
-    read_fingerprint,
-)
+from protlm.commands.embedding.parts import EMBEDDING, Parts, opened
 from protlm.commands.embedding.results import Results
 from protlm.commands.embedding.share_processes import (
     check_processes,
@@ -34,6 +28,7 @@ from protlm.loading import load_model
 from protlm.memory import readable_size
 from protlm.paths import beside, check_output, explain_os_error
 from protlm.system.shares import Executor, Share, Submission
+from protlm.system.work_folder import read_begun, refuse_other, unfinished
 from protlm.terminal import printable
 
 
@@ -61,7 +56,7 @@ def embed(
     otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
-    unfinished = partial_folder(output)
+    folder = unfinished(output)
     check_processes(fasta, options, with_jobs=submission is not None)
     if submission is not None and submission.executor is Executor.LOCAL:
         # Jobs of this machine are its processes.
@@ -71,7 +66,7 @@ def embed(
         # The machine that submits jobs need not have their devices.
         options = replace(options, processes=1, merge=True, device="cpu")
     with interrupt_explained(
-        f"the same command continues after the last batch that is finished in {unfinished}"
+        f"the same command continues after the last batch that is finished in {folder}"
     ):
         model = load_model(model_path, device=options.device)
         job = Job(fasta, Named.of(model, model_path), options)
@@ -118,8 +113,8 @@ def _job_folder(output: Path) -> Path:
 def _estimate(job: Job, output: Path) -> None:
     """Prints what a command will need, beside what is finished."""
     parts, done = Parts(output, job.plan), {}
-    if read_fingerprint(output) is not None:
-        compare(parts.folder, _fingerprint(job, output))
+    if read_begun(parts.folder, EMBEDDING) is not None:
+        refuse_other(parts.folder, _fingerprint(job, output), EMBEDDING)
         done = {unit: finished(parts, unit) for unit in range(len(job.plan.units))}
     print_estimate(job, output, done)
 
@@ -127,9 +122,7 @@ def _estimate(job: Job, output: Path) -> None:
 def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
     share = job.options.share or Share()
     _check_space(job, output)
-    with opened(output, job.plan, _fingerprint(job, output), share) as parts:
-        if job.options.share is None:
-            parts.check_alone()
+    with opened(output, job.plan, _fingerprint(job, output), job.options) as parts:
         if job.options.processes > 1:
             _say_halved(compute_in_processes(*given, output, job.options))
         elif not job.options.merge:
@@ -166,10 +159,10 @@ def _check_space(job: Job, output: Path) -> None:
 def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
     fingerprint = job.fingerprint()
     if job.options.merge:
-        begun = read_fingerprint(output)
+        begun = read_begun(unfinished(output), EMBEDDING)
         if begun is None:
             raise UserError(
-                f"--merge: there is no folder {partial_folder(output)}; first run every share: "
+                f"--merge: there is no folder {unfinished(output)}; first run every share: "
                 "--shard 1/N to --shard N/N"
             )
         # The vectors may be joined on a machine without the devices that computed them.

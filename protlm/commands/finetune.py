@@ -11,13 +11,7 @@ from torch import nn
 
 from protlm.checkpoints.checksums import write_sums
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.commands.finetune_run import (
-    MERGED,
-    FinetuneLock,
-    check_same_run,
-    fingerprint,
-    refuse_complete,
-)
+from protlm.commands.finetune_run import MERGED, fingerprint, refuse_complete, run_folder
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.label_metrics import METRICS, label_scores
@@ -29,17 +23,16 @@ from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task
 from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
-from protlm.lock import FolderLock
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.paths import complete_folder, sha256_of
+from protlm.system.lock import FolderLock
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
 from protlm.training.labeled_batches import LabeledData, LabeledTokens
 from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
 from protlm.training.launch import is_first_rank
-from protlm.training.run_lock import locked
 
 ADAPTER, HEAD = "adapter", "probe"
 FROZEN = "frozen"
@@ -60,11 +53,13 @@ class FinetuneOptions:
         training: of the optimizer and the epochs.
         rank: the rank of LoRA adapters; None trains all weights.
         targets: the layers that get adapters.
+        break_lock: takes over the lock of a dead process of another machine.
     """
 
     training: FinetuneSettings
     rank: int | None = None
     targets: tuple[str, ...] = lora.TARGETS
+    break_lock: bool = False
 
 
 def finetune_labels(
@@ -107,9 +102,13 @@ def finetune_labels(
     split = _with_valid(split_of(proteins.examples, clusters, seed=seed), seed)
     leaked = leakage(proteins.examples, split, clusters)
     work = _Work(model, [one.sequence for one in proteins.examples], targets, split, options)
-    settings = {"model": model.hash, "labels": sha256_of(labels), **_settings(work)}
-    with locked(output, FinetuneLock) as lock:
-        check_same_run(output, settings)
+    begun_with = {
+        "the model": model.hash,
+        "the file of labels": sha256_of(labels),
+        **_typed(options),
+        **fingerprint(work.sequences, targets, split),
+    }
+    with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
         found = _found(replace(work, lock=lock), output)
         result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
         _write(work, result, output)
@@ -137,11 +136,14 @@ class _Work:
         return ProbeOptions(layers, options.training.tokens_per_batch, options.training.seed)
 
 
-def _settings(work: _Work) -> dict[str, Any]:
-    """Returns all that must be equal in a run that is continued."""
-    options = asdict(work.options)
-    trained_on = fingerprint(work.sequences, work.targets, work.split)
-    return options.pop("training") | options | trained_on
+def _typed(options: FinetuneOptions) -> dict[str, Any]:
+    """Returns the settings by their flags."""
+    training = asdict(options.training)
+    return {
+        **{f"--{name.replace('_', '-')}": value for name, value in training.items()},
+        "--lora": options.rank,
+        "--lora-targets": ",".join(options.targets),
+    }
 
 
 def _found(work: _Work, output: Path) -> dict[str, Predictor]:

@@ -25,8 +25,8 @@ from protlm.composition import (
 )
 from protlm.config import TrainConfig
 from protlm.errors import OutputError, UserError
-from protlm.lock import LOCK
 from protlm.paths import check_output, complete_file, conf_dir, explain_os_error
+from protlm.system.lock import LOCK
 from protlm.training.launch import is_first_rank
 from protlm.training.schedule import check_schedule, fitting_warmup
 

@@ -70,8 +70,9 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     for section in dict.fromkeys(setting.section for setting in settings_of(config)):
         out.print(_rows(s for s in settings_of(config) if s.section == section))
     out.print(
-        "Flags: --cfg job prints the composed settings; --multirun runs a sweep; --debug shows\n"
-        "tracebacks. Examples: docs/train.md"
+        "Flags: --cfg job prints the composed settings; --multirun runs a sweep; --break-lock\n"
+        "takes over the lock of a run that died on another machine; --debug shows tracebacks.\n"
+        "Examples: docs/train.md"
         if is_train
         else "Flags: --cfg job prints the composed settings; --debug shows tracebacks."
     )

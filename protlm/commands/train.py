@@ -41,10 +41,9 @@ from protlm.paths import sample_dir
 from protlm.plots import loss_curve, save_figure
 from protlm.training.callbacks.probe import Probe
 from protlm.training.devices import check_trainer
-from protlm.training.launch import is_first_rank, leave_other_ranks
+from protlm.training.launch import is_first_rank, leave_other_ranks, locked
 from protlm.training.run import Finished, find_checkpoint
 from protlm.training.run import train as run
-from protlm.training.run_lock import locked
 from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
@@ -52,31 +51,36 @@ _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)
 # The loss of fewer validation sequences is worth a warning.
 _FEW_SEQUENCES = 30
 _SAMPLE_DATA = Path("data/uniprot_sample")
+# The flags that are not Hydra's.
+_OWN_FLAGS = ("--debug", "--break-lock")
 
 
 def main() -> None:
     """Runs the command with the arguments of this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    if debug:
-        arguments.remove("--debug")
+    debug, break_lock = (flag in arguments for flag in _OWN_FLAGS)
+    arguments = [argument for argument in arguments if argument not in _OWN_FLAGS]
     flags = {argument for argument in arguments if argument.startswith("-")}
     try:
         # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
-        exit_with_message(lambda: _run(arguments, flags), debug=debug, result_on_stdout=bool(flags))
+        exit_with_message(
+            lambda: _run(arguments, flags, break_lock=break_lock),
+            debug=debug,
+            result_on_stdout=bool(flags),
+        )
     except SystemExit as end:
         if end.code in _CLEAN:
             leave_other_ranks()
         raise
 
 
-def _run(arguments: list[str], flags: set[str]) -> None:
+def _run(arguments: list[str], flags: set[str], *, break_lock: bool) -> None:
     def train_one_of_many(config: TrainConfig) -> None:
         _refuse_devices(config)
         swept = {key_of(argument) for argument in arguments if "," in argument}
         refuse_unused(arguments, to_plain(config), swept=swept)
-        train(with_fitting_warmup(config, arguments))
+        train(with_fitting_warmup(config, arguments), break_lock=break_lock)
 
     if "--help" in flags:
         print_help(TrainConfig)
@@ -88,7 +92,7 @@ def _run(arguments: list[str], flags: set[str]) -> None:
     elif flags:
         through_hydra(TrainConfig, arguments, train)
     else:
-        train(compose_run(arguments))
+        train(compose_run(arguments), break_lock=break_lock)
 
 
 def _refuse_devices(config: TrainConfig) -> None:
@@ -100,8 +104,13 @@ def _refuse_devices(config: TrainConfig) -> None:
         )
 
 
-def train(config: TrainConfig) -> None:
-    """Trains with the given settings, or continues the run in the run directory."""
+def train(config: TrainConfig, *, break_lock: bool = False) -> None:
+    """Trains with the given settings, or continues the run in the run directory.
+
+    Args:
+        config: the settings.
+        break_lock: takes over the lock of a dead process of another machine.
+    """
     _check(config)
     run_dir = Path(config.run_dir)
     if is_first_rank():
@@ -122,7 +131,7 @@ def train(config: TrainConfig) -> None:
         module.check_start(config)
     train_split, valid_split = open_data(config.data)
     probe = _probe(network, config)
-    with locked(run_dir) as lock:
+    with locked(run_dir, break_lock=break_lock) as lock:
         data = build_data(train_split, valid_split, config)
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():

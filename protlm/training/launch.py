@@ -1,11 +1,11 @@
-"""Launch checks, and errors that explain lost ranks and loader workers, for multi-process runs."""
+"""The start of a run: launch checks, its lock, and errors that explain lost ranks and workers."""
 
 import os
 import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -17,6 +17,8 @@ from pytorch_lightning.plugins.environments import (
 
 from protlm.config import TrainerConfig
 from protlm.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.paths import explain_os_error
+from protlm.system.lock import FolderLock
 
 # Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
 # SIGTERM, SLURM's `--signal=USR1@120`, and submitit's SIGUSR2.
@@ -61,6 +63,25 @@ def is_first_rank() -> bool:
     """Returns whether this process is rank 0, by the variables of its launcher."""
     numbers = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") == "0" for name in numbers)
+
+
+@contextmanager
+def locked(run_dir: Path, *, break_lock: bool = False) -> Iterator[FolderLock | None]:
+    """Creates the run directory and holds its lock; yields None on ranks other than the first."""
+    if not is_first_rank():
+        yield None
+        return
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(run_dir, "being trained", "run_dir=", break_lock=break_lock)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+    try:
+        yield lock
+    finally:
+        # On a file system that became read-only the file stays, and the next start takes it over.
+        with suppress(OSError):
+            lock.release()
 
 
 def cluster_environment() -> list[ClusterEnvironment]:

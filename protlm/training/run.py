@@ -17,7 +17,7 @@ from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.metrics import is_validated
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.errors import ExitCode, UserError
-from protlm.lock import FolderLock
+from protlm.system.lock import FolderLock
 from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates
 from protlm.training.callbacks.history import WriteHistory

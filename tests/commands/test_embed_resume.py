@@ -21,6 +21,7 @@ from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.errors import ExitCode, InputDataError, InterruptedJobError, OutputError, UserError
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
+from protlm.system.work_folder import BEGUN
 from tests.fixtures.runs import Killed
 
 OPTIONS = EmbedOptions(include=(Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
@@ -145,7 +146,7 @@ def test_unfinished_results_of_another_command_are_refused(
         patch.setattr(Parts, "write", killed_in_batch(3, torn=False))
         embed(fasta, tiny_run, output, OPTIONS)
     other = EmbedOptions(include=OPTIONS.include, tokens_per_batch=250, dtype=Dtype.float16)
-    says = rf"begun with --dtype float32, and now it is float16.* type: rm -r {folder}"
+    says = rf"begun with --dtype float32, not with --dtype float16: .* or remove {folder} to start"
     with pytest.raises(UserError, match=says):
         embed(fasta, tiny_run, output, other)
     another = train_tiny(tmp_path / tiny_run.name, "seed=1", "trainer.max_steps=2")
@@ -156,8 +157,8 @@ def test_unfinished_results_of_another_command_are_refused(
     with pytest.raises(UserError, match="begun with the sequence file "):
         embed(fasta, tiny_run, output, OPTIONS)
     fasta.write_text(content)
-    (folder / "plan.json").write_text("{")
-    with pytest.raises(InputDataError, match=r"plan.json is not .*; remove the folder"):
+    (folder / BEGUN).write_text("{")
+    with pytest.raises(InputDataError, match=rf"is not JSON: .*; remove {folder} to start over"):
         embed(fasta, tiny_run, output, OPTIONS)
 
 

@@ -17,7 +17,7 @@ import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan, share_processes
 from protlm.commands.embedding.options import EmbedOptions, Share
-from protlm.commands.embedding.parts import Parts, _ShareLock
+from protlm.commands.embedding.parts import EMBEDDING, Parts
 from protlm.errors import OutputError, UserError, is_full_memory
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
@@ -192,7 +192,7 @@ def test_the_output_is_not_written_after_another_share_has_begun(
     def begin(self: Parts, *content: Any) -> None:
         if not begun:
             (self.folder / "share-2-of-2").mkdir()
-            begun.append(_ShareLock(self.folder / "share-2-of-2"))
+            begun.append(EMBEDDING.lock(self.folder / "share-2-of-2", break_lock=False))
         write(self, *content)
 
     monkeypatch.setattr(Parts, "write", begin)

@@ -100,7 +100,6 @@ def test_finished_parts_are_kept_and_reported(begun, capsys):
     "file",
     [
         "journal/segment-00001.json",
-        "plan.json",
         "data/train/shard-00001.h5",
         "digests/first-00000.bin",
     ],

@@ -168,7 +168,7 @@ def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monke
     assert (tmp_path / "data.partial").is_dir()
     for other in (None, tmp_path / "other.tsv"):
         (tmp_path / "other.tsv").write_text("A\tA\n")
-        with pytest.raises(UserError, match=r"was begun with another cluster table.*--restart"):
+        with pytest.raises(UserError, match=r"was begun with cluster table.*--restart"):
             made(out, other, **options)
     made(out, table, **options)
     assert_indexed(out, table)

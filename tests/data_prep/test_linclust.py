@@ -12,6 +12,7 @@ from protlm.data_prep.linclust import Clustering, cluster_sources
 from protlm.data_prep.split import HashSplit
 from protlm.errors import InputDataError, OutputError, UserError
 from protlm.paths import sample_dir
+from protlm.system.work_folder import BEGUN
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
@@ -106,6 +107,7 @@ def test_files_of_a_killed_process_are_removed(install_mmseqs, out):
     (left / "tmp" / "half").touch()
     (left / "linclust_cluster.tsv").write_text("half\n")
     (left / "sources.fasta").touch()
+    (left / BEGUN).write_text("{}")
     assert cluster_sources([TINY], out, Clustering()).read_text() == content
     assert list(out.parent.iterdir()) == [table]
 

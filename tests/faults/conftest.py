@@ -102,11 +102,3 @@ def refuse_bytes(prepare_bytes: Callable[..., Any], tmp_path: Path) -> Callable[
         return str(caught.value)
 
     return run
-
-
-@pytest.fixture
-def dead_process() -> int:
-    """The process ID of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid

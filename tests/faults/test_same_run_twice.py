@@ -15,20 +15,19 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 
-from protlm.checkpoints.format import all_checkpoints, latest, step_of
+from protlm.checkpoints.format import all_checkpoints, step_of
 from protlm.errors import ExitCode, OutputError
-from protlm.lock import LOCK, LockOwner
+from protlm.system.lock import LOCK
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
-from protlm.training.run_lock import locked
+from protlm.training.launch import locked
 
 PROGRAM = Path(__file__).parent / "programs" / "hold_lock.py"
 Train = Callable[..., Path]
-SINCE = "2026-01-01T00:00:00+00:00"
-ELSEWHERE = LockOwner("elsewhere", 7, SINCE)
+ELSEWHERE = '{"host": "elsewhere", "pid": 7, "since": "2026-01-01T00:00:00+00:00"}'
 
 
 @contextmanager
-def held(run: Path) -> Iterator[LockOwner]:
+def held(run: Path) -> Iterator[dict[str, Any]]:
     """Starts a process that locks a run, and yields the owner of the lock."""
     run.mkdir(exist_ok=True)
     with subprocess.Popen(
@@ -39,15 +38,10 @@ def held(run: Path) -> Iterator[LockOwner]:
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
         try:
-            yield LockOwner(**json.loads((run / LOCK).read_text()))
+            yield json.loads((run / LOCK).read_text())
         finally:
             process.kill()
     (run / LOCK).unlink()
-
-
-def write_lock(run: Path, holder: LockOwner) -> None:
-    run.mkdir(exist_ok=True)
-    (run / LOCK).write_text(json.dumps(vars(holder)))
 
 
 def test_the_second_process_is_rejected(
@@ -60,7 +54,7 @@ def test_the_second_process_is_rejected(
             before = contents(run)
             with pytest.raises(OutputError) as refused:
                 train_tiny(run, f"trainer.max_steps={steps}")
-            assert f"process {owner.pid} on {owner.host} since {owner.since}" in str(refused.value)
+            assert "process {pid} on {host} since {since}".format(**owner) in str(refused.value)
             assert "choose another run_dir=" in str(refused.value)
             assert refused.value.exit_code == ExitCode.OUTPUT
             assert contents(run) == before
@@ -68,55 +62,14 @@ def test_the_second_process_is_rejected(
         assert not (run / LOCK).exists()
 
 
-def test_the_lock_of_a_dead_process_is_taken_over(
-    train_tiny: Train, dead_process: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_lock(tmp_path / "run", LockOwner(socket.gethostname(), dead_process, SINCE))
-    train_tiny(tmp_path / "run", "trainer.max_steps=2")
-    assert f"taking over from process {dead_process}" in capsys.readouterr().err
-    assert latest(tmp_path / "run") is not None
-
-
-def test_the_lock_of_another_machine_is_kept_until_it_is_removed(
-    train_tiny: Train, tmp_path: Path
-) -> None:
-    lock = tmp_path / "run" / LOCK
-    write_lock(tmp_path / "run", LockOwner("elsewhere", 1, SINCE))
-    with pytest.raises(OutputError, match=f"process 1 on elsewhere.*remove {lock}"):
-        train_tiny(tmp_path / "run", "trainer.max_steps=2")
-    lock.unlink()
-    train_tiny(tmp_path / "run", "trainer.max_steps=2")
-
-
-@pytest.mark.parametrize(
-    ("job", "restarts", "is_taken_over"),
-    [("7", "2", True), ("7", "1", False), ("8", "2", False), (None, None, False)],
-)
-def test_a_requeued_slurm_job_takes_over_its_own_run(
-    job: str | None,
-    restarts: str | None,
-    is_taken_over: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """After SIGKILL it may start on another node; two steps of one job are still distinct."""
-    write_lock(tmp_path, LockOwner("elsewhere", 1, SINCE, job="/7", restart=1))
-    if job is not None and restarts is not None:
-        monkeypatch.setenv("SLURM_JOB_ID", job)
-        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    if is_taken_over:
-        with locked(tmp_path):
-            assert json.loads((tmp_path / LOCK).read_text())["restart"] == 2
-    else:
-        with pytest.raises(OutputError, match="elsewhere"), locked(tmp_path):
-            pass
-
-
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
         (lambda run: (run / LOCK).unlink(), "lock.json is gone: it was removed"),
-        (lambda run: write_lock(run, ELSEWHERE), "lock.json now belongs to process 7 on elsewhere"),
+        (
+            lambda run: (run / LOCK).write_text(ELSEWHERE),
+            "lock.json now belongs to process 7 on elsewhere",
+        ),
         (lambda run: run.rename(run.with_name("moved")), "lock.json is gone.*folder was moved"),
     ],
 )
@@ -146,7 +99,7 @@ def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
 def test_other_ranks_of_the_run_do_not_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_lock(tmp_path, LockOwner("elsewhere", 1, SINCE))
+    (tmp_path / LOCK).write_text(ELSEWHERE)
     for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         with monkeypatch.context() as patch:
             patch.setenv(variable, "1")

@@ -1,4 +1,4 @@
-"""The lock of a dead builder is explained, and taken over where that is safe."""
+"""The lock of a dead process is explained, and taken over where that is safe."""
 
 import errno
 import fcntl
@@ -11,91 +11,139 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from protlm import lock
-from protlm.data_prep.lock import BuildLock
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.data_prep.work_folder import Plan, work_folder
 from protlm.errors import OutputError
-from protlm.lock import LOCK
+from protlm.system.lock import LOCK, FolderLock
 from tests.marks import slow_but
 
 PROGRAMS = Path(__file__).parent / "programs"
-RULE = HashSplit(0, 0)
-SINCE = "2026-01-01T00:00:00+00:00"
+HERE, SINCE = socket.gethostname(), "2026-01-01T00:00:00+00:00"
+OTHER = {"host": "elsewhere", "pid": 1, "since": SINCE}
+JOB = {**OTHER, "job": "main/12"}
+fork = multiprocessing.get_context("fork")
 
 
-@pytest.fixture
-def locked(tmp_path):
-    """Leaves a lock in the work folder of `data`, and returns the data set's path."""
-
-    def lock(**fields) -> Path:
-        partial = tmp_path / "data.partial"
-        partial.mkdir(exist_ok=True)
-        (partial / LOCK).write_text(json.dumps(fields))
-        return tmp_path / "data"
-
-    return lock
+def locked(folder: Path, *, break_lock: bool = False) -> FolderLock:
+    return FolderLock(folder, "being built", "--out", break_lock=break_lock)
 
 
-def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(
-    locked, dead_process, proteins, capsys
+def refuse_flock(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        pytest.param({"host": HERE, "pid": 2**22, "since": SINCE}, f"process {2**22}", id="dead"),
+        pytest.param({"host": HERE, "pid": os.getpid(), "since": SINCE}, "process", id="reused"),
+        pytest.param({**JOB, "restart": 0}, "process 1 on elsewhere", id="requeued"),
+        pytest.param(None, None, id="killed while it locked"),
+    ],
+)
+def test_the_lock_of_a_dead_process_is_taken_over(content, name, tmp_path, monkeypatch, capsys):
+    """Also of another process with its process ID; and on any machine by its requeued job."""
+    for variable, value in {"JOB_ID": "12", "CLUSTER_NAME": "main", "RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{variable}", value)
+    (tmp_path / LOCK).write_text("" if content is None else json.dumps(content))
+    lock = locked(tmp_path)
+    told = capsys.readouterr().err
+    assert f"taking over from {name}" in told if name else not told
+    owner = json.loads((tmp_path / LOCK).read_text())
+    assert (owner["pid"], owner["job"], owner["restart"]) == (os.getpid(), "main/12", 1)
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (json.dumps(OTHER), "process 1 on elsewhere"),
+        # Another step of the same start of a job, another job, and none.
+        (json.dumps({**JOB, "restart": 1}), "process 1 on elsewhere"),
+        (json.dumps({**JOB, "job": "other/12", "restart": 0}), "process 1 on elsewhere"),
+        (json.dumps({**JOB, "job": None, "restart": 0}), "process 1 on elsewhere"),
+        (json.dumps({**JOB, "restart": "0"}), "process 1 on elsewhere"),
+        ('{"host": "elsewhere"}', "an unknown process"),
+        ('{"pid": "none", "host": 7}', "an unknown process"),
+        ("[" * 10**5, "an unknown process"),
+        ("3", "an unknown process"),
+        ("\udcff", "an unknown process"),
+    ],
+)
+def test_a_lock_of_another_machine_is_explained_and_broken_on_request(
+    content, name, tmp_path, monkeypatch
 ):
-    out = locked(host=socket.gethostname(), pid=dead_process, since=SINCE, start="0")
-    prepare([proteins], out, split_rule=RULE)
-    assert "taking over from process" in capsys.readouterr().err
-    assert [path.name for path in out.parent.iterdir()] == ["data"]
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "main")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    (tmp_path / LOCK).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(OutputError, match=f"is locked by {name}.* with --break-lock"):
+        locked(tmp_path)
+    assert (tmp_path / LOCK).read_bytes() == content.encode(errors="surrogateescape")
+    assert locked(tmp_path, break_lock=True).is_held
 
 
-def test_of_two_processes_one_takes_over(locked, dead_process, monkeypatch):
-    """Both start while the first still reads the lock file."""
-    out = locked(host=socket.gethostname(), pid=dead_process, since=SINCE, start="0")
-    read = lock._read
-
-    def read_slowly(path):
-        time.sleep(0.3)
-        return read(path)
-
-    def take():
-        try:
-            BuildLock(out.with_name("data.partial"))
-        except OutputError:
-            os._exit(7)
-        time.sleep(1.5)
-        os._exit(0)
-
-    monkeypatch.setattr(lock, "_read", read_slowly)
-    context = multiprocessing.get_context("fork")
-    both = [context.Process(target=take) for _ in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for process in both:
-            process.start()
-    for process in both:
-        process.join()
-    assert sorted(process.exitcode for process in both) == [0, 7]
+@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
+    """There only the lock file shows that another process may be writing."""
+    refuse_flock(monkeypatch, fault)
+    first = locked(tmp_path)
+    with pytest.raises(OutputError, match=f"by process {os.getpid()} on .*--break-lock"):
+        locked(tmp_path)
+    assert first.is_held
+    first.release()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / LOCK).write_text(json.dumps(OTHER))
+    assert locked(tmp_path, break_lock=True).is_held
 
 
-def test_a_process_that_reuses_the_process_id_does_not_keep_the_lock(locked, proteins):
-    out = locked(host=socket.gethostname(), pid=os.getpid(), since=SINCE, start="another time")
-    prepare([proteins], out, split_rule=RULE)
-    assert out.is_dir()
+def test_a_file_system_that_locks_only_files_open_for_writing(tmp_path, monkeypatch):
+    """NFS does so."""
+    lock_file = fcntl.flock
+
+    def as_nfs(file: int, how: int) -> None:
+        if not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock_file(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    assert locked(tmp_path).is_held
+    refuse_flock(monkeypatch, errno.EBADF)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        locked(tmp_path)
 
 
-def test_a_running_process_is_never_taken_over(tmp_path, proteins):
-    partial = tmp_path / "data.partial"
-    partial.mkdir()
-    held = BuildLock(partial)
-    before = (partial / LOCK).read_bytes()
+def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    """The previous owner removes it between `open` and `flock`."""
+    lock_file, removed = fcntl.flock, []
+
+    def remove_and_lock(*arguments: int) -> None:
+        if not removed:
+            removed.append((tmp_path / LOCK).unlink())
+        lock_file(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    assert locked(tmp_path).is_held
+    assert len(removed) == 1
+
+
+def test_a_running_process_is_never_taken_over(tmp_path):
+    held = locked(tmp_path)
+    before = (tmp_path / LOCK).read_bytes()
     for break_lock in (False, True):
-        options = PrepareOptions(break_lock=break_lock)
-        with pytest.raises(OutputError, match=f"is being built by process {os.getpid()} on"):
-            prepare([proteins], tmp_path / "data", split_rule=RULE, options=options)
-    assert (partial / LOCK).read_bytes() == before
+        told = f"is being built by process {os.getpid()} on .*: wait .* another --out"
+        with pytest.raises(OutputError, match=told):
+            locked(tmp_path, break_lock=break_lock)
+    assert (tmp_path / LOCK).read_bytes() == before
     held.release()
 
 
@@ -126,7 +174,7 @@ def test_a_zombie_does_not_keep_the_lock(start_holder, tmp_path, capsys):
     holder = start_holder()
     holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
-    BuildLock(tmp_path).release()
+    locked(tmp_path).release()
     assert f"taking over from process {holder.pid} on" in capsys.readouterr().err
 
 
@@ -137,50 +185,63 @@ def test_a_process_in_another_container_keeps_the_lock(start_holder, tmp_path):
     start_holder("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     for break_lock in (False, True):
         with pytest.raises(OutputError, match="is being built by process 1 on"):
-            BuildLock(tmp_path, break_lock=break_lock)
+            locked(tmp_path, break_lock=break_lock)
+
+
+def started(*functions: Callable[[], None]) -> list:
+    """Runs each function in a forked process."""
+    processes = [fork.Process(target=function) for function in functions]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for process in processes:
+            process.start()
+    return processes
 
 
 def test_the_children_of_a_killed_process_do_not_keep_the_lock(tmp_path):
     """Workers end some time after their parent."""
-    context = multiprocessing.get_context("fork")
-    released, ready = context.Event(), context.Event()
+    released, ready = fork.Event(), fork.Event()
 
-    def hold():
-        BuildLock(tmp_path)
+    def hold() -> None:
+        locked(tmp_path)
         if not os.fork():
             ready.set()
             released.wait(60)
             os._exit(0)
         signal.pause()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        holder = context.Process(target=hold)
-        holder.start()
+    (holder,) = started(hold)
     try:
         assert ready.wait(60)
         holder.kill()
         holder.join()
-        BuildLock(tmp_path).release()
+        locked(tmp_path).release()
     finally:
         released.set()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"host": "elsewhere", "pid": 1, "since": SINCE, "start": "0"},
-        {"host": "elsewhere"},
-        {"pid": "none", "host": 7},
-    ],
-)
-def test_a_lock_of_another_machine_is_explained_and_broken_on_request(locked, proteins, fields):
-    out = locked(**fields)
-    with pytest.raises(OutputError, match="--break-lock"):
-        prepare([proteins], out, split_rule=RULE)
-    assert (out.with_name("data.partial") / LOCK).is_file()
-    prepare([proteins], out, split_rule=RULE, options=PrepareOptions(break_lock=True))
-    assert [path.name for path in out.parent.iterdir()] == ["data"]
+def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
+    """Both start while the first still reads the lock file."""
+    (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
+    read = FolderLock._owner
+
+    def read_slowly(self: FolderLock) -> dict:
+        time.sleep(0.3)
+        return read(self)
+
+    def take() -> None:
+        try:
+            locked(tmp_path)
+        except OutputError:
+            os._exit(7)
+        time.sleep(1.5)
+        os._exit(0)
+
+    monkeypatch.setattr(FolderLock, "_owner", read_slowly)
+    both = started(take, take)
+    for process in both:
+        process.join()
+    assert sorted(process.exitcode for process in both) == [0, 7]
 
 
 @pytest.mark.parametrize(
@@ -201,38 +262,6 @@ def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
-    """There only the lock file shows that another process may be writing."""
-
-    def refuse(*arguments):
-        raise OSError(fault, os.strerror(fault))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    first = BuildLock(tmp_path)
-    with pytest.raises(OutputError, match=f"by process {os.getpid()} on .*--break-lock"):
-        BuildLock(tmp_path)
-    assert first.is_held
-    first.release()
-    assert not list(tmp_path.iterdir())
-    (tmp_path / LOCK).write_text('{"host": "elsewhere", "pid": 1, "since": ""}')
-    assert BuildLock(tmp_path, break_lock=True).is_held
-
-
-def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, monkeypatch):
-    """The previous owner removes it between `open` and `flock`."""
-    lock_file, removed = fcntl.flock, []
-
-    def remove_and_lock(*arguments):
-        if not removed:
-            removed.append((tmp_path / LOCK).unlink())
-        lock_file(*arguments)
-
-    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
-    assert BuildLock(tmp_path).is_held
-    assert len(removed) == 1
-
-
 def test_a_job_that_a_cluster_terminates_releases_its_lock(
     run_builder, proteins, tmp_path, contents
 ):
@@ -250,90 +279,78 @@ def test_a_job_that_a_cluster_terminates_releases_its_lock(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("job", "restart", "is_taken"),
-    [("main/12", 0, True), ("main/12", 1, False), ("other/12", 0, False), (None, 0, False)],
-)
-def test_a_requeued_job_takes_over_its_own_lock(locked, monkeypatch, job, restart, is_taken):
-    """On any machine: the earlier start is dead, unless it is another step of the same start."""
-    for name, value in {"JOB_ID": "12", "CLUSTER_NAME": "main", "RESTART_COUNT": "1"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    lost = {"host": "elsewhere", "pid": 1, "since": SINCE, "start": "0"}
-    folder = locked(**lost, job=job, restart=restart).with_name("data.partial")
-    if is_taken:
-        BuildLock(folder)
-        fields = json.loads((folder / LOCK).read_text())
-        assert (fields["pid"], fields["job"], fields["restart"]) == (os.getpid(), "main/12", 1)
-    else:
-        with pytest.raises(OutputError, match="--break-lock"):
-            BuildLock(folder)
-
-
-def test_a_process_that_lost_its_lock_writes_nothing_more(tmp_path):
-    lock = BuildLock(tmp_path)
+def test_a_process_that_lost_its_lock_stops(tmp_path):
+    lock = locked(tmp_path)
     lock.check()
-    other = {"host": "elsewhere", "pid": 1, "since": SINCE, "start": None}
-    (tmp_path / LOCK).write_text(json.dumps(other))
+    (tmp_path / LOCK).write_text(json.dumps(OTHER))
     assert not lock.is_held
-    with pytest.raises(OutputError, match="process 1 on elsewhere"):
+    with pytest.raises(OutputError, match="now belongs to process 1 on elsewhere"):
         lock.check()
+    lock.release()
+    assert json.loads((tmp_path / LOCK).read_text()) == OTHER
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES])
 def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeypatch, fault):
-    lock = BuildLock(tmp_path)
+    lock = locked(tmp_path)
 
-    def fail(path, **options):
+    def fail(path: Path) -> bytes:
         raise OSError(fault, os.strerror(fault), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", fail)
+        patch.setattr(Path, "read_bytes", fail)
         lock.check()
     (tmp_path / LOCK).unlink()
     with pytest.raises(OutputError, match="is gone"):
         lock.check()
 
 
-def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins):
+def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, monkeypatch):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
+    split_of = HashSplit.split_of
 
-    class Robbed(HashSplitLike):
-        def split_of(self, record, digest):
-            if record.identifier == "P7":
-                fields = {"host": "elsewhere", "pid": 1, "since": "", "start": ""}
-                lock.write_text(json.dumps(fields))
-            return "train"
+    def rob(self, record, digest):
+        if record.identifier == "P7":
+            lock.write_text(json.dumps(OTHER))
+        return split_of(self, record, digest)
 
+    monkeypatch.setattr(HashSplit, "split_of", rob)
     with pytest.raises(OutputError, match="elsewhere"):
-        prepare([proteins], out, split_rule=Robbed())
+        prepare([proteins], out, split_rule=HashSplit(0, 0))
     assert lock.is_file()
     assert not out.exists()
     assert not list(lock.parent.glob("data/*/*")), "it wrote to a folder of another builder"
 
 
-class HashSplitLike:
-    """A split rule for tests."""
+@pytest.mark.parametrize("command", slow_but(["prepare", "embed", "finetune", "train"], "prepare"))
+def test_a_command_breaks_a_lock_on_request(
+    command, protlm_in_process, tiny_run, tiny_data, tmp_path
+):
+    records = "".join(f">P{n}\nMKV{'LAW' * (n % 9)}{'WC' * (n % 7)}\n" for n in range(60))
+    (tmp_path / "x.fasta").write_text(records)
+    splits = ("train", "valid", "test")
+    rows = [f"P{n}\t{'WC' * (n % 7 + 1)}MK\tc{n % 2}\t{splits[n % 3]}\n" for n in range(60)]
+    (tmp_path / "labels.tsv").write_text("".join(["identifier\tsequence\tlabel\tsplit\n", *rows]))
+    settings = ["model=tiny", f"data.dir={tiny_data}", "data.max_length=128"]
+    settings += ["trainer.max_steps=2", "trainer.accelerator=cpu"]
+    arguments, folder = {
+        "prepare": (["x.fasta", "--out", "data"], "data.partial"),
+        "embed": (["x.fasta", "-m", tiny_run, "-o", "out.h5"], "out.h5.partial"),
+        "finetune": (["labels.tsv", "-m", tiny_run, "-o", "run", "--epochs", "1"], "run"),
+        "train": (["run_dir=run", *settings], "run"),
+    }[command]
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / LOCK).write_text(json.dumps(OTHER))
+    done = protlm_in_process(command, *arguments, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "process 1 on elsewhere" in done.stderr and "--break-lock" in done.stderr
+    done = protlm_in_process(command, *arguments, "--break-lock", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / folder / LOCK).exists()
 
-    def notes_of(self, record, split):
-        return ()
 
-    def describe(self):
-        return {}
-
-
-def test_a_process_that_lost_its_lock_publishes_nothing(tmp_path):
-    """Otherwise, both builders would publish a data set."""
-    out, other = tmp_path / "data", {"host": "elsewhere", "pid": 1, "since": "", "start": ""}
-    with (
-        pytest.raises(OutputError, match="process 1 on elsewhere"),
-        work_folder(out, Plan([], {}, {})) as work,
-    ):
-        (work.path / LOCK).write_text(json.dumps(other))
-    assert not out.exists()
-    assert json.loads((tmp_path / "data.partial" / LOCK).read_text()) == other
-
-
-def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch):
+def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
-    assert lock.LockOwner.this_process().restart == 0
+    locked(tmp_path)
+    assert json.loads((tmp_path / LOCK).read_text())["restart"] == 0

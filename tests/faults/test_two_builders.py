@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from protlm.lock import LOCK
+from protlm.system.lock import LOCK
 
 
 @pytest.fixture

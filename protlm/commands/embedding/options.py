@@ -61,6 +61,7 @@ class EmbedOptions:
         share: the part of the work to do; None does all of it, and writes the output.
         merge: writes the output from the work of all parts.
         dry_run: only estimates.
+        break_lock: takes over the lock of a dead process of another machine.
     """
 
     include: tuple[Pooling, ...] = (Pooling.mean,)
@@ -77,6 +78,7 @@ class EmbedOptions:
     share: Share | None = None
     merge: bool = False
     dry_run: bool = False
+    break_lock: bool = False
 
     @property
     def is_single(self) -> bool:

@@ -5,38 +5,25 @@ A batch that is missing, partial or damaged is computed again, and the others ar
 """
 
 import hashlib
-import json
 import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
-from protlm.commands.embedding.options import Share
+from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.plan import DIGEST_BYTES, Batch, Plan
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.json_file import read_json
-from protlm.lock import FolderLock
-from protlm.paths import OUTPUT_FAULTS, beside, explain_os_error, fsync
-from protlm.terminal import printable
+from protlm.system.shares import Share
+from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
-_PLAN = "plan.json"
 # The status of a record: its vectors are there, or it did not fit into the memory.
 PRESENT, NO_MEMORY = 1, 2
 
 
-@final
-class _ShareLock(FolderLock):
-    """The lock of one share of the work."""
-
-    doing = "being computed"
-    if_running = "wait for it, or choose another --output"
-    if_gone = "remove {lock} and type the same command again"
+EMBEDDING = Kind("embedding", "being computed", "--output")
 
 
 class Parts:
@@ -45,10 +32,11 @@ class Parts:
     Args:
         output: the output.
         plan: the units.
+        work: the folder, once this process may write there.
     """
 
-    def __init__(self, output: Path, plan: Plan) -> None:
-        self.folder, self._plan = partial_folder(output), plan
+    def __init__(self, output: Path, plan: Plan, work: WorkFolder | None = None) -> None:
+        self.folder, self._plan, self._work = unfinished(output), plan, work
         self._mapped = lru_cache(maxsize=16)(self._map)
 
     def finished(self, unit: int) -> dict[int, np.ndarray]:
@@ -91,18 +79,15 @@ class Parts:
                 missing += max(0, int(self._plan.num_bytes[records].sum()) - there)
         return missing
 
-    def check_alone(self) -> None:
-        """Makes sure that no other share is being computed, before the folder is removed."""
-        whole = self.folder / _folder_name(Share())
-        for folder in sorted(self.folder.glob("share-*-of-*")):
-            if folder != whole:
-                _ShareLock(folder).release()
-                with suppress(OSError):
-                    folder.rmdir()
-
     def remove(self) -> None:
-        """Removes the folder after the output has its name."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Lets the folder be removed after the output has its name."""
+        assert self._work is not None
+        self._work.is_published = True
+
+    def check_alone(self) -> None:
+        """Makes sure that no other share is being computed, before the output is written."""
+        assert self._work is not None
+        self._work.refuse_others()
 
     def _map(self, unit: int) -> np.ndarray:
         return np.memmap(self._path(unit), np.uint8, "r")
@@ -111,21 +96,12 @@ class Parts:
         return self.folder / f"{unit:06d}.part"
 
 
-def partial_folder(output: Path) -> Path:
-    """Returns the folder of the unfinished results of an output."""
-    return beside(output, ".partial")
-
-
-def _folder_name(share: Share) -> str:
-    return f"share-{share.number}-of-{share.count}"
-
-
 @contextmanager
 def opened(
     output: Path,
     plan: Plan,
     fingerprint: Mapping[str, Any],
-    share: Share,
+    options: EmbedOptions,
     *,
     quiet: bool = False,
 ) -> Iterator[Parts]:
@@ -134,88 +110,15 @@ def opened(
     After an error, finished batches are kept, which is printed unless `quiet`; if there are none,
     the folder is removed.
     """
-    parts = Parts(output, plan)
-    folder = parts.folder / _folder_name(share)
-    lock, is_done = None, False
-    try:
-        _begin(parts.folder, fingerprint)
-        folder.mkdir(exist_ok=True)
-        lock = _ShareLock(folder)
-        yield parts
-        is_done = True
-    except OSError as error:
-        if error.errno in OUTPUT_FAULTS:
-            raise explain_os_error(error, output) from error
-        raise
-    except KeyboardInterrupt:
-        # The command says itself how to continue.
-        quiet = True
-        raise
-    finally:
-        if lock is not None:
-            lock.release()
-        with suppress(OSError):
-            folder.rmdir()
-        if not is_done:
-            _leave(parts.folder, quiet=quiet or lock is None)
-
-
-def _begin(folder: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Writes the fingerprint, or checks that it is that of the unfinished results."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _PLAN
-    if not path.exists():
-        if any(entry.suffix == ".part" for entry in folder.iterdir()):
-            raise OutputError(f"{path} is missing: {_again(folder)}")
-        temporary = folder / f"{_PLAN}.{os.getpid()}"
+    share = options.share
+    name = "" if share is None else f"share-{share.number}-of-{share.count}"
+    with work_folder(
+        unfinished(output), fingerprint, EMBEDDING, break_lock=options.break_lock, share=name
+    ) as work:
+        work.is_quiet = quiet
         try:
-            temporary.write_text(json.dumps(dict(fingerprint), indent=2) + "\n", encoding="utf-8")
-            fsync(temporary)
-            # Another share may do the same: the fingerprint that remains is compared below.
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    compare(folder, fingerprint)
-
-
-def read_fingerprint(output: Path) -> dict[str, Any] | None:
-    """Returns the fingerprint of unfinished results; None if there are none."""
-    path = partial_folder(output) / _PLAN
-    try:
-        return read_json(path, "a plan") if path.exists() else None
-    except InputDataError as error:
-        raise InputDataError(f"{error}; {_again(path.parent)}") from None
-
-
-def compare(folder: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Checks that unfinished results have a fingerprint."""
-    begun = read_fingerprint(folder.with_name(folder.name.removesuffix(".partial"))) or {}
-    for name, value in fingerprint.items():
-        if begun.get(name) != value:
-            raise UserError(
-                printable(
-                    f"{folder} was begun with {name} {_short(begun.get(name))}, and now it is "
-                    f"{_short(value)}: type the command as it was then, or, to start over, "
-                    f"type: rm -r {folder}"
-                )
-            )
-
-
-def _short(value: object) -> str:
-    return value[:16] if isinstance(value, str) else json.dumps(value)
-
-
-def _again(folder: Path) -> str:
-    return f"remove the folder {folder} and type the same command again"
-
-
-def _leave(folder: Path, *, quiet: bool) -> None:
-    """Removes the folder if it has no batch, and no other process uses it."""
-    with suppress(OSError):
-        entries = {entry.name for entry in folder.iterdir()}
-        if entries <= {_PLAN}:
-            (folder / _PLAN).unlink(missing_ok=True)
-            folder.rmdir()
-        elif not quiet and any(name.endswith(".part") for name in entries):
-            message = f"finished batches are kept in {folder}: the same command continues"
-            print(printable(message), file=sys.stderr)
+            yield Parts(output, plan, work)
+        except KeyboardInterrupt:
+            # The command says itself how to continue.
+            work.is_quiet = True
+            raise

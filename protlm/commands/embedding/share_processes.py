@@ -61,5 +61,5 @@ def _compute(threads: int, paths: tuple[Path, Path, Path], options: EmbedOptions
     fasta, model_path, output = paths
     share = options.share or Share()
     job = Job(fasta, Named.of(load_model(model_path, device=options.device), model_path), options)
-    with opened(output, job.plan, job.fingerprint(), share, quiet=True) as parts:
+    with opened(output, job.plan, job.fingerprint(), options, quiet=True) as parts:
         return compute(job, parts, share, quiet=share.number > 1)

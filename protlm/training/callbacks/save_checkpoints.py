@@ -21,7 +21,7 @@ from protlm.checkpoints.format import (
 )
 from protlm.config import OnSaveError, TrainerConfig
 from protlm.errors import OutputError
-from protlm.lock import FolderLock
+from protlm.system.lock import FolderLock
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.lightning_internals import drop_validation_counters

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from protlm import lock
+from protlm.system import lock
 from tests.faults.programs.builder import build
 
 source, out, module, function, mode = sys.argv[1:]

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from protlm.lock import FolderLock
+from protlm.system.lock import FolderLock
 
 if __name__ == "__main__":
-    lock = FolderLock(Path(sys.argv[1]))
+    lock = FolderLock(Path(sys.argv[1]), "being trained", "run_dir=")
     print(flush=True)
     sys.stdin.read()
