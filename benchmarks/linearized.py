@@ -32,7 +32,6 @@ from benchmarks.harness import (
     take_turns,
     write_json,
 )
-from protlm.allocator import keep_freed_memory
 from protlm.build import describe
 from protlm.checkpoints.format import Checkpoint
 from protlm.composition import compose, to_plain
@@ -44,6 +43,7 @@ from protlm.model.embedding import Embedder
 from protlm.model.network import build_network
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.processes import keep_freed_memory
 
 ORIGINAL = "softmax"
 MODELS = (ORIGINAL, "performer_relu", "performer_softmax", "hedgehog")

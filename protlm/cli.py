@@ -11,7 +11,6 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
-from protlm.allocator import keep_freed_memory
 from protlm.cli_checkpoint import checkpoint_app
 from protlm.cli_data import data_app
 from protlm.cli_labels import finetune, predict, probe
@@ -26,7 +25,7 @@ from protlm.options import (
     Model,
 )
 from protlm.paths import in_home
-from protlm.processes import ignore_modules_of_working_folder
+from protlm.processes import ignore_modules_of_working_folder, keep_freed_memory
 from protlm.system import interruption
 
 app = typer.Typer(

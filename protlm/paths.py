@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from protlm.errors import InputDataError, OutputError, UserError
-from protlm.processes import is_running, start_of
 
 _CHUNK = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -21,8 +20,9 @@ OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-# A file name has at most 255 bytes, and a temporary name is longer than the final one.
-_LONGEST_NAME, _LONGEST_STEM = 255, 120
+# What a file system without hard links answers.
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+_LONGEST_NAME = 255
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -56,12 +56,13 @@ def in_home(path: str) -> str:
     return found
 
 
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file in hexadecimal."""
+def sha256_of(*paths: Path) -> str:
+    """Returns the SHA-256 of a file, or of several one after the other, in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -113,15 +114,14 @@ def fsync(path: Path) -> None:
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
     """Refuses an output that cannot be written, before any work is done for it."""
+    # A link to nothing is there, too.
+    if os.path.lexists(path) and not overwrite:
+        raise _already_there(path)
+    parent = path.absolute().parent
+    while not os.path.lexists(parent):
+        parent = parent.parent
     try:
         # A parent folder may be inaccessible.
-        if path.exists() and not overwrite:
-            raise _already_there(path)
-        _refuse_dangling_link(path, path)
-        parent = path.absolute().parent
-        while not parent.exists():
-            _refuse_dangling_link(parent, path)
-            parent = parent.parent
         if name := re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent))):
             raise UserError(
                 f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
@@ -135,20 +135,14 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
         raise explain_os_error(error, path) from error
 
 
-def _refuse_dangling_link(link: Path, output: Path) -> None:
-    if link.is_symlink() and not link.exists():
-        raise OutputError(
-            f"{output} cannot be written: {link} is a link to {link.readlink()}, which does not "
-            "exist; remove the link or choose another name"
-        )
-
-
-def beside(output: Path, suffix: str) -> Path:
-    """Returns the path of what is kept beside an output: its name and a suffix."""
-    name = f"{output.name}{suffix}"
+def beside(output: Path, suffix: str, prefix: str = "") -> Path:
+    """Returns the path of what is kept beside an output: its name with a suffix."""
+    name = f"{prefix}{output.name}{suffix}"
     if len(os.fsencode(name)) > _LONGEST_NAME:
-        most = _LONGEST_NAME - len(suffix)
-        raise OutputError(f"{output}: a name has at most {most} bytes, as NAME{suffix} is needed")
+        most = _LONGEST_NAME - len(f"{prefix}{suffix}")
+        raise OutputError(
+            f"{output}: a name has at most {most} bytes, as {prefix}NAME{suffix} is needed"
+        )
     return output.with_name(name)
 
 
@@ -156,67 +150,67 @@ def _already_there(path: Path) -> OutputError:
     return OutputError(f"{path} exists already: remove it or choose another name")
 
 
-def finish(temporary: Path, path: Path) -> None:
-    """Gives a complete file or folder its final name; an existing one is never replaced.
+def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
+    """Syncs a complete file or folder to the disk, and gives it its final name.
 
-    A check before the work cannot see an output that another process finishes in the meantime.
+    Unless it may be overwritten, an existing output is never replaced: a check before the work
+    cannot see one that another process finishes in the meantime.
     """
+    # Names are stored in folders, which have to be on the disk too.
+    for written in [*made.rglob("*"), made]:
+        fsync(written)
+    if overwrite:
+        if path.is_dir():
+            shutil.rmtree(path)
+        made.replace(path)
+    else:
+        _move(made, path)
+    fsync(path.absolute().parent)
+
+
+def _move(made: Path, path: Path) -> None:
     try:
-        if temporary.is_dir():
+        if made.is_dir():
             # The system replaces only empty folders.
-            temporary.rename(path)
+            made.rename(path)
         else:
-            _link(temporary, path)
+            os.link(made, path)
+            made.unlink()
     except OSError as error:
         if error.errno in _EXISTS:
             raise _already_there(path) from error
-        raise
-
-
-def _link(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-        temporary.unlink()
-    except (FileExistsError, FileNotFoundError):
-        raise
-    except OSError:
-        # A file system without links: the name is reserved by an empty file, which is replaced.
-        path.open("xb").close()
-        try:
-            temporary.replace(path)
-        except BaseException:
-            path.unlink()
+        if error.errno not in _NO_LINKS or made.is_dir():
             raise
+        check_output(path)
+        made.rename(path)
 
 
-def _stem(path: Path) -> str:
-    """Returns the start of the names of an output's temporary files."""
-    name, host = path.name, re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
-    if len(os.fsencode(name)) > _LONGEST_STEM:
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
-    return f".{name}.{host}."
-
-
-def _digest(start: str | None) -> str:
-    return hashlib.sha256(str(start).encode()).hexdigest()[:8]
-
-
-def _temporary(path: Path) -> Path:
+def _temporary(path: Path, pid: int | str) -> Path:
     """Returns the temporary name of an output, with the machine and the process that write it."""
-    pid = os.getpid()
-    return path.with_name(f"{_stem(path)}{pid}-{_digest(start_of(pid))}.part")
+    host = re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
+    return beside(path, f".{host}.{pid}.part", prefix=".")
 
 
 def _clear_parts(path: Path) -> None:
     """Removes the temporary files of an output that killed processes of this machine left."""
-    form = re.compile(re.escape(_stem(path)) + r"(\d{1,10})-([0-9a-f]{8})\.part")
     with suppress(OSError):
         for entry in path.absolute().parent.iterdir():
-            if found := form.fullmatch(entry.name):
-                pid = int(found[1])
-                start = start_of(pid)
-                if _digest(start) != found[2] or not is_running(pid, start):
-                    _remove(entry)
+            pid = entry.stem.rpartition(".")[2]
+            is_number = pid.isdecimal() and len(pid) < 10
+            if is_number and entry.name == _temporary(path, pid).name and not _is_another(int(pid)):
+                _remove(entry)
+
+
+def _is_another(pid: int) -> bool:
+    """Returns whether another process with this ID is running."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It is of another user.
+        return True
+    return pid != os.getpid()
 
 
 def _remove(path: Path) -> None:
@@ -231,22 +225,13 @@ def _remove(path: Path) -> None:
 def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[Path]:
     check_output(path, overwrite=overwrite)
     _clear_parts(path)
-    temporary = _temporary(path)
+    temporary = _temporary(path, os.getpid())
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         if is_dir:
             temporary.mkdir()
         yield temporary
-        # Names are stored in folders, which have to be on the disk too.
-        for written in [*temporary.rglob("*"), temporary] if is_dir else [temporary]:
-            fsync(written)
-        if not overwrite:
-            finish(temporary, path)
-        else:
-            if path.is_dir():
-                shutil.rmtree(path)
-            temporary.replace(path)
-        fsync(path.absolute().parent)
+        finish(temporary, path, overwrite=overwrite)
     except OSError as error:
         if error.errno in OUTPUT_FAULTS:
             raise explain_os_error(error, path) from error

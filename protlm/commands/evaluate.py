@@ -3,7 +3,7 @@
 import os
 import signal
 
-from protlm.processes import ignore_modules_of_working_folder
+from protlm.processes import ignore_modules_of_working_folder, keep_freed_memory
 
 if __name__ == "__main__":
     ignore_modules_of_working_folder()
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from protlm import __version__, evaluation
-from protlm.allocator import keep_freed_memory
 from protlm.loading import load_model
 from protlm.commands.models import announced_default
 from protlm.commands.settings import print_help

@@ -13,7 +13,6 @@ A model is one of
 """
 
 import argparse
-import hashlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from protlm.checkpoints.format import CONFIG
 from protlm.checkpoints.weight_checks import check_weights
 from protlm.errors import InputDataError
 from protlm.json_file import read_json
-from protlm.paths import existing_file
+from protlm.paths import existing_file, sha256_of
 
 _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")
@@ -284,8 +283,4 @@ def _unpickled(path: Path) -> dict[str, Any]:
 
 
 def _hashes(*files: Path) -> dict[str, str]:
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return {"sha256": digest.hexdigest()}
+    return {"sha256": sha256_of(*files)}

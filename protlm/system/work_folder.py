@@ -20,7 +20,6 @@ from protlm.paths import (
     complete_file,
     explain_os_error,
     finish,
-    fsync,
 )
 from protlm.system.lock import LOCK, FolderLock
 from protlm.terminal import printable
@@ -89,14 +88,10 @@ class WorkFolder:
         self.lock = kind.lock(self._locked, break_lock=break_lock)
 
     def publish(self, made: Path, out: Path) -> None:
-        """Gives a complete file or folder its final name, after syncing it to the disk."""
+        """Gives a complete file or folder its final name; the rest is removed at the end."""
         self.lock.check()
         self.refuse_others()
-        for path in [*made.rglob("*"), made]:
-            fsync(path)
-        check_output(out)
         finish(made, out)
-        fsync(out.absolute().parent)
         self.is_published = True
 
     def refuse_others(self) -> None:
