@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
-from protlm.streams import ReaderGoneError, discard, protect_streams
+from protlm.streams import discard, has_lost_reader, protect_streams
 from protlm.terminal import printable_lines
 
 
@@ -191,7 +191,7 @@ def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
             sys.stdout.flush()
     except SystemExit as end:
         # Click and rich turn a broken pipe into this.
-        if not isinstance(end.__context__, ReaderGoneError):
+        if not (isinstance(end.__context__, BrokenPipeError) and has_lost_reader()):
             raise
         _discard_output()
     except UserError as error:
@@ -202,9 +202,10 @@ def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
     except KeyboardInterrupt:
         _say("interrupted")
         return ExitCode.INTERRUPTED
-    except ReaderGoneError:
-        _discard_output()
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and has_lost_reader():
+            _discard_output()
+            return ExitCode.OK
         known = of_the_system(error)
         if debug or known is None:
             traceback.print_exc()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -155,8 +154,7 @@ def work_folder(
 
     Args:
         path: the folder.
-        begun_with: everything that the result depends on, as JSON values by name. Names that begin
-            with `--` are flags.
+        begun_with: everything that the result depends on, as JSON values by flag or name.
         kind: the kind of work.
         restart: discards finished parts.
         break_lock: takes over the lock of a process of another machine.
@@ -214,13 +212,9 @@ def refuse_other(path: Path, begun_with: Mapping[str, Any], kind: Kind) -> None:
     begun, now = read_begun(path, kind) or {}, json.loads(json.dumps(dict(begun_with)))
     for name in {**begun, **now}:
         if begun.get(name) != now.get(name):
-            said = _said(name, begun.get(name), now.get(name))
-            raise UserError(
-                printable(
-                    f"{path} was begun {said}: use the same options as then to resume it, or "
-                    f"{kind.advice(path)}"
-                )
-            )
+            told = f"{name} {difference(begun.get(name), now.get(name))}"
+            again = f"use the same options as then to resume it, or {kind.advice(path)}"
+            raise UserError(printable(f"{path} was begun with {told}: {again}"))
 
 
 def difference(before: Any, now: Any) -> str:
@@ -237,40 +231,18 @@ def difference(before: Any, now: Any) -> str:
         name = next(name for name in names if before.get(name) != now.get(name))
         return f"{name}: {difference(before.get(name), now.get(name))}"
     if isinstance(before, list) and isinstance(now, list):
-        gone, new = ([one for one in a if one not in b] for a, b in ((before, now), (now, before)))
-        if not gone and not new:
+        if sorted(before, key=repr) == sorted(now, key=repr):
             return "in another order"
+        gone, new = ([one for one in a if one not in b] for a, b in ((before, now), (now, before)))
         return f"{_listed(gone)}, not {_listed(new)}"
     return f"{_listed([before])}, not {_listed([now])}"
 
 
 def _listed(values: list[Any]) -> str:
     """Lists the values, truncated to the length of a message."""
-    text = ", ".join(str(value) for value in values if value is not None)
-    return _HASH.sub(r"\1", text)[:200] or "nothing"
-
-
-def _said(name: str, before: Any, now: Any) -> str:
-    """Describes a difference of what the work was begun with.
-
-    >>> _said("--organism", None, ["9606", "Escherichia coli"])
-    "without --organism, not with --organism 9606 --organism 'Escherichia coli'"
-    >>> _said("sources", ["a.fasta"], ["b.fasta"])
-    'with sources a.fasta, not b.fasta'
-    """
-    if name.startswith("--"):
-        return f"{_typed(name, before)}, not {_typed(name, now)}"
-    return f"with {name} {difference(before, now)}"
-
-
-def _typed(flag: str, value: Any) -> str:
-    """Returns a setting as it is typed on the command line."""
-    if value is None or value is False or value == []:
-        return f"without {flag}"
-    if value is True:
-        return f"with {flag}"
-    values = value if isinstance(value, list) else [value]
-    return f"with {' '.join(f'{flag} {shlex.quote(str(one))}' for one in values)}"
+    words = {"None": "nothing", "True": "on", "False": "off", "": "nothing"}
+    text = ", ".join(str(value) for value in values)
+    return words.get(text, _HASH.sub(r"\1", text)[:200])
 
 
 def _refuse_foreign(path: Path, kind: Kind) -> None:

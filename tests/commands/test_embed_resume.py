@@ -146,7 +146,7 @@ def test_unfinished_results_of_another_command_are_refused(
         patch.setattr(Parts, "write", killed_in_batch(3, torn=False))
         embed(fasta, tiny_run, output, OPTIONS)
     other = EmbedOptions(include=OPTIONS.include, tokens_per_batch=250, dtype=Dtype.float16)
-    says = rf"begun with --dtype float32, not with --dtype float16: .* or remove {folder} to start"
+    says = rf"begun with --dtype float32, not float16: .* or remove {folder} to start"
     with pytest.raises(UserError, match=says):
         embed(fasta, tiny_run, output, other)
     another = train_tiny(tmp_path / tiny_run.name, "seed=1", "trainer.max_steps=2")

@@ -149,30 +149,23 @@ def test_a_source_that_was_read_is_not_opened_again(source, tmp_path, proteins, 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (
-            {"shard_residues": 40_000},
-            "with --shard-residues 30000, not with --shard-residues 40000",
-        ),
-        ({"deduplicate": True}, "without --deduplicate, not with --deduplicate"),
+        ({"shard_residues": 40_000}, "--shard-residues 30000, not 40000"),
+        ({"deduplicate": True}, "--deduplicate off, not on"),
         (
             {"reading": ReadOptions(ignore_trailing_garbage=True)},
-            "without --ignore-trailing-garbage, not with --ignore-trailing-garbage",
+            "--ignore-trailing-garbage off, not on",
         ),
-        ({"selection": Selection(min_length=5)}, "without --min-length, not with --min-length 5"),
+        ({"selection": Selection(min_length=5)}, "--min-length nothing, not 5"),
         (
             {"selection": Selection(organisms=("9606", "Homo sapiens"))},
-            "without --organism, not with --organism 9606 --organism 'Homo sapiens'",
+            "--organism nothing, not 9606, Homo sapiens",
         ),
     ],
 )
 def test_a_build_does_not_resume_with_other_settings(begun, source, changed, told):
-    with pytest.raises(UserError, match=f"was begun {told}: .*--restart"):
-        prepare(
-            [source],
-            begun,
-            split_rule=RULE,
-            options=PrepareOptions(**{"shard_residues": 30_000, **changed}),
-        )
+    settings = PrepareOptions(**{"shard_residues": 30_000, **changed})
+    with pytest.raises(UserError, match=f"was begun with {told}: .*--restart"):
+        prepare([source], begun, split_rule=RULE, options=settings)
 
 
 def test_a_build_does_not_resume_with_another_rule_or_other_sources(begun, source):

@@ -96,12 +96,13 @@ def test_what_is_finished_can_be_told_otherwise(out):
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("--batch", 3, "with --batch 2, not with --batch 3"),
-        ("--batch", None, "with --batch 2, not without --batch"),
-        ("--windows", True, "without --windows, not with --windows"),
-        ("--names", ["a", "c d"], "with --names a --names b, not with --names a --names 'c d'"),
-        ("--other", 1, "without --other, not with --other 1"),
+        ("--batch", 3, "with --batch 2, not 3"),
+        ("--batch", None, "with --batch 2, not nothing"),
+        ("--windows", True, "with --windows off, not on"),
+        ("--names", ["a", "c d"], "with --names b, not c d"),
+        ("--other", 1, "with --other nothing, not 1"),
         ("model", "b" * 64, f"with model {'a' * 12}, not {'b' * 12}"),
+        ("--names", ["b", "a"], "with --names in another order"),
         ("rule", {"x": 2}, "with rule x: 1, not 2"),
     ],
 )
