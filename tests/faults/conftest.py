@@ -27,7 +27,7 @@ SmallDisk = Callable[[Path, str], AbstractContextManager[bool]]
 
 @pytest.fixture(scope="session")
 def run_builder() -> Run:
-    """Runs a program of builders: `run_builder(PROGRAMS / "build_data_set.py", fasta, "out")`."""
+    """Runs a program of builders: `run_builder(PROGRAMS / "build.py", fasta, "out")`."""
 
     def run(program: Path, *arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-BUILD = PROGRAMS / "build_data_set.py"
+BUILD = PROGRAMS / "build.py"
 
 
 def assert_one_sentence(done: "subprocess.CompletedProcess[str]", out: Path) -> None:
@@ -27,7 +27,7 @@ def test_finished_segments_are_kept_and_the_build_resumes(
     run_builder(BUILD, proteins, tmp_path / "whole")
     with small_disk(tmp_path / "disk", "600k") as is_mounted:
         out = tmp_path / "disk" / "data"
-        limits = [] if is_mounted else [50_000]
+        limits = [] if is_mounted else ["largest_file=50000"]
         done = run_builder(BUILD, proteins, out, *limits)
         assert_one_sentence(done, out)
         assert not out.exists()
@@ -50,7 +50,7 @@ def test_finished_segments_are_kept_and_the_build_resumes(
 @pytest.mark.parametrize("limit", [0, 2_000])
 def test_no_files_are_left_if_no_segment_was_finished(run_builder, proteins, tmp_path, limit):
     out = tmp_path / "new" / "data"
-    assert_one_sentence(run_builder(BUILD, proteins, out, limit), out.parent)
+    assert_one_sentence(run_builder(BUILD, proteins, out, f"largest_file={limit}"), out.parent)
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
 
 
@@ -59,12 +59,12 @@ def test_a_full_disk_is_reported_when_digests_are_written(run_builder, tmp_path)
     letters = "ACDEFGHIKLMNPQRSTVWY"
     words = product(letters, letters, letters)
     source.write_text("".join(f">{i}\nMKV{''.join(word)}\n" for i, word in enumerate(words)))
-    program = PROGRAMS / "build_short_sequences.py"
-    done = run_builder(program, source, tmp_path / "whole")
+    done = run_builder(BUILD, source, tmp_path / "whole", "in_quarters")
     assert done.returncode == 0, done.stderr
     largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*.h5"))
     assert largest < 120_000 < 8_000 * 16
-    assert_one_sentence(run_builder(program, source, out, 120_000), out.parent)
+    done = run_builder(BUILD, source, out, "in_quarters", "largest_file=120000")
+    assert_one_sentence(done, out.parent)
     assert list(out.parent.iterdir()) == []
 
 
@@ -82,8 +82,8 @@ def test_a_large_shard_fills_a_disk_of_16_mib(run_builder, tmp_path, small_disk)
             file.write(f">p{i}\n{'ACDEFGHIKLMNPQRSTVWY' * 2_500}\n")
     with small_disk(tmp_path / "disk", "16m") as is_mounted:
         out = tmp_path / "disk" / "data"
-        limits = [] if is_mounted else [16 << 20]
-        done = run_builder(PROGRAMS / "build_large_shard.py", source, out, *limits)
+        limits = [] if is_mounted else [f"largest_file={16 << 20}"]
+        done = run_builder(BUILD, source, out, "one_shard", *limits)
         assert_one_sentence(done, out.parent)
         assert list(out.parent.iterdir()) == []
     shutil.rmtree(tmp_path / "disk")

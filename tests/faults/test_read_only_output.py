@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-PROGRAM = Path(__file__).parent / "programs" / "build_as_nobody.py"
+PROGRAM = Path(__file__).parent / "programs" / "build.py"
 
 
 def open_for_all(folder):
@@ -20,7 +20,7 @@ def test_a_read_only_folder_is_refused_first(run_builder, proteins, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
     for out in (locked / "data", locked / "new" / "data", closed / "data"):
-        done = run_builder(PROGRAM, proteins, out, cwd="/")
+        done = run_builder(PROGRAM, proteins, out, "as_nobody", cwd="/")
         assert done.returncode == 4, done.stderr
         assert f"{out} cannot be written" in done.stderr
         assert "Traceback" not in done.stderr
@@ -34,6 +34,6 @@ def test_a_read_only_work_folder_is_refused_first(run_builder, proteins, tmp_pat
     folder.chmod(0o777)
     open_for_all(tmp_path)
     open_for_all(proteins.parent)
-    done = run_builder(PROGRAM, proteins, folder / "data", cwd="/")
+    done = run_builder(PROGRAM, proteins, folder / "data", "as_nobody", cwd="/")
     assert done.returncode == 4, done.stderr
     assert "Traceback" not in done.stderr

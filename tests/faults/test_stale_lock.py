@@ -23,6 +23,7 @@ from protlm.system.lock import LOCK, FolderLock
 from tests.marks import slow_but
 
 PROGRAMS = Path(__file__).parent / "programs"
+BUILD = PROGRAMS / "build.py"
 HERE, SINCE = socket.gethostname(), "2026-01-01T00:00:00+00:00"
 OTHER = {"host": "elsewhere", "pid": 1, "since": SINCE}
 JOB = {**OTHER, "job": "main/12"}
@@ -252,12 +253,11 @@ def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(
     run_builder, proteins, tmp_path, moment, mode
 ):
     """The same command continues after a kill at any moment, without --break-lock."""
-    program = PROGRAMS / "build_killed_while_locking.py"
     out = tmp_path / "data"
-    killed = run_builder(program, proteins, out, *moment.split("."), mode)
+    killed = run_builder(BUILD, proteins, out, f"kill_while_locking={moment}:{mode}")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (tmp_path / "data.partial" / LOCK).read_bytes() == b""
-    done = run_builder(PROGRAMS / "build_data_set.py", proteins, out)
+    done = run_builder(BUILD, proteins, out)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -267,14 +267,14 @@ def test_a_job_that_a_cluster_terminates_releases_its_lock(
 ):
     """It may resume on another machine, which cannot check whether the owner is running."""
     out = tmp_path / "data"
-    done = run_builder(PROGRAMS / "build_terminated.py", proteins, out)
+    done = run_builder(BUILD, proteins, out, "terminate=20")
     assert done.returncode == 130, done.stderr
     assert "protlm: interrupted" in done.stderr
     partial = out.with_name("data.partial")
     assert (partial / "journal" / "segment-00003.json").exists()
     assert not (partial / LOCK).exists()
     for folder in (out, tmp_path / "whole"):
-        done = run_builder(PROGRAMS / "build_data_set.py", proteins, folder)
+        done = run_builder(BUILD, proteins, folder)
         assert done.returncode == 0, done.stderr
     assert contents(out) == contents(tmp_path / "whole")
 

@@ -19,15 +19,15 @@ def build(sources: Sequence[str], out: Path | str, *tables: str, **options: Any)
         Path(out),
         split_rule=split.HashSplit(0.1, 0.1),
         clusters=ClusterTable(Path(tables[0])) if tables else None,
-        options=prepare.PrepareOptions(shard_residues=30_000, **options),
+        options=prepare.PrepareOptions(**{"shard_residues": 30_000, **options}),
     )
     assert (Path(out) / "train" / "clusters.h5").is_file() == bool(tables)
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Returns the bytes of all files of a folder by relative path."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder): path.read_bytes() for path in files}
+def contents(output: Path) -> dict[Path, bytes]:
+    """Returns the bytes of a file, or of all files of a folder, by relative path."""
+    files = (path for path in [output, *output.rglob("*")] if path.is_file())
+    return {path.relative_to(output): path.read_bytes() for path in files}
 
 
 def peak_megabytes() -> int:
