@@ -12,7 +12,7 @@ from protlm.data_prep.journal import Journal, Segment
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.sources import Place
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, OutputError
+from protlm.errors import InputDataError
 
 SEGMENTS = [
     Segment(
@@ -136,18 +136,6 @@ def test_unfinished_files_of_a_killed_build_are_removed(begun):
     with pytest.raises(InputDataError, match="comment"):
         build(source, out)
     assert not any(path.exists() for path in left)
-
-
-def test_a_foreign_folder_is_left_alone(tmp_path, begun):
-    source = begun[0]
-    partial = tmp_path / "other.partial"
-    partial.mkdir()
-    (partial / "thesis.tex").touch()
-    for restart in (False, True):
-        with pytest.raises(OutputError, match="is not an unfinished data set"):
-            build(source, tmp_path / "other", restart=restart)
-    assert (partial / "thesis.tex").exists()
-    assert len(list(partial.iterdir())) == 1
 
 
 def test_entries_contain_no_python_objects(tmp_path):
