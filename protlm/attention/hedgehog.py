@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from protlm.attention.base import Attention, Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.exponential_pairs import ExponentialPairs
 from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.positive import ExponentialPairs
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
 
 

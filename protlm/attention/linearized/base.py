@@ -15,8 +15,8 @@ from protlm.attention.linearized.features import (
 )
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
+from protlm.attention.linearized.operands import key_features
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
-from protlm.attention.linearized.tile_features import key_features
 from protlm.attention.ops.numerics import (
     accum_dtype,
     no_autocast,

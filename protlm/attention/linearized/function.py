@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
 from protlm.attention.linearized.chunks import States, chunked, positions
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Normalizer
-from protlm.attention.linearized.operands import Operands, empty_output
-from protlm.attention.linearized.tile_features import TileFeatures
+from protlm.attention.linearized.operands import Operands
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import matrix_product, product
 from protlm.attention.ops.tiles import Tile, tiles
@@ -55,8 +55,10 @@ class LinearAttention(torch.autograd.Function):
     ) -> Tensor:
         """Computes the tiles from left to right."""
         feature_map, normalizer, causal = weighting
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
-        out_BHLC = empty_output(v_BHLC)
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
+        # torch.compile functionalizes in-place writes, and then loses the strides.
+        strides = torch.contiguous_format if is_compiling() else torch.preserve_format
+        out_BHLC = torch.empty_like(v_BHLC, memory_format=strides)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
 
         def write(tile: Tile, sums: Tensor) -> None:
@@ -69,9 +71,9 @@ class LinearAttention(torch.autograd.Function):
         references, states = [], []
         with no_autocast(v_BHLC):
             for group in groups:
-                features = TileFeatures(operands, feature_map)
-                states += (_causal if causal else _bidirectional)(features, group, write)
-                references.append(features.reference_BH1R)
+                operands.reference_BH1R = None
+                states += (_causal if causal else _bidirectional)(operands, group, write)
+                references.append(operands.reference_BH1R)
         ctx.weighting, ctx.groups = weighting, groups
         # The projection is saved so that a redraw before the backward pass is an error.
         inputs = q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map.projection_RK
@@ -88,7 +90,7 @@ class LinearAttention(torch.autograd.Function):
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
         feature_map, normalizer, causal = ctx.weighting
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
         gradients = [torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
 
@@ -104,60 +106,60 @@ class LinearAttention(torch.autograd.Function):
         compute = _causal_gradients if causal else _bidirectional_gradients
         with no_autocast(out_BHLC):
             for group, reference in zip(reversed(ctx.groups), reversed(references), strict=True):
-                features = TileFeatures(operands, feature_map, reference)
-                compute(features, group, states, dsums_of, write)
+                operands.reference_BH1R = reference
+                compute(operands, group, states, dsums_of, write)
         return *gradients, None, None
 
 
 def _bidirectional(
-    features: TileFeatures, group: list[Tile], write: Callable[[Tile, Tensor], None]
+    operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
 ) -> list[Tensor]:
     """Computes the sums of a group; returns its state."""
-    state = features.add_keys(None, group[0])
+    state = operands.add_keys(None, group[0])
     for tile in group[1:]:
-        state = features.add_keys(state, tile)
+        state = operands.add_keys(state, tile)
     for tile in group:
-        phi = features.queries(tile).phi_BHLR
-        write(tile, product(phi, state, dtype=features.operands.product_dtype))
+        phi = operands.queries(tile).phi_BHLR
+        write(tile, product(phi, state, dtype=operands.product_dtype))
     return [state]
 
 
 def _bidirectional_gradients(
-    features: TileFeatures,
+    operands: Operands,
     group: list[Tile],
     states: list[Tensor],
     dsums_of: Callable[[Tile], Tensor],
     write: _Write,
 ) -> None:
     """Computes dq and the gradient of the state tile by tile, then dk and dv."""
-    multiply = partial(product, dtype=features.operands.product_dtype)
+    multiply = partial(product, dtype=operands.product_dtype)
     state = states.pop()
     dstate = torch.zeros_like(state)
     for tile in group:
         dsums = dsums_of(tile)
-        phi, pullback = features.queries(tile)
+        phi, pullback = operands.queries(tile)
         dstate += multiply(dsums.mT.contiguous(), phi.mT)
         write(tile, 0, pullback(multiply(dsums, state.mT)))
     dvalues, dones = dstate[..., :-1, :], dstate[..., -1, :]
     for tile in group:
-        phi, pullback = features.keys(tile)
+        phi, pullback = operands.keys(tile)
         write(tile, 2, multiply(phi, dvalues))
-        write(tile, 1, pullback(multiply(features.operands.values(tile), dvalues.mT, dones)))
+        write(tile, 1, pullback(multiply(operands.values(tile), dvalues.mT, dones)))
 
 
 def _causal(
-    features: TileFeatures, group: list[Tile], write: Callable[[Tile, Tensor], None]
+    operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
 ) -> list[Tensor]:
     """Computes the sums of a group; returns the states before its tiles but the first."""
-    dtype = features.operands.product_dtype
+    dtype = operands.product_dtype
     multiply, prefix, states = partial(matrix_product, dtype=dtype), States(), []
     for tile in group:
         if prefix.last is not None:
             # The next tile overwrites it.
             states.append(prefix.last.clone())
-        phi_k = chunked(features.keys(tile, causal=True).phi_BHLR)
-        phi_q = chunked(features.queries(tile).phi_BHLR)
-        values = chunked(features.operands.values_and_ones(tile))
+        phi_k = chunked(operands.keys(tile, causal=True).phi_BHLR)
+        phi_q = chunked(operands.queries(tile).phi_BHLR)
+        values = chunked(operands.values_and_ones(tile))
         before = prefix.add_products(values.mT, phi_k, dtype=dtype)
         weights = multiply(phi_q, phi_k.mT).tril_()
         sums = multiply(weights, values, onto=multiply(phi_q, before.mT))
@@ -166,21 +168,21 @@ def _causal(
 
 
 def _causal_gradients(
-    features: TileFeatures,
+    operands: Operands,
     group: list[Tile],
     states: list[Tensor],
     dsums_of: Callable[[Tile], Tensor],
     write: _Write,
 ) -> None:
     """Computes the tiles from right to left, carrying the gradient of the state."""
-    dtype = features.operands.product_dtype
+    dtype = operands.product_dtype
     multiply = partial(matrix_product, dtype=dtype)
     prefix, suffix = States(), States(reverse=True)
     for tile in reversed(group):
         prefix.last = states.pop() if tile is not group[0] else None
-        phi_k, key_pullback = features.keys(tile, causal=True)
-        phi_q, query_pullback = features.queries(tile)
-        given = phi_q, phi_k, features.operands.values_and_ones(tile), dsums_of(tile)
+        phi_k, key_pullback = operands.keys(tile, causal=True)
+        phi_q, query_pullback = operands.queries(tile)
+        given = phi_q, phi_k, operands.values_and_ones(tile), dsums_of(tile)
         phi_q, phi_k, values, dsums = (chunked(x) for x in given)
         before = prefix.add_products(values.mT, phi_k, dtype=dtype)
         dafter = suffix.add_products(dsums.mT, phi_q, dtype=dtype)

@@ -1,11 +1,13 @@
-"""Positive features of the softmax kernel: FAVOR+ and, with a stretch, OPRF.
+"""Positive features: of the softmax kernel, FAVOR+ and, with a stretch, OPRF; and Hedgehog's.
 
-Choromanski et al., arXiv 2009.14794, Lemma 1; Likhosherstov et al., arXiv 2205.15317, section 3.
+Choromanski et al., arXiv 2009.14794, Lemma 1; Likhosherstov et al., arXiv 2205.15317, section 3;
+Zhang et al., arXiv 2402.04347.
 """
 
 import math
-from typing import final
+from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from protlm.attention.linearized.features import ExponentialFeatureMap, Pullback
@@ -35,7 +37,7 @@ class PositiveFeatures(ExponentialFeatureMap):
 
         φk_r = exp(b_r - M_r),  φq_r = exp(a_r + M_r - max_r'(a_r' + M_r'))
 
-    M_r is the b_r of a visible key (see `tile_features`). The largest feature of a query is then
+    M_r is the b_r of a visible key (see `operands`). The largest feature of a query is then
     exp(0), and its product with that key is 1, so that the sum of weights is at least 1 for queries
     and keys of any norm. Without a reference M_r = 0, and keys far from all rows underflow in
     float32.
@@ -114,3 +116,36 @@ def optimal_stretch(head_dim: int, square_norm: float) -> float:
     # Rationalized, which avoids cancellation for small λ.
     inverse_rho = (math.sqrt(sum_**2 + 8 * head_dim * square_norm) + sum_) / (2 * head_dim)
     return math.sqrt((1 + inverse_rho) / 2)
+
+
+@final
+class ExponentialPairs(ExponentialFeatureMap):
+    """The features φ(x) = [exp(x), exp(-x)] of every coordinate, R = 2K, without parameters.
+
+    Zhang et al., arXiv 2402.04347, section 4.1; the learned matrix is applied to x before.
+    """
+
+    features_per_row: ClassVar[int] = 2
+
+    def query_logits(
+        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
+    ) -> tuple[Tensor, Pullback]:
+        logits_BHLR, pullback = self.key_logits(q_BHLK)
+        if reference_BH1R is not None:
+            logits_BHLR.add_(reference_BH1R)
+        return logits_BHLR, pullback
+
+    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+        scaled_BHLK = k_BHLK * _LOG2_E
+
+        def pullback(dlogit_BHLR: Tensor) -> Tensor:
+            plus_BHLK, minus_BHLK = dlogit_BHLR.chunk(2, dim=-1)
+            return plus_BHLK - minus_BHLK
+
+        return torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1), pullback
+
+    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        """Returns log c; the kernel is the mean over the features."""
+        logits_BHLR, _ = self.query_logits(q_BHLK, reference_BH1R)
+        maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
+        return maximum_BHL1 - math.log(logits_BHLR.shape[-1])

@@ -1,6 +1,5 @@
 """Linear attention as autograd functions: gradients, dtypes, checkpointing."""
 
-import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -8,56 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.autograd import gradcheck
 
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
-from protlm.attention.linearized.positive import optimal_stretch
 from protlm.errors import UserError
+from tests.attention.test_contract import assert_reference
 from tests.marks import slow_but
-from tests.rounding import condition_of, error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 MODES = pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional", "causal"])
-
-
-@pytest.mark.parametrize("length", [3, 66])
-def test_gradcheck(
-    performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
-    mechanism = performer.create(head_dim=4).double()
-    inputs = make_inputs(length, head_dim=4).with_padding(0.0)
-    inputs = type(inputs)(
-        *(x[1:, :1] for x in inputs[:3]), inputs.hidden_BLD[1:], inputs.mask_BL[1:]
-    )
-    leaves = inputs.differentiable()[:3]
-
-    def output(*heads: torch.Tensor) -> torch.Tensor:
-        return type(inputs)(*heads, inputs.hidden_BLD, inputs.mask_BL).run(mechanism, causal=causal)
-
-    assert gradcheck(output, leaves, fast_mode=True)
-
-
-def assert_joined_blocks(performer: Any, causal: bool, inputs: Any) -> None:
-    """Compares outputs and gradients of several blocks of rows with the O(L²) reference."""
-    mechanism = performer.create().double()
-    length = inputs.q_BHLK.shape[2]
-
-    def results(run: Callable[..., Tensor], *heads: Tensor) -> list[Tensor]:
-        leaves = type(inputs)(*heads, *inputs[3:]).differentiable()
-        out = run(leaves)
-        return [out.detach(), *torch.autograd.grad(out.sin().sum(), leaves[:3])]
-
-    in_blocks = partial(results, lambda x: x.run(mechanism, causal=causal))
-    by_reference = partial(results, lambda x: performer.expected(mechanism, x, causal=causal))
-    found, expected = in_blocks(*inputs[:3]), by_reference(*inputs[:3])
-    # The longest sum is over the positions, in either order.
-    for one, other, condition in zip(
-        found, expected, condition_of(in_blocks, inputs[:3]), strict=True
-    ):
-        bound = error_bound(torch.float64, 1 + condition, math.sqrt(length))
-        assert (one - other).norm() <= bound * other.norm()
 
 
 @pytest.mark.parametrize("length", slow_but([512, 513, 1100], 513))
@@ -65,7 +23,7 @@ def assert_joined_blocks(performer: Any, causal: bool, inputs: Any) -> None:
 def test_blocks_of_rows_join(
     performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_joined_blocks(performer, causal, make_inputs(length).with_padding(0.0))
+    assert_reference(performer, causal, length, make_inputs)
 
 
 @pytest.mark.slow
@@ -73,7 +31,7 @@ def test_blocks_of_rows_join(
 def test_blocks_of_rows_join_with_further_options(
     further_performer: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_joined_blocks(further_performer, causal, make_inputs(600).with_padding(0.0))
+    assert_reference(further_performer, causal, 600, make_inputs)
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
@@ -183,55 +141,6 @@ def test_absolute_rows_of_a_map_with_an_output_norm_sum_to_one(
     assert weights.lt(0).any()
     totals = weights.abs().sum(-1, keepdim=True)
     torch.testing.assert_close(found, weights / (totals + (totals == 0)), rtol=1e-10, atol=1e-10)
-
-
-def conditions_of_rounding(mechanism: Any, x: Any, *, causal: bool) -> list[float]:
-    """The conditions of the output and of the gradients, for errors of each logit and value."""
-    width = x.q_BHLK.shape[-1]
-    visible_LL = torch.ones(2 * x.q_BHLK.shape[2:3], dtype=torch.bool)
-    visible_LL = visible_LL.tril() if causal else visible_LL
-    rows_RK = mechanism.projection.double()
-    half_R = rows_RK.square().sum(-1) / 2
-    stretch = 1.0
-    if mechanism.optimal_for is not None:
-        stretch = optimal_stretch(width, mechanism.optimal_for)
-
-    def results(query_factors: Tensor, key_factors: Tensor, v_BHLC: Tensor) -> list[Tensor]:
-        q, k, v = leaves = [y.detach().requires_grad_() for y in (*x[:2], v_BHLC)]
-        cross = [stretch * width**-0.25 * y @ rows_RK.mT for y in (q, k)]
-        logits_q = query_factors * (cross[0] + half_R)
-        logits_k = key_factors * (cross[1] - stretch**2 * half_R)
-        logits_k = logits_k - k.square().sum(-1, keepdim=True) * width**-0.5 / 2
-        logits_q = logits_q - logits_q.amax(dim=-1, keepdim=True).detach()
-        weights = logits_q.exp() @ logits_k.exp().mT * visible_LL
-        out = weights @ v / weights.sum(dim=-1, keepdim=True)
-        return [out.detach(), *torch.autograd.grad(out.sin().sum(), leaves)]
-
-    ones = torch.ones(*x.q_BHLK.shape[:3], len(rows_RK), dtype=torch.float64)
-    return condition_of(results, [ones, ones, x.v_BHLC])
-
-
-@pytest.mark.parametrize("head_dim", [128, 256, 512])
-@pytest.mark.parametrize("optimal_for", [None, 2.0, 200.0])
-@MODES
-def test_wide_heads_keep_their_weight_and_gradients(
-    head_dim: int, optimal_for: float | None, is_causal: bool, make_inputs: Callable[..., Any]
-) -> None:
-    sizes = {"num_heads": 2, "head_dim": head_dim, "model_dim": 16, "max_length": 64}
-    mechanism = create("performer_softmax", {"optimal_for": optimal_for}, **sizes)
-    inputs = make_inputs(70, head_dim=head_dim).without_padding()
-    inputs = inputs._replace(q_BHLK=0.1 * inputs.q_BHLK, k_BHLK=0.1 * inputs.k_BHLK)
-    inputs = inputs.to(torch.float32)
-    results = []
-    for dtype in (torch.float32, torch.float64):
-        leaves = inputs.to(dtype).differentiable()
-        out = leaves.run(mechanism.to(dtype), causal=is_causal)
-        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves[:3])])
-    conditions = conditions_of_rounding(mechanism, inputs.to(torch.float64), causal=is_causal)
-    # A logit is a bias and a sum of K products; each of its roundings is of its size at most.
-    for found, expected, condition in zip(*results, conditions, strict=True):
-        bound = error_bound(torch.float32, condition, math.sqrt(head_dim))
-        assert (found.double() - expected).norm() <= bound * expected.norm()
 
 
 BAD_SETTINGS = {

@@ -16,17 +16,18 @@ from torch import Tensor
 
 from protlm.attention import create
 from protlm.attention.base import Recurrent
-from protlm.attention.linearized.tile_features import largest_rise
+from protlm.attention.linearized.operands import largest_rise
 from protlm.attention.performer_softmax import PerformerSoftmax
 from tests.marks import slow_but
 
-HEADS, DIM, FEATURES, LENGTH = 2, 64, 64, 150
+HEADS, DIM, WIDE, FEATURES, LENGTH = 2, 64, 512, 64, 150
 # Standard deviations of a coordinate; 1 is what an untrained model has.
 SCALES = [1.0, 4.0, 6.0, 11.0, 20.0]
 VARIANTS: dict[str, dict[str, Any]] = {
     "positive": {},
     "optimal": {"optimal_for": 4.0},
     "hyperbolic": {"estimator": "hyperbolic", "projection": "iid"},
+    "wide": {"optimal_for": 200.0},
 }
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 pytestmark = pytest.mark.filterwarnings("ignore:keys of causal attention")
@@ -53,10 +54,12 @@ class Inputs(NamedTuple):
         )
 
 
-def inputs(scale: float, *, length: int = LENGTH, value: float = math.nan) -> Inputs:
+def inputs(
+    scale: float, *, length: int = LENGTH, value: float = math.nan, dim: int = DIM
+) -> Inputs:
     """Three samples: whole, padded at both ends, and with a gap; `value` in the padding."""
     generator = torch.Generator().manual_seed(int(scale))
-    heads = torch.randn(3, 3, HEADS, length, DIM, generator=generator)
+    heads = torch.randn(3, 3, HEADS, length, dim, generator=generator)
     mask_BL = torch.ones(3, length, dtype=torch.bool)
     mask_BL[1, : length // 5] = mask_BL[1, -length // 4 :] = False
     mask_BL[2, length // 3 : length // 2] = False
@@ -70,14 +73,14 @@ def whole_inputs(scale: float, *, length: int = LENGTH) -> Inputs:
     return x._replace(mask_BL=torch.ones_like(x.mask_BL))
 
 
-def mechanism(options: Mapping[str, Any]) -> PerformerSoftmax:
+def mechanism(options: Mapping[str, Any], dim: int = DIM) -> PerformerSoftmax:
     """FAVOR+ with 64 features."""
     made = create(
         "performer_softmax",
         {"num_features": FEATURES, **options},
         num_heads=HEADS,
-        head_dim=DIM,
-        model_dim=HEADS * DIM,
+        head_dim=dim,
+        model_dim=HEADS * dim,
         max_length=1,
     )
     assert isinstance(made, PerformerSoftmax)
@@ -88,13 +91,13 @@ def logits(performer: PerformerSoftmax, x: Inputs) -> tuple[Tensor, Tensor]:
     """Lemma 1's logits of queries and keys, natural logarithms, from the projection alone."""
     assert performer.projection is not None
     rows_RK = performer.projection.to(x.q_BHLK.dtype)
-    stretch = 1.0
+    stretch, dim = 1.0, rows_RK.shape[1]
     square_norm = performer.optimal_for
     if square_norm is not None:
-        twice = 2 * square_norm + DIM
-        root = math.sqrt(twice**2 + 8 * DIM * square_norm)
-        stretch = math.sqrt((1 + (root + twice) / (2 * DIM)) / 2)
-    q_BHLK, k_BHLK = (y * DIM**-0.25 for y in x[:2])
+        twice = 2 * square_norm + dim
+        root = math.sqrt(twice**2 + 8 * dim * square_norm)
+        stretch = math.sqrt((1 + (root + twice) / (2 * dim)) / 2)
+    q_BHLK, k_BHLK = (y * dim**-0.25 for y in x[:2])
     bias_R = (1 - stretch**2) * rows_RK.square().sum(-1) / 2
     query_BHLR = stretch * q_BHLK @ rows_RK.mT + bias_R
     key_BHLR = stretch * k_BHLK @ rows_RK.mT - k_BHLK.square().sum(-1, keepdim=True) / 2
@@ -146,8 +149,9 @@ def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("scale", slow_but(SCALES, 6.0, 20.0))
 @pytest.mark.portable
 def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, causal: bool) -> None:
-    performer = mechanism(VARIANTS[variant])
-    x, clean = inputs(scale), inputs(scale, value=0.0).to(torch.float64)
+    dim = WIDE if variant == "wide" else DIM
+    performer = mechanism(VARIANTS[variant], dim)
+    x, clean = inputs(scale, dim=dim), inputs(scale, value=0.0, dim=dim).to(torch.float64)
     for dtype in (torch.float32, torch.float64):
         map_ = weights(performer, clean, causal=causal, dtype=dtype)
         wanted = results(map_ @ clean.v_BHLC, clean)

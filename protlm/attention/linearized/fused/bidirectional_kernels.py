@@ -44,7 +44,9 @@ from protlm.attention.linearized.fused.blocks import (
     half_square,
     load_mask,
     load_matrix,
+    load_numbers,
     load_rows,
+    load_shift,
     multiply,
     project,
     project_transposed,
@@ -54,14 +56,6 @@ from protlm.attention.linearized.fused.blocks import (
 
 # Far below any exponent, and finite, so that differences are not NaN.
 _LOWEST = tl.constexpr(-1e30)
-
-
-@triton.jit
-def _load_shift(bias, z, head, features, S: tl.constexpr):
-    """Loads c_r + z_r; no feature outside has weight."""
-    is_inside = features < S.R
-    bias = tl.load(bias + features, mask=is_inside, other=float("-inf"))
-    return bias + tl.load(z + head.to(tl.int64) * S.R + features, mask=is_inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["length", "part_length"])
@@ -123,11 +117,11 @@ def attend(q, mask, w, bias, epsilon, s, z, out, totals, num_heads, length, S: t
         s_block = load_matrix(s, first, features, S.R, S.BC, S.C)
         projected = project(q_block, w_block, S.is_precise)
         if bias is None:
-            z_block = tl.load(z + first + features, mask=features < S.R, other=0.0)
+            z_block = load_numbers(z, first, features, 0.0, S)
             phi = tl.maximum(projected, 0.0) + epsilon
             total += tl.sum(phi * z_block[None, :], axis=1)
         else:
-            exponents = projected + _load_shift(bias, z, head, features, S)[None, :]
+            exponents = projected + load_shift(bias, z, head, features, S)[None, :]
             raised = tl.maximum(highest, tl.max(exponents, axis=1))
             phi = tl.exp2(exponents - raised[:, None])
             factor = tl.exp2(highest - raised)
@@ -170,11 +164,11 @@ def query_gradients(
         projected = project(q_block, w_block, S.is_precise)
         dphi = multiply(dout_block, tl.trans(s_block), dtype, S.is_precise)
         if bias is None:
-            z_block = tl.load(z + first + features, mask=features < S.R, other=0.0)
+            z_block = load_numbers(z, first, features, 0.0, S)
             dphi = (dphi + along_block[:, None] * z_block[None, :]) / total[:, None]
             dphi = tl.where(projected > 0, dphi, 0.0)
         else:
-            exponents = projected + _load_shift(bias, z, head, features, S)[None, :]
+            exponents = projected + load_shift(bias, z, head, features, S)[None, :]
             weights = tl.exp2(exponents - total[:, None])
             dphi = weights * (dphi + along_block[:, None])
         dq_block += multiply(dphi, w_block, dtype, S.is_precise)
@@ -194,7 +188,7 @@ def sum_queries(
     features = tl.program_id(0) % blocks * S.BR + tl.arange(0, S.BR)
     w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
     if bias is not None:
-        shift = _load_shift(bias, z, head, features, S)
+        shift = load_shift(bias, z, head, features, S)
     ds_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
     dz_block = tl.full([S.BR], 0.0, tl.float32)
     end = tl.minimum((part + 1) * part_length, length)
@@ -240,12 +234,12 @@ def key_gradients(
         first = head.to(tl.int64) * S.R
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         ds_block = load_matrix(ds, first, features, S.R, S.BC, S.C)
-        dz_block = tl.load(dz + first + features, mask=features < S.R, other=0.0)
+        dz_block = load_numbers(dz, first, features, 0.0, S)
         projected = project(k_block, w_block, S.is_precise)
         if bias is None:
             phi = tl.where(is_seen[:, None], tl.maximum(projected, 0.0) + epsilon, 0.0)
         else:
-            log_sum = tl.load(z + first + features, mask=features < S.R, other=float("inf"))
+            log_sum = load_numbers(z, first, features, float("inf"), S)
             phi = tl.exp2(projected - half_squares[:, None] - log_sum[None, :])
         dv_block += multiply(phi, ds_block, dtype, S.is_precise)
         dphi = multiply(v_block, tl.trans(ds_block), dtype, S.is_precise) + dz_block[None, :]

@@ -1,5 +1,8 @@
 """Blocks of rows of tensors, for Triton kernels; what lies outside a tensor is 0 and never read."""
 
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false
+
 from typing import Any, NamedTuple
 
 import triton
@@ -87,6 +90,19 @@ def load_mask(mask, head, num_heads, positions, length):
     """Returns which positions are inside the sequence and not padding."""
     start = (head // num_heads).to(tl.int64) * length
     return tl.load(mask + start + positions, mask=positions < length, other=0) != 0
+
+
+@triton.jit
+def load_numbers(x, start, features, outside, S: tl.constexpr):
+    """Loads numbers of features, the first of which is number `start` of x."""
+    return tl.load(x + start + features, mask=features < S.R, other=outside)
+
+
+@triton.jit
+def load_shift(bias, x, head, features, S: tl.constexpr):
+    """Loads c_r + x_r of a head; no feature outside has weight."""
+    shift = load_numbers(bias, 0, features, float("-inf"), S)
+    return shift + load_numbers(x, head.to(tl.int64) * S.R, features, 0.0, S)
 
 
 @triton.jit

@@ -10,29 +10,28 @@ from protlm.attention.linearized.fused.blocks import (
     LN_2,
     load_mask,
     load_matrix,
+    load_numbers,
     load_rows,
+    load_shift,
     multiply,
     project_split,
     project_transposed,
     store_matrix,
     store_rows,
 )
-from protlm.attention.linearized.fused.causal_kernels import (
-    add_bias,
-    key_features,
-    load_references,
-    load_sums,
-    state_row,
-)
+from protlm.attention.linearized.fused.causal_kernels import key_features, state_row
 
 
 @triton.jit
-def _query_weights(q_block, w_block, bias, shift, epsilon, total, S: tl.constexpr):
+def _query_weights(
+    q_block, w_block, bias, epsilon, references, head, total, features, S: tl.constexpr
+):  # fmt: skip
     """Returns p, with a row for each query."""
     weights = project_split(q_block, w_block, S.is_precise)
     if bias is None:
         weights = (tl.maximum(weights, 0.0) + epsilon) / total[:, None]
     else:
+        shift = load_shift(bias, references, head, features, S)
         weights = tl.exp2(weights + shift[None, :] - total[:, None])
     return weights
 
@@ -63,10 +62,12 @@ def query_gradients(
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
-        s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
-        z_block = load_sums(z, head, chunk, length, features, S)
-        reference = load_references(references, bias, head, features, S)
-        phi_k = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
+        first = state_row(head, chunk, length, S)
+        s_block = load_matrix(s, first, features, S.R, S.BC, S.C)
+        z_block = load_numbers(z, first, features, 0.0, S)
+        phi_k = key_features(
+            k_block, w_block, bias, epsilon, references, head, is_seen, features, S
+        )
         dphi = multiply(dout_block, tl.trans(s_block), dtype, S.is_precise)
         dphi += along_block[:, None] * z_block[None, :]
         dphi += multiply(dweights, phi_k, dtype, S.is_precise)
@@ -74,7 +75,7 @@ def query_gradients(
         if bias is None:
             dphi = tl.where(projected > 0, dphi, 0.0) / total[:, None]
         else:
-            shift = add_bias(bias, reference, features, S)
+            shift = load_shift(bias, references, head, features, S)
             dphi *= tl.exp2(projected + shift[None, :] - total[:, None]) * LN_2
         dq_block += multiply(dphi, w_block, dtype, S.is_precise)
     store_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block)
@@ -93,8 +94,8 @@ def sum_queries(
     ds_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
     dz_block = tl.full([S.BR], 0.0, tl.float32)
     num_chunks = tl.cdiv(length, S.BL)
-    reference = load_references(references, bias, head, features, S)
-    shift = add_bias(bias, reference, features, S)
+    if bias is not None:
+        shift = load_shift(bias, references, head, features, S)
     for step in range(0, num_chunks):
         chunk = num_chunks - 1 - step
         positions = chunk * S.BL + tl.arange(0, S.BL)
@@ -137,10 +138,10 @@ def value_gradients(
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
         ds_block = load_matrix(ds, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
-        reference = load_references(references, bias, head, features, S)
-        shift = add_bias(bias, reference, features, S)
-        phi = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
-        phi_q = _query_weights(q_block, w_block, bias, shift, epsilon, total, S)
+        phi = key_features(k_block, w_block, bias, epsilon, references, head, is_seen, features, S)
+        phi_q = _query_weights(
+            q_block, w_block, bias, epsilon, references, head, total, features, S
+        )
         weights += multiply(phi, tl.trans(phi_q), dtype, S.is_precise)
         dv_block += multiply(phi, ds_block, dtype, S.is_precise)
     weights = tl.where(rows[:, None] <= rows[None, :], weights, 0.0)
@@ -174,14 +175,15 @@ def key_gradients(
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
-        ds_block = load_matrix(ds, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
-        dz_block = load_sums(dz, head, chunk, length, features, S)
-        reference = load_references(references, bias, head, features, S)
-        shift = add_bias(bias, reference, features, S)
-        phi_q = _query_weights(q_block, w_block, bias, shift, epsilon, total, S)
+        first = state_row(head, chunk, length, S)
+        ds_block = load_matrix(ds, first, features, S.R, S.BC, S.C)
+        dz_block = load_numbers(dz, first, features, 0.0, S)
+        phi_q = _query_weights(
+            q_block, w_block, bias, epsilon, references, head, total, features, S
+        )
         dphi = multiply(v_block, tl.trans(ds_block), dtype, S.is_precise) + dz_block[None, :]
         dphi += multiply(dweights, phi_q, dtype, S.is_precise)
-        phi = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
+        phi = key_features(k_block, w_block, bias, epsilon, references, head, is_seen, features, S)
         if bias is None:
             dphi = tl.where(phi > epsilon, dphi, 0.0)
         else:

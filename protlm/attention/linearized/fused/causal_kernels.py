@@ -17,7 +17,7 @@ Features are relu(w_r·x) + ε, or, where constants c are given, powers of 2 wit
 
     a_ir = w_r·q_i + c_r + M_r,   b_jr = w_r·k_j - |k_j|² log₂e / (2√K) - M_r
 
-relative to a reference M_r, as in `linearized.tile_features`: the exponent of the first key,
+relative to a reference M_r, as in `linearized.operands`: the exponent of the first key,
 without M_r. b_jr is cut at 64, so that products are finite.
 
 States are stored chunk by chunk: (B, H, chunks, R, C) and (B, H, chunks, R). Products with values
@@ -35,7 +35,9 @@ from protlm.attention.linearized.fused.blocks import (
     half_square,
     load_mask,
     load_matrix,
+    load_numbers,
     load_rows,
+    load_shift,
     multiply,
     project_split,
     project_transposed,
@@ -53,35 +55,8 @@ def state_row(head, chunk, length, S: tl.constexpr):
 
 
 @triton.jit
-def load_sums(z, head, chunk, length, features, S: tl.constexpr):
-    """Loads z of a chunk; 0 outside."""
-    row = state_row(head, chunk, length, S) + features
-    return tl.load(z + row, mask=features < S.R, other=0.0)
-
-
-@triton.jit
-def load_references(references, bias, head, features, S: tl.constexpr):
-    """Loads M; zeros for ReLU: Triton 3.6 has no functions that return None."""
-    if bias is None:
-        found = tl.full([S.BR], 0.0, tl.float32)
-    else:
-        row = head.to(tl.int64) * S.R + features
-        found = tl.load(references + row, mask=features < S.R, other=0.0)
-    return found
-
-
-@triton.jit
-def add_bias(bias, references, features, S: tl.constexpr):
-    """Returns c + M; no feature outside has weight; M, which has no meaning, for ReLU."""
-    shift = references
-    if bias is not None:
-        shift += tl.load(bias + features, mask=features < S.R, other=float("-inf"))
-    return shift
-
-
-@triton.jit
 def key_features(
-    k_block, w_block, bias, references, epsilon, is_seen, features, S: tl.constexpr
+    k_block, w_block, bias, epsilon, references, head, is_seen, features, S: tl.constexpr
 ):  # fmt: skip
     """Returns φk, with a row for each key."""
     phi = project_split(k_block, w_block, S.is_precise)
@@ -90,7 +65,8 @@ def key_features(
         phi = tl.maximum(phi, 0.0) + epsilon
     else:
         is_seen = is_seen[:, None]
-        exponents = phi - half_square(k_block, S.K)[:, None] - references[None, :]
+        reference = load_numbers(references, head.to(tl.int64) * S.R, features, 0.0, S)
+        exponents = phi - half_square(k_block, S.K)[:, None] - reference[None, :]
         phi = tl.exp2(tl.minimum(exponents, _LARGEST_RISE))
     return tl.where(is_seen, phi, 0.0)
 
@@ -104,7 +80,8 @@ def sum_keys(
     head = tl.program_id(0) // blocks
     features = tl.program_id(0) % blocks * S.BR + tl.arange(0, S.BR)
     w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
-    reference = load_references(references, bias, head, features, S)
+    if bias is not None:
+        reference = load_numbers(references, head.to(tl.int64) * S.R, features, 0.0, S)
     s_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
     z_block = tl.full([S.BR], 0.0, tl.float32)
     for chunk in range(0, tl.cdiv(length, S.BL)):
@@ -146,15 +123,17 @@ def attend(
     for start in range(0, S.R, S.BR):
         features = start + tl.arange(0, S.BR)
         w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
-        s_block = load_matrix(s, state_row(head, chunk, length, S), features, S.R, S.BC, S.C)
-        z_block = load_sums(z, head, chunk, length, features, S)
-        reference = load_references(references, bias, head, features, S)
-        phi_k = key_features(k_block, w_block, bias, reference, epsilon, is_seen, features, S)
+        first = state_row(head, chunk, length, S)
+        s_block = load_matrix(s, first, features, S.R, S.BC, S.C)
+        z_block = load_numbers(z, first, features, 0.0, S)
+        phi_k = key_features(
+            k_block, w_block, bias, epsilon, references, head, is_seen, features, S
+        )
         projected = project_split(q_block, w_block, S.is_precise)
         if bias is None:
             phi_q = tl.maximum(projected, 0.0) + epsilon
         else:
-            exponents = projected + add_bias(bias, reference, features, S)[None, :]
+            exponents = projected + load_shift(bias, references, head, features, S)[None, :]
             raised = tl.maximum(highest, tl.max(exponents, axis=1))
             phi_q = tl.exp2(exponents - raised[:, None])
             factor = tl.exp2(highest - raised)

@@ -97,7 +97,7 @@ def main() -> None:
     for length in map(int, sys.argv[6:]):
         inputs, cotangent, mask_BL = draw(length, width, getattr(torch, dtype))
         if causal:
-            raise_features(inputs[1], 8 if mode == "cut" else 3)
+            raise_features(inputs[1], 8 if mode == "cut" else 2)
         found = with_gradients(fused, inputs, cotangent, mask_BL, causal=causal)
         wide = [x.to(precise) for x in inputs]
         wanted = with_gradients(exact, wide, cotangent.to(precise), mask_BL, causal=causal)
