@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention import create
-from protlm.attention.linearized.exponential_pairs import ExponentialPairs
+from protlm.attention.linearized.positive import ExponentialPairs
 
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
