@@ -118,18 +118,18 @@ class KmerIndex:
     plus at most 256 MB.
 
     Args:
-        kmers: distinct k-mers of each query, or a `sketch` of them, uint32.
+        sets: distinct k-mers of each query, or a `sketch` of them, uint32.
         of_shorter: divides by the k-mers of the searched sequence if these are fewer, and by 20 at
             least; the sets have to be complete.
     """
 
-    def __init__(self, kmers: Sequence[np.ndarray], *, of_shorter: bool = False) -> None:
+    def __init__(self, sets: Sequence[np.ndarray], *, of_shorter: bool = False) -> None:
         self._of_shorter = of_shorter
-        self._sizes = np.array([len(one) for one in kmers], np.int64)
-        self._best = np.zeros(len(kmers))
-        all_kmers = np.concatenate([*kmers, np.zeros(0, np.uint32)])
+        self._sizes = np.array([len(one) for one in sets], np.int64)
+        self._best = np.zeros(len(sets))
+        all_kmers = np.concatenate([*sets, np.zeros(0, np.uint32)])
         order = np.argsort(all_kmers, kind="stable")
-        self._owners = np.repeat(np.arange(len(kmers)), self._sizes)[order]
+        self._owners = np.repeat(np.arange(len(sets)), self._sizes)[order]
         different, starts = np.unique(all_kmers[order], return_index=True)
         self._starts = np.append(starts, len(order))
         # Counted from 1, because untouched zeros take no memory.
@@ -146,7 +146,7 @@ class KmerIndex:
         # A letter that occurs in no k-mer separates adjacent sequences.
         tokens = np.concatenate([part for one in sequences for part in (one, _BREAK)])
         ends = np.cumsum([len(one) + 1 for one in sequences])
-        rows = self._row_of[_kmers(tokens)]
+        rows = self._row_of[kmers(tokens)]
         places = np.flatnonzero(rows)
         numbers = np.searchsorted(ends, places, side="right")
         # A k-mer that a sequence repeats is counted once.
@@ -179,7 +179,7 @@ class KmerIndex:
         np.maximum.at(self._best, owners, shared / least)
 
 
-def _kmers(tokens: np.ndarray) -> np.ndarray:
+def kmers(tokens: np.ndarray) -> np.ndarray:
     """Returns the number of the k-mer that begins at each residue, uint32 [num_residues - K + 1].
 
     Args:
@@ -199,5 +199,5 @@ def _kmers(tokens: np.ndarray) -> np.ndarray:
 
 def _distinct_kmers(tokens: np.ndarray) -> np.ndarray:
     """Returns the distinct k-mers of standard residues, uint32, ascending."""
-    numbers = np.unique(_kmers(tokens))
+    numbers = np.unique(kmers(tokens))
     return numbers[:-1] if len(numbers) and numbers[-1] == _NO_KMER else numbers

@@ -56,7 +56,7 @@ def test_kmers_are_numbered_one_to_one() -> None:
     for length in (0, 1, K - 1, K, K + 1, 2_000):
         sequence = random_protein(rng, length, RESIDUES)
         words = [sequence[i : i + K] for i in range(length - K + 1)]
-        numbers = module._kmers(VOCABULARY.encode(sequence)).tolist()
+        numbers = module.kmers(VOCABULARY.encode(sequence)).tolist()
         assert len(numbers) == len(words)
         for word, number in zip(words, numbers, strict=True):
             standard = word if set(word) <= set(STANDARD) else None
@@ -68,7 +68,7 @@ def test_kmers_are_numbered_one_to_one() -> None:
 def test_a_sketch_is_a_sample_of_distinct_kmers() -> None:
     rng = np.random.default_rng(1)
     sequence = random_protein(rng, 60, RESIDUES) * 3
-    numbers = {int(n) for n in module._kmers(VOCABULARY.encode(sequence)) if n < 20**K}
+    numbers = {int(n) for n in module.kmers(VOCABULARY.encode(sequence)) if n < 20**K}
     assert set(sketch_of(sequence).tolist()) <= numbers
     assert len(sketch_of(random_protein(rng, 40))) == 40 - K + 1
     assert len(set(sketch_of(random_protein(rng, 2_000)).tolist())) == SKETCH_SIZE
@@ -96,7 +96,7 @@ def test_the_index_agrees_with_sets(pairs: int, monkeypatch: pytest.MonkeyPatch)
     targets = ["".join(rng.choice(parts, rng.integers(0, 9))) for _ in range(50)]
     sketches = [sketch_of(query) for query in queries]
     found = best_fractions(sketches, *(targets[start : start + 7] for start in range(0, 50, 7)))
-    known = [set(module._kmers(VOCABULARY.encode(target)).tolist()) for target in targets]
+    known = [set(module.kmers(VOCABULARY.encode(target)).tolist()) for target in targets]
     expected = [
         max(len(one & set(wanted.tolist())) for one in known) / len(wanted)
         if len(wanted)
