@@ -19,8 +19,8 @@ from benchmarks import harness
 from benchmarks.attention_passes import timed
 from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
 from protlm.attention.linearized.selection import Case, failure
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.network import build_network

@@ -23,7 +23,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 from protlm.training.devices import resolved_precision
 
 # A contender's function runs once and returns its cost in seconds per unit of work.

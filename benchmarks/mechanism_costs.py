@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.linearized import selection
-from protlm.paths import conf_dir
+from protlm.system.paths import conf_dir
 
 WIDTH, NUM_HEADS, POSITIONS = 64, 8, 8192
 # They allocate, without reading or writing.

@@ -12,8 +12,8 @@ import numpy as np
 
 from protlm.data.records import Record
 from protlm.data.tables import read_clusters
-from protlm.errors import InputDataError
-from protlm.paths import complete_file, sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, sha256_of
 
 from .families import OOD_FAMILY, HeldOutFamilies
 from .split import TRAIN, HashSplit

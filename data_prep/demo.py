@@ -14,9 +14,9 @@ from typing import NamedTuple
 from rich.box import SIMPLE
 from rich.table import Table
 
-from protlm.errors import InputDataError, exit_with_message
-from protlm.paths import sample_dir
-from protlm.terminal import console
+from protlm.system.errors import InputDataError, exit_with_message
+from protlm.system.paths import sample_dir
+from protlm.system.terminal import console
 
 SPLITS = ("test_iid", "test_remote_homolog", "test_ood_cluster", "test_ood_family")
 FOLDER = Path("demo")

@@ -7,8 +7,8 @@ from typing import Any, final
 
 from protlm.data.records import Record
 from protlm.data.tables import excerpt, read_rows
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
 
 from .split import SplitRule
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
-from protlm.errors import InputDataError
-from protlm.json_file import Sha256, from_json, to_json
-from protlm.paths import complete_file
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import Sha256, from_json, to_json
+from protlm.system.paths import complete_file
 
 from .sources import Place
 

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from protlm.data.relatives import SKETCH_SIZE, K, KmerIndex, batches, sketch
 from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
-from protlm.errors import UserError, one_of
-from protlm.paths import check_output, complete_file
-from protlm.terminal import JobProgress, console
+from protlm.system.errors import UserError, one_of
+from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import JobProgress, console
 
 from .mmseqs import MAX_E_VALUE, find_mmseqs, highest_identities
 from .split import TRAIN

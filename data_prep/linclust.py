@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, unfinished, work_folder
-from protlm.terminal import printable
 
 from .clusters import member_name
 from .duplicates import DigestSet

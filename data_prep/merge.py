@@ -10,10 +10,10 @@ from pathlib import Path
 from protlm.data.records import MAX_LISTED
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
-from protlm.errors import UserError
-from protlm.paths import check_output, complete_folder
+from protlm.system.errors import UserError
+from protlm.system.paths import check_output, complete_folder
+from protlm.system.terminal import printable
 from protlm.system.work_folder import difference
-from protlm.terminal import printable
 
 from .prepare import index_clusters
 from .report import Report, read_rejected, write_rejected

@@ -13,9 +13,9 @@ import numpy as np
 
 from protlm.data.tables import read_clusters
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import explain_os_error
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.paths import explain_os_error
 
 MIN_IDENTITY, MAX_E_VALUE = 0.3, 1e-3
 # Of the shorter and of the longer sequence of a pair.

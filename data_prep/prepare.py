@@ -9,11 +9,11 @@ from typing import Any
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
 from protlm.data.shards.writer import write_cluster_index
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.pool import in_order
+from protlm.system.terminal import JobProgress
 from protlm.system.work_folder import refuse_finished
-from protlm.terminal import JobProgress
 
 from .clusters import ClusterTable
 from .encode import Encoder

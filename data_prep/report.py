@@ -15,8 +15,8 @@ from protlm.data.records import Tally
 from protlm.data.records.residues import GAP, NUL
 from protlm.data.shards.data_set import REJECTED, REPORT
 from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
-from protlm.errors import InputDataError
-from protlm.terminal import console, printable
+from protlm.system.errors import InputDataError
+from protlm.system.terminal import console, printable
 
 from .families import families_without_records
 from .split import TEST, VALID

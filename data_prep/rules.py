@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterSplit, ClusterTable

@@ -10,7 +10,7 @@ import numpy as np
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import SourceEntry
 from protlm.data.shards.writer import PackedSequences, write_shard
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 from .duplicates import DigestSet
 from .encode import EncodedBlock

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protlm.data.records import Record, Tally
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 _VIRUS = re.compile(r"\b(bacterio)?phage|virus\b")
 

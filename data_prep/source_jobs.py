@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from protlm.data.shards.manifest import MANIFEST
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import Submission
 from protlm.system.work_folder import refuse_finished

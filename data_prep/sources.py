@@ -8,8 +8,8 @@ from pathlib import Path
 from protlm.data.records import Block, ReadOptions, SequenceFile
 from protlm.data.records.source import STANDARD_INPUT, fast_zlib
 from protlm.data.shards.manifest import SourceEntry
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import existing_file
 
 
 @dataclass(frozen=True)

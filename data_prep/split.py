@@ -9,8 +9,8 @@ from typing import Any, Protocol, final
 from protlm.data.records import Record
 from protlm.data.shards.manifest import is_split_name
 from protlm.data.tables import excerpt, read_rows
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 _COLUMNS = ("accession", "split")

@@ -12,10 +12,10 @@ import numpy as np
 
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
-from protlm.paths import check_output
+from protlm.system.errors import InputDataError
+from protlm.system.paths import check_output
+from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, work_folder
-from protlm.terminal import printable
 
 from .journal import Journal
 from .sources import Source

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from protlm import attention
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
-from protlm.composition import to_plain
 from protlm.config import (
     DataConfig,
     MixtureConfig,
@@ -22,6 +21,7 @@ from protlm.config import (
     Sampling,
     TrainConfig,
 )
+from protlm.config.composition import to_plain
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import Mixture, integer_weights
@@ -32,10 +32,10 @@ from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData

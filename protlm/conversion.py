@@ -10,11 +10,11 @@ from torch import Tensor
 from protlm.attention import mechanism, option_differences
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
-from protlm.errors import UserError
 from protlm.loading import model_of
 from protlm.model.network import build_network
 from protlm.model.selfattention import BoundedNorm, FreeNorm, NormsByKind
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import UserError
 
 _MECHANISM = ".attention.mechanism."
 _BLOCK = re.compile(r"^blocks\.\d+\.")

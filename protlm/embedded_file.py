@@ -9,7 +9,7 @@ import numpy as np
 from protlm.data.records import Record
 from protlm.data.records.proteins import Proteins
 from protlm.model.embedding import Embedder, Vectors, batches
-from protlm.terminal import printable
+from protlm.system.terminal import printable
 
 # The number of records of a file that are sorted by length at a time, which bounds the memory.
 _WINDOW = 2_048

@@ -10,10 +10,10 @@ from protlm import interop
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints import weight_checks
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, UserError
 
 
 def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:

@@ -18,8 +18,8 @@ from protlm.analysis.precision import (
     top_pairs,
 )
 from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError, one_of
-from protlm.paths import complete_file
+from protlm.system.errors import UserError, one_of
+from protlm.system.paths import complete_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,7 +33,7 @@ from protlm.checkpoints.shipped import DEFAULT
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import read_model
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 from studies import alignments
 from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
 from studies.settings import keep_settings

@@ -28,7 +28,7 @@ from protlm.data.tables import read_table
 from protlm.downstream.probe_results import comparison, metric_rows
 from protlm.downstream.probing import ProbeOptions
 from protlm.loading import pick_device
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 from protlm.training.labels import FinetuneSettings
 from studies.settings import keep_settings
 from studies.tables import markdown

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 from studies.twin_tables import Column
 
 # Rows of this length hold one protein each; longer ones hold joined proteins.

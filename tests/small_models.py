@@ -17,7 +17,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 
 def small_model(

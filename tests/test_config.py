@@ -7,11 +7,11 @@ import pytest
 
 from protlm.attention import names
 from protlm.build import describe
-from protlm.composition import PATHS, compose, read_run_config, to_plain
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import InputDataError, UserError
+from protlm.config.composition import PATHS, compose, read_run_config, to_plain
 from protlm.model.network import build_network
-from protlm.paths import conf_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import conf_dir
 
 
 def choices(group: str) -> list[str]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from protlm.build import describe
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
+from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model, model_of
 from protlm.model.network import build_network
+from protlm.system.errors import InputDataError, UserError
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "MKVL", "GSHMLEDPVDAYWQ"]
 

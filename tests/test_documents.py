@@ -13,8 +13,8 @@ import pytest
 
 import protlm
 from protlm.commands.settings import settings_of, with_tables
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.interface import Model
 
 ROOT = Path(__file__).resolve().parent.parent

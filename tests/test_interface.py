@@ -17,9 +17,9 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.interface import Model
 from protlm.model.embedding import Embedder
+from protlm.system.errors import InputDataError, UserError
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "mkv", "ACDEFGHIKLMNPQRSTVWY"]
 

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from protlm.analysis.structures import contact_map, read_structure
-from protlm.errors import OutputError, UserError
-from protlm.paths import sample_dir
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
+from protlm.system.errors import OutputError, UserError
+from protlm.system.paths import sample_dir
 from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")

@@ -81,7 +81,7 @@ def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
     place, *mechanisms = run("-c", names, folder=empty, path=site).split()
     assert Path(place).is_relative_to(site)
     assert {"softmax", "performer_relu", "performer_softmax"} <= set(mechanisms)
-    sample = "from protlm.paths import sample_dir; print(*sample_dir().glob('*.fasta.gz'))"
+    sample = "from protlm.system.paths import sample_dir; print(*sample_dir().glob('*.fasta.gz'))"
     assert str(site) in run("-c", sample, folder=empty, path=site)
     module = "from protlm.data_prep import prepare; print(prepare.__file__)"
     assert str(site) in run("-c", module, folder=empty, path=site)

@@ -17,7 +17,7 @@ from protlm.analysis.precision import mean_precision
 from protlm.analysis.proteins import Protein, sequences_of
 from protlm.analysis.replacement import FittedContacts, masked_scores
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import watched
+from protlm.system.terminal import watched
 
 
 @torch.inference_mode()

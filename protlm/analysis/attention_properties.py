@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from protlm.analysis.head_statistics import residue_rows
-from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError
 
 # Random sign changes of a test, and the smallest p-value that they can give.
 FLIPS = 20_000

@@ -18,10 +18,10 @@ from protlm.analysis.head_statistics import residue_rows
 from protlm.analysis.precision import MIN_SEPARATION
 from protlm.analysis.proteins import Protein
 from protlm.analysis.structures import Structure, contact_map
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import complete_file
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import complete_file
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15

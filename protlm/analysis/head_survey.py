@@ -16,7 +16,7 @@ from protlm.analysis.head_statistics import HeadSums, residue_rows, sink_mass
 from protlm.analysis.precision import precision_at
 from protlm.analysis.proteins import Protein
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import watched
+from protlm.system.terminal import watched
 
 POOLED = 64
 

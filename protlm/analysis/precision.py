@@ -12,7 +12,7 @@ import numpy as np
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.structures import Structure, contact_map
 from protlm.data.tables import read_labels
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # Half-open ranges of j - i; None means unbounded. Nearer pairs count nowhere.
 SEPARATIONS: dict[str, tuple[int, int | None]] = {

@@ -10,9 +10,9 @@ import numpy as np
 
 from protlm.analysis.structures import Structure, contact_map, read_folder
 from protlm.data.records import Tally, read_records
-from protlm.errors import InputDataError, UserError
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 
 def structures_folder(setting: str, shipped: str = "test") -> Path:

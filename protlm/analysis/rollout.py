@@ -7,8 +7,8 @@ Abnar and Zuidema 2020 (arXiv 2005.00928, section 3): with A the mean map of the
 import torch
 from torch import Tensor
 
-from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError
 
 
 def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:

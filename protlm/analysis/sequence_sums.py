@@ -11,7 +11,7 @@ import numpy as np
 
 from protlm.analysis.bootstrap import bounds, draws
 from protlm.model.objective import perplexity
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 BASELINES = ("empirical", "three_mers")
 # Smaller groups do not count in a mean over groups: one short protein would be worth hundreds.

@@ -12,7 +12,7 @@ import numpy as np
 
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import ByteSource
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 if TYPE_CHECKING:
     from Bio.PDB.Model import Model

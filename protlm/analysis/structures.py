@@ -19,9 +19,9 @@ from protlm.analysis.structure_files import (
 )
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import STANDARD_INPUT, ByteSource
-from protlm.errors import InputDataError, UserError, one_of
-from protlm.paths import existing_file
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
 
 if TYPE_CHECKING:
     from Bio.PDB.Chain import Chain

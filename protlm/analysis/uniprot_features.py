@@ -12,8 +12,8 @@ import numpy as np
 
 from protlm.data.records import Feature, ReadOptions, SequenceFile, Tally
 from protlm.data.relatives import unrelated
-from protlm.errors import InputDataError
-from protlm.terminal import JobProgress
+from protlm.system.errors import InputDataError
+from protlm.system.terminal import JobProgress
 
 # The kinds in flat files and in XML. BINDING includes METAL, NP_BIND and CA_BIND since 2022.
 _KINDS = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from protlm.attention.base import Attention
 from protlm.attention.ops.options import check_options
-from protlm.errors import UserError, one_of
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError, one_of
+from protlm.system.paths import conf_dir
 
 __all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention.ops.numerics import accum_dtype
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 class QueryKeyNorms(StrEnum):

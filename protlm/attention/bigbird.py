@@ -14,7 +14,7 @@ from protlm.attention.ops.numerics import zero_padding
 from protlm.attention.ops.options import odd
 from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
 from protlm.config.fields import at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @final

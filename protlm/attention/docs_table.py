@@ -13,8 +13,8 @@ from torch import Tensor
 
 from protlm.attention import Attention, create, mechanism, names
 from protlm.attention.base import Recurrent, SharesParameters
-from protlm.errors import UserError
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 
 BEGIN = "<!-- The table below is written by `make docs`. -->"
 END = "<!-- The table above is written by `make docs`. -->"

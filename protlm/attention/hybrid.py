@@ -14,7 +14,7 @@ from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
 from protlm.attention.ops.options import even
 from protlm.attention.ops.windows import Window, window_softmax
-from protlm.errors import UserError, one_of
+from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"
 # Recurrent too, but softmax over some positions, as the heads with windows already are.

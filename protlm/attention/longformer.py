@@ -22,7 +22,7 @@ from protlm.attention.ops.numerics import (
 from protlm.attention.ops.options import even
 from protlm.attention.ops.windows import SharedKeys, Window, window_softmax
 from protlm.config.fields import at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @final

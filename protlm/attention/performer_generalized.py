@@ -8,7 +8,7 @@ from protlm.attention.linearized.generalized import NONLINEARITIES, GeneralizedF
 from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import above, at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Kernels f with f(-x) = f(x) or -f(x).
 _SAME_FOR_BOTH_SIGNS = ("abs", "cos", "identity", "tanh")

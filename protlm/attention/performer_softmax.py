@@ -11,7 +11,7 @@ from protlm.attention.linearized.positive import PositiveFeatures, optimal_stret
 from protlm.attention.linearized.trigonometric import TrigonometricFeatures
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import Range, above, at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Features for a larger |q̂ + k̂|² overflow float32, and no practical number of them would suffice.
 LARGEST_OPTIMAL_FOR = 200.0

@@ -18,7 +18,7 @@ from protlm.attention.linearized.trigonometric import FourierFeatures
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.config.fields import above, at_least
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.
 _NORM_EPSILON = 1e-3

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from protlm.errors import InputDataError
-from protlm.paths import complete_file, refuse_pointer, sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, refuse_pointer, sha256_of
 
 SUMS = "SHA256SUMS"
 # Bytes of a list of checksums, and of a file in it: more would take minutes to hash.

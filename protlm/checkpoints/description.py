@@ -12,8 +12,8 @@ from typing import Annotated, Any, Self
 
 from protlm.checkpoints.weight_checks import not_usable
 from protlm.config import ModelConfig, Norm, Objective, Positions
-from protlm.errors import InputDataError, UserError, one_of
-from protlm.json_file import Count, from_json, to_json
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.json_file import Count, from_json, to_json
 
 # The version of the stored form.
 FORMAT = 1

@@ -20,9 +20,9 @@ from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, wri
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.shipped import find_model, similar_model
 from protlm.checkpoints.weight_checks import check_weights
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
-from protlm.paths import complete_file, complete_folder
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import complete_file, complete_folder
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

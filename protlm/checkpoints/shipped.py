@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from protlm.errors import InputDataError, did_you_mean
-from protlm.paths import models_dir
+from protlm.system.errors import InputDataError, did_you_mean
+from protlm.system.paths import models_dir
 
 DEFAULT = "hybrid-6m"
 CARD = "README.md"

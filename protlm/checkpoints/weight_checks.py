@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from protlm.config import ModelConfig, Positions
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 # The formats of weights; integers and floats of 8 bits are those of quantized models.

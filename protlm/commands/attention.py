@@ -14,13 +14,13 @@ from protlm.commands.outputs import (
 )
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
-from protlm.errors import UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import all_or_none, check_output
 from protlm.plots import attention_grid, save_figure
-from protlm.terminal import JobProgress, printable
+from protlm.system.errors import UserError, interrupt_explained
+from protlm.system.paths import all_or_none, check_output
+from protlm.system.terminal import JobProgress, printable
 
 # The approximate number of map entries in memory, for proteins of any length.
 _BLOCK_ENTRIES = 1 << 25

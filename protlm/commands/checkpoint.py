@@ -13,15 +13,15 @@ from protlm import interop
 from protlm.analysis.contact_regression import read_fit
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
-from protlm.composition import compose, to_plain
 from protlm.config import BestMetric, TrainConfig
+from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
-from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
-from protlm.paths import check_output, complete_file
+from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
+from protlm.system.paths import check_output, complete_file
 
 # An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
 _OPTION = re.compile(r"(?<![\w./-])attention\.")

@@ -33,14 +33,14 @@ from protlm.commands.outputs import (
 )
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
-from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import all_or_none, check_output, sample_dir
 from protlm.plots import contact_figure, save_figure
-from protlm.terminal import JobProgress, print_table, printable
+from protlm.system.errors import InputDataError, UserError, interrupt_explained
+from protlm.system.paths import all_or_none, check_output, sample_dir
+from protlm.system.terminal import JobProgress, print_table, printable
 
 _MOST_FIGURES = 100
 # Of a figure that is drawn, for each pair of residues.

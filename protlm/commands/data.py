@@ -11,9 +11,9 @@ from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.shards import data_set as shards
 from protlm.data.shards.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError, one_of
-from protlm.paths import check_output
-from protlm.terminal import console, printable
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.paths import check_output
+from protlm.system.terminal import console, printable
 
 _QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 _LISTED_FAULTS = 20

@@ -14,13 +14,13 @@ import torch
 from protlm.commands import machine
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import Duplicates, Proteins
-from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model, pick_device
-from protlm.memory import available_memory
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
-from protlm.terminal import console
+from protlm.system.errors import ExitCode, UserError
+from protlm.system.memory import available_memory
+from protlm.system.terminal import console
 
 _LEAST_DISK = 1e9
 # bfloat16 is reported as slow below this fraction of the speed of float32.

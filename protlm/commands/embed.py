@@ -23,13 +23,13 @@ from protlm.commands.embedding.share_processes import (
     compute_in_processes,
 )
 from protlm.commands.outputs import check_suffix
-from protlm.errors import InputDataError, OutputError, UserError, interrupt_explained
 from protlm.loading import load_model
-from protlm.memory import readable_size
-from protlm.paths import beside, check_output, explain_os_error
+from protlm.system.errors import InputDataError, OutputError, UserError, interrupt_explained
+from protlm.system.memory import readable_size
+from protlm.system.paths import beside, check_output, explain_os_error
 from protlm.system.shares import Executor, Share, Submission
+from protlm.system.terminal import printable
 from protlm.system.work_folder import read_begun, refuse_other, unfinished
-from protlm.terminal import printable
 
 
 def embed(

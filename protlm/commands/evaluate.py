@@ -3,7 +3,7 @@
 import os
 import signal
 
-from protlm.processes import ignore_modules_of_working_folder, keep_freed_memory
+from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
 if __name__ == "__main__":
     ignore_modules_of_working_folder()
@@ -20,15 +20,15 @@ from protlm import __version__, evaluation
 from protlm.loading import load_model
 from protlm.commands.models import announced_default
 from protlm.commands.settings import print_help
-from protlm.composition import compose, through_hydra, to_plain
+from protlm.config.composition import compose, through_hydra, to_plain
 from protlm.config import EvaluateConfig
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
-from protlm.errors import UserError, exit_with_message, interrupt_explained, one_of
+from protlm.system.errors import UserError, exit_with_message, interrupt_explained, one_of
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, complete_file, sha256_of
-from protlm.terminal import print_table
+from protlm.system.paths import check_output, complete_file, sha256_of
+from protlm.system.terminal import print_table
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
 _TEST_SPLITS = ("test", "test_iid")

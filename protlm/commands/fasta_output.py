@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TextIO
 
-from protlm.errors import OutputError
-from protlm.paths import complete_file
-from protlm.terminal import printable
+from protlm.system.errors import OutputError
+from protlm.system.paths import complete_file
+from protlm.system.terminal import printable
 
 STANDARD_OUTPUT = Path("-")
 _COLUMNS = 60

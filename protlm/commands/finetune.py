@@ -21,13 +21,13 @@ from protlm.downstream.probe_results import Result, print_result, write_predicti
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task
-from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import complete_folder, sha256_of
+from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
+from protlm.system.paths import complete_folder, sha256_of
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
 from protlm.training.labeled_batches import LabeledData, LabeledTokens

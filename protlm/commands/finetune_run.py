@@ -14,7 +14,7 @@ import torch
 from protlm import __version__
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets
-from protlm.errors import OutputError
+from protlm.system.errors import OutputError
 from protlm.system.lock import FolderLock
 from protlm.system.work_folder import Kind, work_folder
 from protlm.training.launch import is_first_rank

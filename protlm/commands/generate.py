@@ -9,14 +9,14 @@ from typing import TypeVar
 from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import VOCABULARY, capitals
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.model.decoding import GeneratedSequence, Sampling
 from protlm.model.gibbs import Sweeps, resample
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output
-from protlm.terminal import JobProgress
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import check_output
+from protlm.system.terminal import JobProgress
 
 _NUMBER = 10
 T = TypeVar("T")

@@ -8,12 +8,12 @@ from protlm.analysis.contact_regression import SavedFit, read_fit
 from protlm.analysis.structures import read_chain
 from protlm.data.records.proteins import one_protein
 from protlm.data.records.source import STANDARD_INPUT
-from protlm.errors import UserError
 from protlm.loading import load_model
-from protlm.paths import check_output, complete_file
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.page import assemble, check_size
 from protlm.report.protein import InspectedProtein
+from protlm.system.errors import UserError
+from protlm.system.paths import check_output, complete_file
 
 _SUFFIXES = (".html", ".htm")
 _MOST_MODELS = 2

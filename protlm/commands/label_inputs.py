@@ -17,9 +17,9 @@ from protlm.downstream.tasks import (
     refuse_many_classes,
     targets_of,
 )
-from protlm.errors import InputDataError, UserError
 from protlm.model.memory import Room
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.terminal import printable
 
 
 @dataclass(frozen=True)

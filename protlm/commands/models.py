@@ -11,7 +11,7 @@ from rich.table import Table
 from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
 from protlm.loading import load_model
 from protlm.model.transformer import num_parameters
-from protlm.terminal import console
+from protlm.system.terminal import console
 
 
 def announced_default(option: str) -> Path:

@@ -20,10 +20,10 @@ from protlm import __version__
 from protlm.commands.disk_file import DiskFile
 from protlm.data.records import Record
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import OutputError, UserError
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, complete_file
-from protlm.terminal import printable
+from protlm.system.errors import OutputError, UserError
+from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import printable
 
 # HDF5 stores attributes in the header of an object, which has at most 64 KiB.
 _LONGEST_HEADER = 30_000

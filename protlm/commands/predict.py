@@ -16,7 +16,7 @@ from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 # Records whose outputs are in memory at a time.
 _WINDOW = 512

@@ -11,8 +11,8 @@ from protlm.downstream.probing import MODEL, ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.loading import load_model
 from protlm.model.memory import Room
-from protlm.paths import check_output, complete_folder
-from protlm.terminal import JobProgress
+from protlm.system.paths import check_output, complete_folder
+from protlm.system.terminal import JobProgress
 
 # The model, random weights, and at most four baselines.
 _PREDICTORS = 6

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from protlm.attention import mechanism
 from protlm.checkpoints.format import CHECKPOINTS, all_checkpoints
 from protlm.commands.unused_settings import refuse_unused
-from protlm.composition import (
+from protlm.config import TrainConfig
+from protlm.config.composition import (
     compose,
     compose_plain,
     from_plain,
@@ -23,10 +24,9 @@ from protlm.composition import (
     read_run_config,
     to_plain,
 )
-from protlm.config import TrainConfig
-from protlm.errors import OutputError, UserError
-from protlm.paths import check_output, complete_file, conf_dir, explain_os_error
+from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK
+from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
 from protlm.training.launch import is_first_rank
 from protlm.training.schedule import check_schedule, fitting_warmup
 

@@ -34,11 +34,11 @@ from protlm.downstream.mutations import Substitution, Variant
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.score_metrics import agreement, positions_of
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
-from protlm.errors import InputDataError, UserError, interrupt_explained
 from protlm.loading import load_model
-from protlm.paths import all_or_none
 from protlm.plots import save_figure, scan_figure
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError, UserError, interrupt_explained
+from protlm.system.paths import all_or_none
+from protlm.system.terminal import printable
 
 
 @dataclass(frozen=True)

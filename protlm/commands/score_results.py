@@ -14,9 +14,9 @@ from protlm.data.tables import write_rows
 from protlm.downstream.estimators import Estimator, Scores
 from protlm.downstream.score_metrics import METRICS, Agreement, averages
 from protlm.downstream.variants import Assay, VariantTable
-from protlm.errors import UserError
-from protlm.paths import check_output, complete_file
-from protlm.terminal import print_table, printable
+from protlm.system.errors import UserError
+from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import print_table, printable
 
 # The top 10 % of fewer variants has none.
 _FEW_VARIANTS = 10

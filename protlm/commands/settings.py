@@ -13,11 +13,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from protlm.composition import compose
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import complete_file, conf_dir
-from protlm.terminal import console
+from protlm.config.composition import compose
+from protlm.system.errors import UserError, exit_with_message
+from protlm.system.paths import complete_file, conf_dir
+from protlm.system.terminal import console
 
 _BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 _EVALUATION = {"evaluation"}

@@ -26,19 +26,19 @@ from protlm.commands.run_settings import (
 )
 from protlm.commands.settings import print_help
 from protlm.commands.unused_settings import refuse_unused
-from protlm.composition import compose, key_of, through_hydra, to_plain
 from protlm.config import Objective, Positions, TrainConfig
+from protlm.config.composition import compose, key_of, through_hydra, to_plain
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.training_probes import AssayProbe, StructureProbe
-from protlm.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import sample_dir
 from protlm.plots import loss_curve, save_figure
+from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.system.paths import sample_dir
 from protlm.training.callbacks.probe import Probe
 from protlm.training.devices import check_trainer
 from protlm.training.launch import is_first_rank, leave_other_ranks, locked

@@ -3,8 +3,8 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from protlm.composition import key_of
-from protlm.errors import UserError, one_of
+from protlm.config.composition import key_of
+from protlm.system.errors import UserError, one_of
 
 # The setting that decides whether a setting is used, and the values with which it is.
 _USED_WITH = {

@@ -33,7 +33,7 @@ from protlm.config.training import (
     ScheduleConfig,
     TrainerConfig,
 )
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 __all__ = [
     "Activation",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from protlm.config.choices import Crop, Mode, Sampling, Verify
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 _TYPE_NAMES: dict[type, str] = {
     bool: "true or false",

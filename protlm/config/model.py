@@ -11,7 +11,7 @@ from protlm.config.choices import (
     QueryKeyWidth,
 )
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @dataclass

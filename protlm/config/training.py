@@ -13,7 +13,7 @@ from protlm.config.choices import (
     WandbMode,
 )
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from protlm.data.batching.plan import SPECIALS, BatchPlan, Row, Sequences
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 OBJECTIVES = ("masked", "causal")
 FILLER = -1

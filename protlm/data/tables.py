@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from protlm.data.records.source import ByteSource, TextSource
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
 
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
 _MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200

@@ -17,8 +17,8 @@ import numpy as np
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.mutations import Variant
 from protlm.downstream.predictions import Predictor, Query
-from protlm.errors import UserError
-from protlm.terminal import JobProgress
+from protlm.system.errors import UserError
+from protlm.system.terminal import JobProgress
 
 
 class Estimator(StrEnum):

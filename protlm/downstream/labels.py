@@ -16,7 +16,7 @@ from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data.records.residues import residues
 from protlm.data.tables import MISSING, read_table, read_text
 from protlm.data.vocabulary import capitals
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 UNLABELED = "?"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 _CODES = dict(
     re.findall(

@@ -13,9 +13,9 @@ from protlm.checkpoints.checksums import damaged_files, write_sums
 from protlm.checkpoints.weight_checks import check_numbers
 from protlm.downstream.linear import LinearModel
 from protlm.downstream.tasks import Task
-from protlm.errors import InputDataError, UserError
-from protlm.json_file import from_json, read_json
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.json_file import from_json, read_json
 
 WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
 _FORMAT = 1

@@ -17,7 +17,7 @@ from protlm.downstream.linear import probabilities
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
 from protlm.downstream.splits import Leakage, Split
 from protlm.downstream.tasks import Targets, Task, missing_in_test
-from protlm.terminal import print_table
+from protlm.system.terminal import print_table
 
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
 

@@ -16,9 +16,9 @@ from protlm.downstream.label_metrics import label_scores
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
-from protlm.errors import InputDataError
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError
 
 MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
 _HELD_OUT = 0.2

@@ -7,7 +7,7 @@ import numpy as np
 
 from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
 from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 TEST_FRACTION = 0.2
 

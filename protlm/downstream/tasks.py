@@ -13,7 +13,7 @@ from protlm.analysis.structures import Structure
 from protlm.data.tables import number_meant, number_of
 from protlm.downstream.labels import UNLABELED, Example
 from protlm.downstream.splits import Split
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 SEPARATOR = ";"
 # Integers with at most this many values are classes.

@@ -14,10 +14,10 @@ from protlm.downstream.probing import probe_features
 from protlm.downstream.score_metrics import spearman
 from protlm.downstream.tasks import state_targets
 from protlm.downstream.variants import read_variants
-from protlm.errors import InputDataError, UserError
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 _TOKENS_PER_BATCH = 4_096
 

@@ -16,7 +16,7 @@ from protlm.data.records.residues import residues
 from protlm.data.tables import MISSING, number_meant, number_of, read_table
 from protlm.data.vocabulary import capitals
 from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 _MOST_LISTED = 5
 

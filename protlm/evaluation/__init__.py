@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from protlm.config.fields import check_types
-from protlm.errors import UserError, one_of
 from protlm.evaluation.base import Evaluation
+from protlm.system.errors import UserError, one_of
 
 __all__ = ["Evaluation", "create", "evaluation", "names"]
 

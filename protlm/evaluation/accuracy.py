@@ -36,11 +36,11 @@ from protlm.data.tables import read_labels
 from protlm.data.trigram import Trigram
 from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.objective import residues_only
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.terminal import JobProgress
 
 # This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
 _MOST_COUNTED = 1 << 20

@@ -37,7 +37,7 @@ from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.evaluation.similarity import MIN_ARCS
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import watched
+from protlm.system.terminal import watched
 
 _RESIDUE_PROPERTIES = ("helix", "strand", *STANDARD)
 NAMES = ("contact", *_RESIDUE_PROPERTIES)

@@ -21,11 +21,11 @@ from protlm.analysis.softmax_estimates import compare_estimates
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
-from protlm.errors import UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
-from protlm.terminal import watched
+from protlm.system.errors import UserError
+from protlm.system.terminal import watched
 
 NORM = "square_norm"
 _MEASURES = ("kl", "total_variation", "output_error", "bias", "deviation", "top_overlap")

@@ -30,7 +30,7 @@ from protlm.evaluation.base import (
     compared,
 )
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import watched
+from protlm.system.terminal import watched
 
 
 @final

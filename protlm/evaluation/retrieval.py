@@ -17,10 +17,10 @@ from protlm.data.shards.reader import SplitReader
 from protlm.data.tables import read_labels
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.features import compositions, three_mers
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
 

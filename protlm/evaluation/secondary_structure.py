@@ -16,9 +16,9 @@ from protlm.downstream.labels import UNLABELED
 from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
 from protlm.downstream.tasks import state_labels, state_targets
-from protlm.errors import InputDataError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError
 
 
 @final

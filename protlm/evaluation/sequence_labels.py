@@ -12,9 +12,9 @@ from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.downstream.tasks import Task, refuse_many_classes, targets_of
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 
 @final

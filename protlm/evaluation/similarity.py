@@ -23,7 +23,7 @@ from protlm.data.vocabulary import STANDARD
 from protlm.downstream.score_metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import watched
+from protlm.system.terminal import watched
 
 # With fewer pairs above the threshold, a head does not count, as in the paper's code.
 MIN_ARCS = 100

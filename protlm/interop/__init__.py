@@ -10,10 +10,10 @@ import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
-from protlm.errors import InputDataError, UserError, one_of
 from protlm.interop.base import Family, ForeignModel, refuse_parts
 from protlm.interop.hub import download, is_hub_name
 from protlm.interop.source import is_foreign, read_source
+from protlm.system.errors import InputDataError, UserError, one_of
 
 # Bytes of a number in single precision.
 _SINGLE = 4

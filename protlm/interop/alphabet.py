@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from protlm.data.vocabulary import RESIDUES, VOCABULARY
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import existing_file
 
 # The files of the tokens in the folder of a model.
 ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"

@@ -17,10 +17,10 @@ from protlm.checkpoints.format import Checkpoint
 from protlm.checkpoints.weight_checks import check_sizes
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import alphabet_file, gather_rows, read_alphabet, source_tokens
 from protlm.interop.layout import Layout
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 Shapes = Mapping[str, tuple[int | None, ...]]
 # The rotary positions of every model with such, by its settings.

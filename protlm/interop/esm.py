@@ -14,7 +14,6 @@ from torch import Tensor
 from protlm.checkpoints.weight_checks import check_numbers
 from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop.alphabet import alphabet_file, read_alphabet
 from protlm.interop.base import ROTARY, ContactHead, Family, ForeignModel
 from protlm.interop.layout import (
@@ -25,6 +24,7 @@ from protlm.interop.layout import (
     Layout,
 )
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 # The rotary frequencies, of which layers have copies.
 _FREQUENCY = "rotary.frequency"

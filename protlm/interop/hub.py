@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protlm.checkpoints.format import CONFIG
-from protlm.errors import InputDataError, UserError
 from protlm.interop.alphabet import ALPHABET, TOKENIZER
+from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo

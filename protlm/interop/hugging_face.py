@@ -27,7 +27,7 @@ from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
-from protlm.paths import complete_folder
+from protlm.system.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
 _SELECTION = "protlm.attention.linearized.selection"

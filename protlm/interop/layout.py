@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from protlm.checkpoints.weight_checks import check_numbers
-from protlm.errors import InputDataError
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 # Names of tensors in a message.
 _MOST_NAMED = 4

@@ -6,10 +6,10 @@ RoBERTa: arXiv 1907.11692. A `.safetensors` file, and beside it a `.json` file w
 
 from typing import final
 
-from protlm.errors import InputDataError
 from protlm.interop.base import POST_NORM, Family, ForeignModel
 from protlm.interop.layout import FAIRSEQ_COPIES, FAIRSEQ_LAYER, FAIRSEQ_NAMES, Layout
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
 
 @final

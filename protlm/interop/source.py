@@ -26,9 +26,9 @@ from torch import Tensor
 from protlm.checkpoints.checksums import SUMS
 from protlm.checkpoints.format import CONFIG
 from protlm.checkpoints.weight_checks import check_weights
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
-from protlm.paths import existing_file, sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import existing_file, sha256_of
 
 _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.model.objective import perplexity
 from protlm.model.transformer import DecodingState, ProteinLM
+from protlm.system.errors import UserError
 
 STANDARD_TOKENS = [VOCABULARY[letter] for letter in STANDARD]
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError, is_full_memory
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool
-from protlm.paths import explain_os_error
-from protlm.terminal import JobProgress
+from protlm.system.errors import UserError, is_full_memory
+from protlm.system.paths import explain_os_error
+from protlm.system.terminal import JobProgress
 
 if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel

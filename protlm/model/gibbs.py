@@ -16,10 +16,10 @@ from torch import Tensor
 
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import UserError
 
 _TOKENS_PER_BATCH = 16_384
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from protlm.attention.ops.numerics import upcast
 from protlm.config import Positions
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 _PERIOD = 10_000.0
 # Numbers that a CPU rotates at a time: 1 MiB in float32, whose copies stay in its cache.

@@ -19,9 +19,9 @@ from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError, one_of
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
+from protlm.system.errors import UserError, one_of
 
 
 @dataclass(frozen=True)

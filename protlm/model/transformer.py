@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention
 from protlm.attention.base import State
 from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
-from protlm.errors import UserError
 from protlm.model.block import Block, norm_layer
 from protlm.model.head import HeadTransform, TiedHead
 from protlm.model.linear import Linear
@@ -25,6 +24,7 @@ from protlm.model.positions import Rotary, position_table
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.model.skips import UnetSkips
 from protlm.model.token_dropout import drop_masked_tokens
+from protlm.system.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from protlm import __version__, attention
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.report.codes import Codes
 from protlm.report.heads import STATISTICS, inspected_heads
 from protlm.report.predictions import predictions_to_plain
 from protlm.report.protein import InspectedProtein
+from protlm.system.errors import UserError
 
 # A head of a longer protein would take a third of the page, and the browser seconds.
 MAX_RESIDUES = 2_048

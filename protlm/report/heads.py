@@ -14,7 +14,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.report.codes import Codes, binned
 from protlm.report.page import check_size
 from protlm.report.protein import InspectedProtein
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 _LISTED_PAIRS = 20
 # Maps that the user has not selected have at most this size together, on a page of about 12 MB. If

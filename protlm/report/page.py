@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # The attachments that mail servers accept are 25 MB.
 MAX_BYTES = 25_000_000

@@ -7,7 +7,7 @@ import numpy as np
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.predictions import Predictor, Query
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import watched
+from protlm.system.terminal import watched
 
 _LETTERS = [VOCABULARY[letter] for letter in STANDARD]
 _DECIMALS = 4

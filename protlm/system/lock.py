@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from protlm.errors import OutputError
-from protlm.terminal import printable
+from protlm.system.errors import OutputError
+from protlm.system.terminal import printable
 
 LOCK = "lock.json"
 # What flock answers on file systems that do not implement it.

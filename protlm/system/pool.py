@@ -12,7 +12,7 @@ from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import Any, TypeVar
 
-from protlm.errors import ExitCode, UserError
+from protlm.system.errors import ExitCode, UserError
 from protlm.system.interruption import interrupts_held
 
 Tag = TypeVar("Tag")

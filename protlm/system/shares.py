@@ -12,9 +12,9 @@ from shutil import which
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
-from protlm.errors import UserError, of_the_system, one_of
+from protlm.system.errors import UserError, of_the_system, one_of
 from protlm.system.pool import ProcessDiedError, processes
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

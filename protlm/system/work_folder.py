@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.json_file import read_json
-from protlm.paths import (
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.json_file import read_json
+from protlm.system.lock import LOCK, FolderLock
+from protlm.system.paths import (
     OUTPUT_FAULTS,
     beside,
     check_output,
@@ -20,8 +21,7 @@ from protlm.paths import (
     explain_os_error,
     finish,
 )
-from protlm.system.lock import LOCK, FolderLock
-from protlm.terminal import printable
+from protlm.system.terminal import printable
 
 # What the work was begun with. As long as this file exists, all others are known to be of the work.
 BEGUN = "begun_with.json"

@@ -6,8 +6,8 @@ from typing import Any
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from protlm.checkpoints.format import load_training, remove, save_training
-from protlm.errors import InputDataError, OutputError
-from protlm.paths import explain_os_error
+from protlm.system.errors import InputDataError, OutputError
+from protlm.system.paths import explain_os_error
 
 # The keys of a checkpoint that Lightning reads without a check, and their types.
 _RESUMED = {

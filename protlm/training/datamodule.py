@@ -30,7 +30,7 @@ from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.unigram import Unigram, count_residues
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.launch import SIGNALS
 
 # Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run

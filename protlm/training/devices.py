@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protlm.config import TrainerConfig
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.launch import check_launch
 
 PRECISIONS = ("auto", "32-true", "bf16-mixed")

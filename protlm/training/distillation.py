@@ -18,11 +18,11 @@ from protlm.checkpoints.description import differences
 from protlm.config import DistillationStage, Optimizer, TrainConfig
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.masking import IGNORE
-from protlm.errors import UserError
 from protlm.model.block import Block
 from protlm.model.objective import TargetSums, target_sums
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import SelfAttention
+from protlm.system.errors import UserError
 from protlm.training import lora
 from protlm.training.launch import is_first_rank
 from protlm.training.module import LanguageModeling

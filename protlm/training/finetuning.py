@@ -11,7 +11,7 @@ from pytorch_lightning.plugins.environments import (
 from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.format import load_training
 from protlm.config import BestMetric, OnSaveError, TrainerConfig
-from protlm.errors import ExitCode, UserError
+from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
 from protlm.training.callbacks.epochs import ReportEpochs, stale_epochs, valid_losses
 from protlm.training.devices import MOST_RANKS

@@ -16,9 +16,9 @@ from pytorch_lightning.plugins.environments import (
 )
 
 from protlm.config import TrainerConfig
-from protlm.errors import InputDataError, LostRankError, OutputError, UserError
-from protlm.paths import explain_os_error
+from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.system.lock import FolderLock
+from protlm.system.paths import explain_os_error
 
 # Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
 # SIGTERM, SLURM's `--signal=USR1@120`, and submitit's SIGUSR2.

@@ -18,8 +18,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from protlm.checkpoints.metrics import METRICS, whole_rows
 from protlm.config import LoggerConfig, WandbMode
-from protlm.errors import OutputError
-from protlm.paths import complete_file
+from protlm.system.errors import OutputError
+from protlm.system.paths import complete_file
 
 WANDB_ID = "wandb_id"
 

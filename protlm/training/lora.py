@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 TARGETS = ("query", "key", "value")
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"

@@ -7,7 +7,7 @@ from torch import nn
 
 from protlm.attention import Attention
 from protlm.config import Optimizer, OptimizerConfig
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.lora import LowRank
 from protlm.training.muon import Muon, MuonWithAdamW
 

@@ -16,7 +16,7 @@ from pytorch_lightning.profilers import Profiler
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.metrics import is_validated
 from protlm.config import TrainConfig, TrainerConfig
-from protlm.errors import ExitCode, UserError
+from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
 from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates

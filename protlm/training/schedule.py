@@ -3,7 +3,7 @@
 import math
 
 from protlm.config import DecayShape, Schedule, ScheduleConfig
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def rate_factor(step: int, config: ScheduleConfig, *, max_steps: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from protlm.analysis.dssp import STATES, hydrogen_bonds, secondary_structure
 from protlm.analysis.structures import read_structure
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 GOLDEN = Path(__file__).parent.parent / "data_files" / "dssp.tsv"
 THREE_STATES = {"H": "H", "G": "H", "I": "H", "E": "E", "B": "E"}

@@ -23,7 +23,7 @@ from protlm.analysis.precision import (
     top_pairs,
 )
 from protlm.analysis.structures import Structure
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 EVERYWHERE = (0, None)

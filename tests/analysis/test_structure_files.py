@@ -12,8 +12,8 @@ from Bio.SeqIO import parse
 
 from protlm.analysis import structure_files
 from protlm.analysis.structures import Structure, contact_map, read_folder, read_structure
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 DATA = Path(__file__).resolve().parent.parent / "data_files"
 PDB, CIF = (gzip.decompress((DATA / f"1A8O.{x}.gz").read_bytes()).decode() for x in ("pdb", "cif"))

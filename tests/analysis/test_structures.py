@@ -15,8 +15,8 @@ from protlm.analysis.structures import (
     read_structure,
     structure_files,
 )
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 from tests.analysis.test_structure_files import ATOMS, CAPSID, CIF, DATA, PDB, number, renumbered
 
 

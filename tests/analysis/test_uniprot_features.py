@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 from tests.data.test_relatives import random_sequences
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
 from protlm.attention.base import RandomFeatures
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 pytestmark = pytest.mark.contract
 

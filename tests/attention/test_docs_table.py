@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protlm.attention import docs_table, names
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
 

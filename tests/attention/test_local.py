@@ -10,10 +10,10 @@ from torch import Tensor
 from protlm.attention import create
 from protlm.attention.ops import block_sparse
 from protlm.attention.performer_relu import PerformerRelu
-from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose
 from protlm.model.network import build_network
+from protlm.system.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 512}
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])

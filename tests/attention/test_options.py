@@ -9,8 +9,8 @@ import pytest
 
 import protlm.attention
 from protlm.attention import create, mechanism, names
-from protlm.errors import UserError
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 from tests.attention.truth import shipped_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.pretended_cuda import DEVICE, PretendedCuda
 from protlm.attention.linearized import selection
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.model.network import build_network
 from protlm.model.objective import target_sums
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from protlm.paths import conf_dir
+from protlm.system.paths import conf_dir
 
 Options = Mapping[str, Any]
 

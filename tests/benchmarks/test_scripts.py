@@ -20,8 +20,8 @@ from benchmarks.training_batches import Proteins as TrainingProteins
 from benchmarks.training_batches import batches
 from protlm.attention import names
 from protlm.build import build_module
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.batching.packing import Packing
 from protlm.data.masking import IGNORE
 from protlm.model.network import build_network

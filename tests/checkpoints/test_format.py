@@ -10,7 +10,7 @@ import torch
 import protlm
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.weight_checks import check_weights
-from protlm.errors import InputDataError, OutputError
+from protlm.system.errors import InputDataError, OutputError
 
 
 def newest(run: Path) -> Path:

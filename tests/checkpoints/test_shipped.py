@@ -12,7 +12,7 @@ from protlm.checkpoints import shipped
 from protlm.checkpoints.shipped import CARD, default_model, find_model, shipped_models
 from protlm.commands.checkpoint import export
 from protlm.commands.models import announced_default
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 
 @pytest.fixture

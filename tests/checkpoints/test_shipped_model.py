@@ -11,7 +11,7 @@ import protlm
 from protlm.checkpoints.format import WEIGHTS
 from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
 from protlm.model.transformer import num_parameters
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 SPLIT = "test_remote_homolog"
 

@@ -11,7 +11,7 @@ import protlm
 import protlm.commands.attention as command
 from protlm.attention import names
 from protlm.commands.attention import MapOptions, attention_maps
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.marks import slow_but
 
 ROWS_DO_NOT_SUM_TO_ONE = {"linformer", "nystromformer"}

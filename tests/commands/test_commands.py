@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from protlm import cli
-from protlm.cli import _spread
-from protlm.paths import conf_dir, sample_dir
+from protlm.cli import main as cli
+from protlm.cli.main import _spread
+from protlm.system.paths import conf_dir, sample_dir
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.structures import read_structure, structure_files
 from protlm.commands import contacts as command
 from protlm.commands.contacts import ContactOptions, contacts
-from protlm.errors import InputDataError, InterruptedJobError, UserError
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, InterruptedJobError, UserError
+from protlm.system.paths import sample_dir
 from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQ"

@@ -10,7 +10,7 @@ import pytest
 import protlm
 from protlm.attention.hedgehog import Hedgehog
 from protlm.commands import checkpoint
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 from tests.fixtures.documents import SHORT_TRAINING, commands_of
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

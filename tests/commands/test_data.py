@@ -16,8 +16,8 @@ from protlm.data.records import Tally, read_records
 from protlm.data.shards import data_set as shards
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from protlm import memory
 from protlm.commands import doctor as doctor_module
 from protlm.commands import machine
 from protlm.commands.doctor import doctor
+from protlm.system import memory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,11 +16,11 @@ from protlm.commands.outputs import entry_name
 from protlm.data.records import Tally, read_records
 from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.loading import pick_device
 from protlm.model.embedding import batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 KINDS = tuple(kind for kind in Pooling if kind is not Pooling.ranges)
 FIXTURES = Path(__file__).parent.parent / "data" / "records" / "fixtures"

@@ -15,10 +15,10 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
 from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.model.embedding import windows
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 SEQUENCES = {"a/b": "MKTAYIAKQRQISFVKSHFSRQ", "P2": "MKV", "P3": "ACDEFGHIKLMNPQRSTVWY"}
 BOTH = (Pooling.mean, Pooling.per_tok)

@@ -18,9 +18,15 @@ from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.parts import Parts
 from protlm.commands.embedding.plan import Plan, first_equal
-from protlm.errors import ExitCode, InputDataError, InterruptedJobError, OutputError, UserError
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
+from protlm.system.errors import (
+    ExitCode,
+    InputDataError,
+    InterruptedJobError,
+    OutputError,
+    UserError,
+)
 from protlm.system.work_folder import BEGUN
 from tests.fixtures.runs import Killed
 

@@ -18,10 +18,10 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan, share_processes
 from protlm.commands.embedding.options import EmbedOptions, Share
 from protlm.commands.embedding.parts import EMBEDDING, Parts
-from protlm.errors import OutputError, UserError, is_full_memory
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import OutputError, UserError, is_full_memory
 from protlm.system.pool import ProcessDiedError
 from protlm.system.shares import Executor, Submission
 

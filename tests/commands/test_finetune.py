@@ -21,7 +21,7 @@ from protlm.commands.finetune import FinetuneOptions, finetune_labels
 from protlm.commands.finetune_run import run_folder
 from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
-from protlm.errors import OutputError, UserError
+from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.callbacks.epochs import ReportEpochs
 from protlm.training.labels import FinetuneSettings

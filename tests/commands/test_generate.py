@@ -17,16 +17,16 @@ import protlm
 from protlm.attention import Attention
 from protlm.commands.generate import GenerateOptions, generate
 from protlm.commands.train import cannot_generate
-from protlm.composition import compose
 from protlm.config import ModelConfig, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.decoding import Sampling
 from protlm.model.gibbs import Sweeps
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 HEADER = re.compile(
     r"generated_(?P<number>\d+) length=(?P<length>\d+) sampled=(?P<sampled>\d+) "

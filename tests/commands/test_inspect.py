@@ -17,8 +17,8 @@ from protlm.analysis.precision import precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
-from protlm.errors import OutputError, UserError
 from protlm.report import page
+from protlm.system.errors import OutputError, UserError
 from tests.fixtures.documents import run_page
 from tests.small_models import shortest_structures
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from protlm.model.transformer import ProteinLM
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 CONTINUES = "the same command continues after the last batch that is finished in o.h5.partial"
 AGAIN = "nothing was written; the same command starts again"

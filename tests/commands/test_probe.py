@@ -22,8 +22,8 @@ from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.embedding import embeddings
+from protlm.system.errors import InputDataError, OutputError, UserError
 from tests.fixtures.documents import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

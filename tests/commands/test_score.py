@@ -17,9 +17,9 @@ from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.mutations import parse_mutant
 from protlm.downstream.predictions import Predictor
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import save_figure, scan_figure
+from protlm.system.errors import InputDataError, OutputError, UserError
 from tests.fixtures.documents import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -11,10 +11,10 @@ import pytest
 from protlm.checkpoints.metrics import METRICS, read_metrics
 from protlm.commands.run_settings import compose_run, refuse_another_run
 from protlm.commands.train import train
-from protlm.composition import compose, to_plain
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose, to_plain
 from protlm.loading import load_model
+from protlm.system.errors import UserError
 from protlm.training.schedule import rate_factor
 
 TRICKY_NAMES = [

@@ -7,9 +7,9 @@ import pytest
 
 from protlm.commands.run_settings import compose_run
 from protlm.commands.unused_settings import _USED_WITH, refuse_unused
-from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose, to_plain
+from protlm.system.errors import UserError
 
 MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
 

@@ -10,9 +10,9 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.mutations import Substitution, Variant, parse_mutant, parse_sequence
 from protlm.downstream.predictions import Predictor
-from protlm.errors import UserError
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ModelOutput
+from protlm.system.errors import UserError
 from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")

@@ -13,7 +13,7 @@ from protlm.data.tables import MISSING
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 from tests.data.test_relatives import random_sequences
 
 

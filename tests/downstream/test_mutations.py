@@ -3,7 +3,7 @@
 import pytest
 
 from protlm.downstream.mutations import Substitution, Variant, parse_mutant, parse_sequence
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 WILD_TYPE = "MKTAYIAK"
 

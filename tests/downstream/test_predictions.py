@@ -5,7 +5,7 @@ import pytest
 
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.predictions import Predictor, Query
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")

@@ -24,9 +24,9 @@ from protlm.downstream.probe_results import scores_of
 from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, probe
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
-from protlm.errors import InputDataError, UserError
 from protlm.model.embedding import embeddings
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 LETTERS = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
 

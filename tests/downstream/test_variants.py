@@ -8,7 +8,7 @@ import pytest
 
 from protlm.downstream.mutations import Variant, parse_mutant
 from protlm.downstream.variants import Assay, read_reference, read_variants
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 WILD_TYPE = "MKTAYIAK"
 

@@ -18,11 +18,11 @@ from protlm.data.batching.mixture import SampleOrder
 from protlm.data.masking import IGNORE, corrupt
 from protlm.data.shards.data_set import SplitReader, open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 from tests.rounding import error_bound
 
 

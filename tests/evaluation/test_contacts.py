@@ -14,11 +14,11 @@ from protlm.analysis.contact_regression import (
 )
 from protlm.analysis.precision import precision
 from protlm.analysis.structures import read_structure, structure_files
-from protlm.errors import InputDataError
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.contacts import Contacts
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 from tests.small_models import small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")

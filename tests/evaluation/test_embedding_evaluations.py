@@ -10,13 +10,13 @@ import pytest
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.features import compositions, three_mers
-from protlm.errors import InputDataError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 from tests.small_models import small_model
 
 

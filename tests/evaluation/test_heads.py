@@ -20,10 +20,10 @@ from protlm.analysis.head_survey import (
 from protlm.analysis.replacement import masked_scores
 from protlm.analysis.rollout import rollout
 from protlm.attention import names
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import load_model
+from protlm.system.errors import InputDataError, UserError
 from tests.small_models import small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from protlm.errors import UserError
 from protlm.evaluation import create
+from protlm.system.errors import UserError
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (

@@ -16,7 +16,7 @@ import pytest
 from protlm.data.records import ReadOptions
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit
-from protlm.errors import ExitCode, InputDataError
+from protlm.system.errors import ExitCode, InputDataError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

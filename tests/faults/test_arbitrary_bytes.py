@@ -8,7 +8,7 @@ import pytest
 
 from protlm.data.records import ReadOptions, SequenceFile, Tally
 from protlm.data.vocabulary import RESIDUES
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
 NAMES = ("multi_ex.fasta.gz", "H2CNN8.dat.gz", "P84001.xml.gz")

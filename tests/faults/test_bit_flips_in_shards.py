@@ -11,7 +11,7 @@ from protlm.build import open_data
 from protlm.commands.data import verify
 from protlm.config import DataConfig
 from protlm.data.shards.data_set import open_split
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 
 def files_of(directory: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from protlm.data.records import ReadOptions, splitting
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.select import Selection
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 RULE = HashSplit(0.1, 0.1)
 

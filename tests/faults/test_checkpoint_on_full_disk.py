@@ -13,7 +13,7 @@ import torch
 import protlm
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.format import all_checkpoints, latest, step_of
-from protlm.errors import ExitCode, OutputError
+from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 

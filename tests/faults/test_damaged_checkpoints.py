@@ -13,7 +13,7 @@ import protlm
 from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sums
 from protlm.checkpoints.format import LATEST, all_checkpoints, latest
 from protlm.commands.checkpoint import info, verify
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 Train = Callable[..., Path]
 Read = Callable[[Path], Any]

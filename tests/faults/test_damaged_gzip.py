@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 CONTENT = (sample_dir() / "uniprot_tiny.fasta.gz").read_bytes()
 

@@ -11,7 +11,7 @@ import pytest
 
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, set_latest, step_of
 from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
 
 STEPS = 10
 COMMON = (

@@ -8,7 +8,7 @@ from shutil import copytree
 
 import pytest
 
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
 
 
 @pytest.mark.slow

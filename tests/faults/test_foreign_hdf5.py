@@ -15,7 +15,7 @@ import pytest
 from protlm.data.shards import mapped_shard
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import MANIFEST
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 SHARD = "train/shard-00001.h5"
 Trust = Callable[[Path, str], None]

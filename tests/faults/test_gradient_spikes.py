@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import TrainingDivergedError, UserError
+from protlm.config.composition import compose
+from protlm.system.errors import TrainingDivergedError, UserError
 from protlm.training.callbacks import skipped_steps as bad_numbers
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling

@@ -19,9 +19,9 @@ from protlm.checkpoints.checksums import write_sum, write_sums
 from protlm.commands.checkpoint import info, verify
 from protlm.commands.evaluate import evaluate
 from protlm.commands.train import train
-from protlm.composition import compose
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose
+from protlm.system.errors import UserError
 from tests.marks import slow_but
 
 Train = Callable[..., Path]

@@ -14,7 +14,7 @@ from protlm.commands.data import export
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.data.records.proteins import Proteins
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 from tests.marks import slow_but
 
 ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202e", "\r", "\x7f"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.paths import conf_dir
+from protlm.system.paths import conf_dir
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 PROGRAM = Path(__file__).parent / "programs" / "write_to_closed_pipe.py"
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data.shards.data_set import open_split, verify
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 SHARD = "train/shard-00001.h5"
 

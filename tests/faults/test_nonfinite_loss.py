@@ -14,10 +14,10 @@ import pytest
 from protlm.build import open_data
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose, read_run_config
 from protlm.config import TrainConfig
-from protlm.errors import TrainingDivergedError
+from protlm.config.composition import compose, read_run_config
 from protlm.model.objective import TargetSums
+from protlm.system.errors import TrainingDivergedError
 from protlm.training import module
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from protlm import paths
 from protlm.analysis import contact_regression
 from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression, head_features
-from protlm.cli import app
+from protlm.cli.main import app
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, OutputError
 from protlm.model import gibbs, memory
 from protlm.model.decoding import Sampling
+from protlm.system import paths
+from protlm.system.errors import InputDataError, OutputError
 from protlm.training.labeled_batches import Batches, LabeledData, LabeledTokens
 from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
 from tests.small_models import small_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protlm.checkpoints.format import checkpoint_name
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
 
 STEPS = 14

@@ -16,9 +16,9 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.data.records import Tally, read_records
 from protlm.data.records.proteins import Duplicates
-from protlm.errors import OutputError
 from protlm.model.pooling import Pooling
-from protlm.paths import complete_file, complete_folder, sample_dir
+from protlm.system.errors import OutputError
+from protlm.system.paths import complete_file, complete_folder, sample_dir
 from tests.marks import slow_but
 
 PROGRAMS = Path(__file__).parent / "programs"

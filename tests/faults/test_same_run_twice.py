@@ -16,7 +16,7 @@ import pytest
 import pytorch_lightning as pl
 
 from protlm.checkpoints.format import all_checkpoints, step_of
-from protlm.errors import ExitCode, OutputError
+from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.launch import locked

@@ -14,7 +14,7 @@ import pytest
 
 from protlm.checkpoints.format import checkpoint_name, newest_whole, step_of
 from protlm.checkpoints.metrics import read_metrics
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.launch import SIGNALS
 from protlm.training.module import LanguageModeling

@@ -18,7 +18,7 @@ import pytest
 
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.errors import OutputError
+from protlm.system.errors import OutputError
 from protlm.system.lock import LOCK, FolderLock
 from tests.marks import slow_but
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import protlm
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 from tests.fixtures.documents import SHORT_TRAINING, commands_of
 from tests.interop.families import FAIR_ESM
 

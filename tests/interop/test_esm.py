@@ -16,11 +16,11 @@ from protlm import interop
 from protlm.analysis.contact_regression import ContactRegression, head_features
 from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.interop import esmc
 from protlm.interop.layout import used_once
 from protlm.model.transformer import ProteinLM
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
 from tests.interop.families import ESM, ESMC_LIBRARY, FAIR_ESM, FAIR_ESM_1B, FAMILIES
 from tests.interop.test_families import ROWS, assert_same, batch
 from tests.rounding import error_bound

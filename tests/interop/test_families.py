@@ -16,8 +16,8 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example
 from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
 from tests.interop.published import published

@@ -17,8 +17,8 @@ import pytest
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.interop.hub import _read_files
+from protlm.system.errors import InputDataError, UserError
 
 pytestmark = pytest.mark.peers
 hub = pytest.importorskip("huggingface_hub")

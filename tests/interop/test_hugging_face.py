@@ -17,7 +17,6 @@ from torch import Tensor
 from protlm import attention, interop
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.composition import compose, to_plain
 from protlm.config import (
     Activation,
     HeadKind,
@@ -28,6 +27,7 @@ from protlm.config import (
     QueryKeyWidth,
     TrainConfig,
 )
+from protlm.config.composition import compose, to_plain
 from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
 from protlm.data.records import ReadOptions, Tally

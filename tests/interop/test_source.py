@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import protlm
 from protlm import interop
 from protlm.checkpoints.format import weights_hash
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 from tests.interop.families import ESM, FAMILIES
 
 Write = Callable[..., Path]

@@ -16,13 +16,13 @@ from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.config import ModelConfig, NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.model.decoding import Ended, GeneratedSequence, Sampling, generate
 from protlm.model.network import build_network
 from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
 from protlm.model.transformer import DecodingState, ProteinLM
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 from tests.marks import slow_but
 from tests.rounding import condition_of, error_bound
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.config import ModelConfig
-from protlm.errors import UserError
 from protlm.model.block import Block
 from protlm.model.convolution import ShortConvolution
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 
 EXTRAS: dict[str, Any] = {
     "convolution": 5,

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.composition import compose
 from protlm.config import Activation, TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose
 from protlm.model.feedforward import FeedForward
+from protlm.system.errors import UserError
 
 D, WIDTH = 16, 96
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.model.decoding import STANDARD_TOKENS, Sampling
 from protlm.model.gibbs import Sweeps, resample
 from protlm.model.transformer import ModelOutput, ProteinLM
+from protlm.system.errors import UserError
 from tests.small_models import small_model
 
 # The joint distribution of two residues that are A or C, and always differ but for a tenth.

@@ -11,9 +11,9 @@ import protlm
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
-from protlm.errors import UserError
 from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError
 from tests.small_models import small_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMNPQRSTVWYXBZUO", "M"]

@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 from protlm.attention import create
 from protlm.config import Activation, ModelConfig, Norm, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
 from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 from tests.rounding import error_bound
 
 

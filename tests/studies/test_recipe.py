@@ -12,8 +12,8 @@ import pytest
 
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from protlm.commands.unused_settings import refuse_unused
-from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
+from protlm.config.composition import compose, to_plain
 from studies import recipe
 
 DATA = Path("DATA")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from protlm.data.shards.manifest import MANIFEST
-from protlm.errors import UserError
 from protlm.loading import load_model
+from protlm.system.errors import UserError
 from studies import results
 from studies.results import Part
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from protlm.errors import ExitCode, InputDataError, UserError
+from protlm.system.errors import ExitCode, InputDataError, UserError
 from protlm.system.interruption import interrupts_held
 from protlm.system.pool import ProcessDiedError, in_order
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protlm import processes
+from protlm.system import processes
 
 PROTLM = Path(sys.executable).with_name("protlm")
 BAD = "import os\nos.write(2, b'FOREIGN ' + __name__.encode())\nos._exit(9)\n"
@@ -53,7 +53,7 @@ PROGRAM = """
 import resource
 import sys
 import numpy as np
-from protlm.processes import keep_freed_memory
+from protlm.system.processes import keep_freed_memory
 
 if sys.argv[1:] == ["keep"]:
     keep_freed_memory()

@@ -14,8 +14,8 @@ import pytest
 import submitit
 from submitit import LocalJob, SlurmExecutor
 
-from protlm.errors import ExitCode, InputDataError, OutputError, UserError
 from protlm.system import shares as module
+from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError
 from protlm.system.pool import ProcessDiedError
 from protlm.system.shares import Executor, Share, Submission, here
 

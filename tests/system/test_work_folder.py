@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.system.work_folder import (
     BEGUN,

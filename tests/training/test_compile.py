@@ -10,8 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream

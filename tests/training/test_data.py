@@ -12,8 +12,8 @@ import torch
 
 from protlm.build import batching_strategy, build_data, open_data
 from protlm.checkpoints.format import load_training
-from protlm.composition import compose
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.packing import Packing
 from protlm.data.dataset import Batch
@@ -21,8 +21,8 @@ from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data_prep.clusters import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.errors import UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 from protlm.training.module import LanguageModeling
 
 Train = Callable[..., Path]

@@ -15,14 +15,14 @@ from protlm.build import build_module
 from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.checkpoints.metrics import read_metrics
 from protlm.commands.run_settings import compose_run
-from protlm.composition import compose
 from protlm.config import DistillationStage, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.errors import InputDataError, UserError
 from protlm.loading import read_model
 from protlm.model.block import Block
 from protlm.model.network import build_network
+from protlm.system.errors import InputDataError, UserError
 
 Train = Callable[..., Path]
 STEPS = 6

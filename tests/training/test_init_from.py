@@ -10,10 +10,10 @@ import torch
 import protlm
 from protlm.build import describe, load_initial_weights
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import InputDataError, UserError
+from protlm.config.composition import compose
 from protlm.model.network import build_network
+from protlm.system.errors import InputDataError, UserError
 
 
 def config(*overrides: str) -> TrainConfig:

@@ -11,7 +11,7 @@ from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
-from protlm.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.training.devices import check_trainer
 from protlm.training.launch import (
     check_launch,

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from protlm.build import build_data, masking_schedule, open_data
 from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.batching.plan import BatchPlan
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.datamodule import SequenceData
 from protlm.training.module import LanguageModeling
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protlm.checkpoints.format import all_checkpoints, latest, load_training
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 JOINED = "data.mode=concatenated data.tokens_per_batch=512"
 MIXTURE = (

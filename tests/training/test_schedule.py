@@ -3,7 +3,7 @@
 import pytest
 
 from protlm.config import DecayShape, Schedule, ScheduleConfig
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
 
 

@@ -14,9 +14,9 @@ import torch
 from protlm.build import build_data, open_data
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose
+from protlm.system.errors import UserError
 from protlm.training.module import LanguageModeling
 
 ROOT = Path(__file__).resolve().parent.parent.parent

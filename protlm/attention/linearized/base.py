@@ -25,7 +25,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.attention.ops.projection import Projection
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 
 class Normalizer(ABC):

@@ -20,7 +20,7 @@ from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.positive import PositiveFeatures
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 # Maps queries, keys, values and the mask to outputs.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def check_residue_numbers(numbers: Sequence[object] | None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from protlm.config.fields import Range, check_types
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError, refuse_unknown
 
 
 def even(low: int) -> Range:

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 class RowSampling(StrEnum):

@@ -10,9 +10,9 @@ from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.options import Dtype, Share
 from protlm.commands.embedding.parts import NO_MEMORY, PRESENT, Parts
 from protlm.data.records import Record
-from protlm.errors import UserError
 from protlm.model.embedding import Embedder, Vectors
-from protlm.terminal import JobProgress, printable
+from protlm.system.errors import UserError
+from protlm.system.terminal import JobProgress, printable
 
 
 def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 
 from protlm.commands.embedding.job import Job
 from protlm.data.vocabulary import STANDARD
-from protlm.memory import free_memory, readable_size
-from protlm.terminal import printable
+from protlm.system.memory import free_memory, readable_size
+from protlm.system.terminal import printable
 
 # Lengths of the random proteins in batches that are timed.
 _LENGTHS = (128, 512, 1_024, 2_048)

@@ -16,11 +16,11 @@ from protlm.commands.embedding.ranges import Ranges, check_ranges, read_ranges
 from protlm.data.records import Record
 from protlm.data.records.proteins import Proteins
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
 from protlm.model.embedding import Embedder, num_windows
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
 
 Key = tuple[Pooling, int]
 _DIGEST_BYTES = 16

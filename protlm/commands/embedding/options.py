@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from protlm.data.records.proteins import Duplicates
-from protlm.errors import UserError
 from protlm.model.pooling import Pooling
+from protlm.system.errors import UserError
 from protlm.system.shares import Share
 
 

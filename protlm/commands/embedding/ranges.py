@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protlm.data.tables import read_table
-from protlm.errors import InputDataError
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError
+from protlm.system.terminal import printable
 
 Ranges = tuple[tuple[int, int], ...]
 _COLUMNS = ("accession", "first", "last")

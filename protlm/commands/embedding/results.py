@@ -9,8 +9,8 @@ from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.options import Dtype
 from protlm.commands.embedding.parts import NO_MEMORY, Parts
 from protlm.data.records import Record
-from protlm.errors import UserError
 from protlm.model.pooling import Pooling
+from protlm.system.errors import UserError
 
 # The numbers, and the proteins, that are written at a time.
 _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14

@@ -11,8 +11,8 @@ from protlm.commands.embedding.job import Job, Named
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.parts import opened
 from protlm.data.records.source import STANDARD_INPUT
-from protlm.errors import UserError
 from protlm.loading import load_model, pick_device
+from protlm.system.errors import UserError
 from protlm.system.shares import Share, here
 
 

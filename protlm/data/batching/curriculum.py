@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import final
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @final

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.rank_slice import RankSlice
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SPECIALS = 2
 

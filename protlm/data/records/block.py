@@ -10,7 +10,7 @@ from typing import ClassVar
 from protlm.data.records.record import STRICT, ReadOptions, Record
 from protlm.data.records.residues import NUCLEOTIDES
 from protlm.data.records.tally import Tally
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 _NUCLEOTIDE_FRACTION, _NUCLEOTIDE_RECORDS, _NUCLEOTIDE_LETTERS = 0.95, 1_000, 50
 

@@ -22,7 +22,7 @@ from protlm.data.records.headers import (
 from protlm.data.records.record import ReadOptions, Record
 from protlm.data.records.residues import TOO_LONG, are_standard, residues
 from protlm.data.records.tally import Tally
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # Records checked together; a single unusual record sends all of them down the slow path.
 _BATCH = 32

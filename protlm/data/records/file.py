@@ -15,7 +15,7 @@ from protlm.data.records.splitting import cut
 from protlm.data.records.swissprot import swissprot_layout
 from protlm.data.records.tally import Tally
 from protlm.data.records.uniprot_xml import xml_layout
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # Bytes that include everything before the first entry of an XML file.
 _START_BYTES = 1 << 16
@@ -25,7 +25,7 @@ _KNOWN = "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plai
 class SequenceFile:
     """An open file of proteins: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
 
-    >>> from protlm.paths import sample_dir
+    >>> from protlm.system.paths import sample_dir
     >>> tally = Tally()
     >>> with SequenceFile(sample_dir() / "uniprot_tiny.fasta.gz") as file:
     ...     lengths = [len(r.sequence) for block in file.blocks() for r in block.records(tally)]

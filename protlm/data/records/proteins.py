@@ -17,9 +17,9 @@ from protlm.data.records.record import Record
 from protlm.data.records.residues import GAP
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.data.records.tally import Tally
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
 
 _MOST_LISTED = 20
 _REPEATED = "repeated at line"

@@ -14,8 +14,8 @@ from select import select
 from types import ModuleType
 from typing import Any, Self, TextIO
 
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
 
 STANDARD_INPUT = Path("-")
 

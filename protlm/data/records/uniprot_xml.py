@@ -13,7 +13,7 @@ from protlm.data.records.record import Feature, Record
 from protlm.data.records.residues import residues
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.records.tally import Tally
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # TrEMBL and Swiss-Prot have entries of some megabytes.
 _MAX_ENTRY = 64 << 20

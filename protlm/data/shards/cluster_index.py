@@ -9,8 +9,8 @@ import numpy as np
 
 from protlm.data.shards.manifest import IndexEntry
 from protlm.data.shards.mapped_shard import READING_FAULTS, map_arrays, places_of, size_fault
-from protlm.errors import InputDataError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
 
 ARRAYS = {"offsets": "<u8", "members": "<u8"}
 # Numbers checked at a time, so that the check takes little memory.

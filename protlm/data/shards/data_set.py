@@ -12,9 +12,9 @@ from protlm.data.shards.manifest import (
 )
 from protlm.data.shards.mapped_shard import find_arrays, map_shard, size_fault
 from protlm.data.shards.reader import SplitReader
-from protlm.errors import InputDataError, UserError, one_of
-from protlm.paths import sha256_of
-from protlm.terminal import JobProgress
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.paths import sha256_of
+from protlm.system.terminal import JobProgress
 
 __all__ = [
     "ClusterIndex",

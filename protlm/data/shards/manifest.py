@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.json_file import Count, Sha256, from_json, read_json, to_json
-from protlm.paths import existing_file, sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.json_file import Count, Sha256, from_json, read_json, to_json
+from protlm.system.paths import existing_file, sha256_of
 
 FORMAT = "protlm-shards"
 FORMAT_VERSION = 1

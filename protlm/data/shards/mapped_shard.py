@@ -13,7 +13,7 @@ import numpy as np
 
 from protlm.data.shards.manifest import IndexEntry, ShardEntry
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 ARRAYS = {"tokens": "u1", "offsets": "<u8", "ids": "u1", "id_offsets": "<u8"}
 # An optional array.

@@ -20,8 +20,8 @@ from protlm.data.shards.mapped_shard import (
     map_shard,
 )
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
-from protlm.paths import complete_file, explain_os_error
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, explain_os_error
 
 
 @dataclass(frozen=True)

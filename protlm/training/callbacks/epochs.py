@@ -8,8 +8,8 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 
 from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.errors import TrainingDivergedError
-from protlm.terminal import JobProgress
+from protlm.system.errors import TrainingDivergedError
+from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.labeled_batches import LabeledData
 from protlm.training.labels import FinetuneSettings, LabelLearning

@@ -8,7 +8,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from protlm.attention.base import RandomFeatures
 from protlm.data.batching.plan import Progress
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from protlm.training.datamodule import SequenceData
 from protlm.training.lightning_internals import (
     rescale_batch_counters,

@@ -14,7 +14,7 @@ from torch import Tensor
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import perplexity
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling
 

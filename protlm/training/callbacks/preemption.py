@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.launch import SIGNALS
 from protlm.training.lightning_internals import disable_signal_handlers, end_validation

@@ -20,7 +20,7 @@ from protlm.checkpoints.format import (
     sweep,
 )
 from protlm.config import OnSaveError, TrainerConfig
-from protlm.errors import OutputError
+from protlm.system.errors import OutputError
 from protlm.system.lock import FolderLock
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.checkpoint_io import VerifiedCheckpointIO

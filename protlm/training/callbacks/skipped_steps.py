@@ -20,8 +20,8 @@ from torch import Tensor
 
 from protlm.checkpoints.format import latest
 from protlm.data.dataset import Batch
-from protlm.errors import OutputError, TrainingDivergedError
-from protlm.paths import complete_file
+from protlm.system.errors import OutputError, TrainingDivergedError
+from protlm.system.paths import complete_file
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.module import Objective
 

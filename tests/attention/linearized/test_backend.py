@@ -12,9 +12,9 @@ from protlm.attention import create
 from protlm.attention.linearized import selection
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator
-from protlm.composition import compose
 from protlm.config import TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose
+from protlm.system.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 BOTH = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])

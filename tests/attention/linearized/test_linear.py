@@ -10,7 +10,7 @@ import torch
 
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.attention.test_contract import assert_reference
 from tests.marks import slow_but
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 BLOCKS, DIM = 20_000, 8
 # Passed by chance once in 300 runs by any of 5,000 statistics.

@@ -9,8 +9,8 @@ from typing import Any
 
 from protlm.data_prep import sources, split
 from protlm.data_prep.encode import Encoder  # pyright: ignore[reportMissingImports]
-from protlm.errors import exit_with_message
 from protlm.system import lock
+from protlm.system.errors import exit_with_message
 from tests.faults.programs.builder import build
 from tests.faults.programs.file_size import limit_file_size
 
@@ -59,7 +59,7 @@ def kill_while_locking(where: str) -> None:
 
 def in_quarters() -> None:
     """Splits by the first byte of the digest, and omits duplicates."""
-    split.HashSplit.split_of = lambda rule, record, digest: f"split_{digest[0] % 4}"
+    split.HashSplit.split_of = lambda self, record, digest: f"split_{digest[0] % 4}"
     options.update(deduplicate=True, shard_residues=1 << 28)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.faults.programs.rank import RANK, train
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm.checkpoints import format as checkpoints
-from protlm.errors import OutputError
+from protlm.system.errors import OutputError
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.module import LanguageModeling
 from tests.faults.programs.rank import RANK, train

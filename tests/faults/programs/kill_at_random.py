@@ -19,8 +19,8 @@ import torch
 
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
-from protlm.errors import exit_with_message
 from protlm.model.pooling import Pooling
+from protlm.system.errors import exit_with_message
 from tests.faults.programs.builder import build, contents
 from tests.faults.programs.kills import in_child, status_of
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from protlm.errors import OutputError, exit_with_message
+from protlm.system.errors import OutputError, exit_with_message
 from tests.faults.programs.builder import build, contents
 from tests.faults.programs.kills import killed_at_each_call
 

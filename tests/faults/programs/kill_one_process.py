@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm.data_prep.segments import OpenSegment  # pyright: ignore[reportMissingImports]
-from protlm.errors import exit_with_message
+from protlm.system.errors import exit_with_message
 from tests.faults.programs.builder import build, contents
 
 source, folder, victim = sys.argv[1:]

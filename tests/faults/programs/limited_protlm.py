@@ -2,7 +2,7 @@
 
 import sys
 
-from protlm.cli import main
+from protlm.cli.main import main
 from tests.faults.programs.file_size import limit_file_size
 
 if __name__ == "__main__":

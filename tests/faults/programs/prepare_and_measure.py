@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protlm.data.records import splitting
 from protlm.data_prep import prepare, split
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 from tests.faults.programs.builder import peak_megabytes
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import shutil
 import sys
 from types import SimpleNamespace
 
-from protlm.cli import main
+from protlm.cli.main import main
 from tests.faults.programs.file_size import limit_file_size
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import protlm.commands.train as command
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.training.launch import leave_other_ranks
 from protlm.training.run import Finished
 

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 if __name__ == "__main__":
     with complete_file(Path(sys.argv[1])) as file:

@@ -2,7 +2,7 @@
 
 import os
 
-from protlm.errors import exit_with_message
+from protlm.system.errors import exit_with_message
 
 
 def write() -> None:

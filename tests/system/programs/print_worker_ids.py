@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from protlm.errors import exit_with_message
+from protlm.system.errors import exit_with_message
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.pool import in_order
 

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM

@@ -15,11 +15,11 @@ from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.training_probes import AssayProbe, StructureProbe
 from protlm.downstream.variants import read_variants
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
 from protlm.plots import loss_curve
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 VALUES = {
     "probe_contacts_short": 0.25,

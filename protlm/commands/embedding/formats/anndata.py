@@ -16,7 +16,7 @@ import numpy as np
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.commands.outputs import TEXT, hdf5_file, sanitize
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".h5ad",), "an AnnData file"
 _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")

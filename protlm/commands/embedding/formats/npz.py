@@ -12,8 +12,8 @@ import numpy as np
 
 from protlm.commands.embedding.formats.ragged import group_of
 from protlm.commands.embedding.results import Results, end_to_end
-from protlm.paths import complete_file
-from protlm.terminal import JobProgress
+from protlm.system.paths import complete_file
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".npz",), "a NumPy archive"
 

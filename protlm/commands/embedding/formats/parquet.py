@@ -11,9 +11,9 @@ from typing import Any
 
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Embedded, Results, end_to_end
-from protlm.errors import UserError
-from protlm.paths import complete_file
-from protlm.terminal import JobProgress
+from protlm.system.errors import UserError
+from protlm.system.paths import complete_file
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 

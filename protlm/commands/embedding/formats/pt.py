@@ -18,8 +18,8 @@ from protlm.commands.embedding.options import Dtype
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.outputs import entry_name
 from protlm.model.pooling import Pooling
-from protlm.paths import complete_folder
-from protlm.terminal import JobProgress
+from protlm.system.paths import complete_folder
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = ("",), "a folder of .pt files"
 # The longest file names have 255 bytes.

@@ -11,7 +11,7 @@ from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.commands.outputs import TEXT, hdf5_file, sanitize
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = hdf5.SUFFIXES, hdf5.WHAT
 

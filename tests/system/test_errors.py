@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from protlm.errors import ExitCode, exit_with_message
+from protlm.system.errors import ExitCode, exit_with_message
 
 PROGRAM = Path(__file__).parent / "programs" / "warn.py"
 
@@ -73,7 +73,7 @@ def said_by(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Exception], tuple[object, str]]:
     """Returns the exit code and the words of a command that fails with an error."""
-    monkeypatch.setattr("protlm.errors._discard_output", lambda: None)
+    monkeypatch.setattr("protlm.system.errors._discard_output", lambda: None)
     monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)
 
     def run(error: Exception) -> tuple[object, str]:

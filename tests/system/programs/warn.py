@@ -2,7 +2,7 @@
 
 import warnings
 
-from protlm import errors
+from protlm.system import errors
 
 
 def command() -> None:

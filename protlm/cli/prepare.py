@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli_values import choice
-from protlm.options import (
+from protlm.cli.options import (
     AllowComments,
     AllowGaps,
     AllowNucleotides,
@@ -28,6 +27,7 @@ from protlm.options import (
     SplitTable,
     Workers,
 )
+from protlm.cli.values import choice
 
 
 def prepare(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 checkpoint_app = typer.Typer(help="Describe, verify, import, export or convert a model.")
 

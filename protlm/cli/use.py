@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli_values import choice, model_or_default
-from protlm.options import (
+from protlm.cli.options import (
     BreakLock,
     CausalModel,
     Device,
@@ -25,6 +24,7 @@ from protlm.options import (
     WildType,
     Windows,
 )
+from protlm.cli.values import choice, model_or_default
 
 
 def embed(

@@ -13,8 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
-from protlm.streams import discard, has_lost_reader, protect_streams
-from protlm.terminal import printable_lines
+from protlm.system.streams import discard, has_lost_reader, protect_streams
+from protlm.system.terminal import printable_lines
 
 
 class ExitCode(IntEnum):
@@ -228,7 +228,7 @@ def _as_a_sentence(
     line: str | None = None,
 ) -> str:
     """Formats protlm's own warnings without file and line number."""
-    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parent):
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
         return f"protlm: warning: {printable_lines(str(message))}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.paths import conf_dir, existing_file, in_home
+from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
+from protlm.system.paths import conf_dir, existing_file, in_home
 
 _FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")

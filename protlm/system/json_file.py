@@ -12,8 +12,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from protlm.errors import InputDataError, one_of
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, one_of
+from protlm.system.paths import existing_file
 
 # Levels of nesting, of which those that protlm writes have a few; and bytes.
 _DEEPEST, _MOST = 50, 1 << 26

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli_values import choice, map_dtype, model_or_default
-from protlm.options import (
+from protlm.cli.options import (
     Device,
     Dtype,
     Duplicates,
@@ -18,6 +17,7 @@ from protlm.options import (
     Output,
     SequenceFile,
 )
+from protlm.cli.values import choice, map_dtype, model_or_default
 
 
 def attention(

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import pytest
 
 from protlm.analysis.contact_regression import read_fit
-from protlm.composition import read_run_config
-from protlm.errors import InputDataError
+from protlm.config.composition import read_run_config
 from protlm.interop.alphabet import read_alphabet
-from protlm.json_file import Count, from_json, read_json, to_json
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import Count, from_json, read_json, to_json
 
 DEEP = {
     "arrays": '{"a": ' + "[" * 30_000 + "]" * 30_000 + "}",

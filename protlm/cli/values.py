@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -11,22 +11,22 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
-from protlm.cli_checkpoint import checkpoint_app
-from protlm.cli_data import data_app
-from protlm.cli_labels import finetune, predict, probe
-from protlm.cli_look import attention, contacts, inspect
-from protlm.cli_prepare import prepare
-from protlm.cli_use import embed, generate, score
-from protlm.cli_values import model_or_default
-from protlm.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
-from protlm.options import (
+from protlm.cli.checkpoint import checkpoint_app
+from protlm.cli.data import data_app
+from protlm.cli.labels import finetune, predict, probe
+from protlm.cli.look import attention, contacts, inspect
+from protlm.cli.options import (
     RANGES,
     Device,
     Model,
 )
-from protlm.paths import in_home
-from protlm.processes import ignore_modules_of_working_folder, keep_freed_memory
+from protlm.cli.prepare import prepare
+from protlm.cli.use import embed, generate, score
+from protlm.cli.values import model_or_default
 from protlm.system import interruption
+from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
+from protlm.system.paths import in_home
+from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
 app = typer.Typer(
     name="protlm",

@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[1]
+_CHECKOUT = Path(__file__).resolve().parents[2]
 # Parameters of mallopt(3), and their values in bytes.
 _MMAP_THRESHOLD = -3
 # glibc before 2.35 takes no more than 32 MiB for blocks, and there the first value stays.

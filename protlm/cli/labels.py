@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protlm.cli_values import choice, model_or_default
-from protlm.errors import UserError
-from protlm.options import BreakLock, Device, Duplicates, Model, SequenceFile
+from protlm.cli.options import BreakLock, Device, Duplicates, Model, SequenceFile
+from protlm.cli.values import choice, model_or_default
+from protlm.system.errors import UserError
 
 if TYPE_CHECKING:
     from protlm.commands.label_inputs import LabelOptions
@@ -162,7 +162,7 @@ def _reading(
     from protlm.commands.label_inputs import LabelOptions
     from protlm.data_prep import mmseqs
     from protlm.downstream.tasks import Task
-    from protlm.errors import refuse_unknown
+    from protlm.system.errors import refuse_unknown
 
     if task is not None:
         refuse_unknown("--task", task, list(Task))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 _CHUNK = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -23,7 +23,7 @@ _EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 # What a file system without hard links answers.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _LONGEST_NAME = 255
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def conf_dir() -> Path:
