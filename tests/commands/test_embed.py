@@ -12,7 +12,7 @@ import torch
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import Dtype, EmbedOptions
-from protlm.commands.outputs import entry_name
+from protlm.commands.hdf5_output import entry_name
 from protlm.data.records import Tally, read_records
 from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY

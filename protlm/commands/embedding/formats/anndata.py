@@ -15,7 +15,7 @@ import numpy as np
 
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Results, end_to_end
-from protlm.commands.outputs import TEXT, hdf5_file, sanitize
+from protlm.commands.hdf5_output import TEXT, hdf5_file, sanitize
 from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".h5ad",), "an AnnData file"

@@ -16,7 +16,7 @@ from torch import Tensor
 from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.options import Dtype
 from protlm.commands.embedding.results import Embedded, Results
-from protlm.commands.outputs import entry_name
+from protlm.commands.hdf5_output import entry_name
 from protlm.model.pooling import Pooling
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import JobProgress

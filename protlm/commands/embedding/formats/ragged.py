@@ -10,7 +10,7 @@ from pathlib import Path
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Results, end_to_end
-from protlm.commands.outputs import TEXT, hdf5_file, sanitize
+from protlm.commands.hdf5_output import TEXT, hdf5_file, sanitize
 from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = hdf5.SUFFIXES, hdf5.WHAT
