@@ -12,11 +12,7 @@ _COLUMNS = ("accession", "first", "last")
 
 
 def read_ranges(path: Path) -> dict[str, Ranges]:
-    """Returns the ranges of each protein, in the order of the table.
-
-    Args:
-        path: TSV with the columns accession, first and last; residues are counted from 1.
-    """
+    """Returns the ranges of each protein, in the order of a table; residues count from 1."""
     columns, rows = read_table(path, "a table of ranges")
     if missing := [name for name in _COLUMNS if name not in columns]:
         raise InputDataError(
@@ -24,7 +20,7 @@ def read_ranges(path: Path) -> dict[str, Ranges]:
             "accession, first and last, separated by tabs"
         )
     places = [columns.index(name) for name in _COLUMNS]
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, Ranges] = {}
     for line, row in rows:
         accession, *ends = (row[place] for place in places)
         first, last = (_number(end) for end in ends)
@@ -33,8 +29,8 @@ def read_ranges(path: Path) -> dict[str, Ranges]:
                 f"{path}, line {line}: {' to '.join(ends)} is not a range; residues are counted "
                 "from 1, and the last one is included"
             )
-        found.setdefault(accession, []).append((first, last))
-    return {name: tuple(ranges) for name, ranges in found.items()}
+        found[accession] = (*found.get(accession, ()), (first, last))
+    return found
 
 
 def check_ranges(

@@ -39,7 +39,7 @@ def write(results: Results, output: Path) -> None:
             torch.save(_contents(job, protein), folder / name)
             files[protein.record.identifier] = name
             progress.update(done)
-        about = {**job.attributes(), "skipped": results.skipped, "files": files}
+        about = {**results.attributes(), "files": files}
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
