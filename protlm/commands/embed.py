@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from protlm.commands.embedding.compute import compute
 from protlm.commands.embedding.estimate import print_estimate
 from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.options import EmbedOptions, Format
-from protlm.commands.embedding.parts import EMBEDDING, Parts, opened
+from protlm.commands.embedding.parts import EMBEDDING, Parts, compute, opened
 from protlm.commands.embedding.results import Results
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
@@ -77,7 +76,7 @@ def embed(
             _estimate(job, output)
         else:
             _check_space(job, output)
-            with opened(output, job.plan, _fingerprint(job, output), options) as parts:
+            with opened(job, output, _fingerprint(job, output)) as parts:
                 if not options.merge:
                     _compute(job, parts, partial(_compute_beside_others, *paths))
                 if options.share is None:
@@ -196,7 +195,7 @@ def _compute_beside_others(
     assert options.share is not None
     torch.set_num_threads(max(1, torch.get_num_threads() // options.share.count))
     job, is_quiet = Job(fasta, model_path, options), options.share.number > 1
-    with opened(output, job.plan, job.fingerprint(), options, quiet=True) as parts:
+    with opened(job, output, job.fingerprint(), quiet=True) as parts:
         return compute(job, parts, options.share, quiet=is_quiet)
 
 

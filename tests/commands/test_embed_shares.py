@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import protlm
 from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan
@@ -22,7 +20,6 @@ from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.options import Dtype, EmbedOptions
 from protlm.commands.embedding.parts import EMBEDDING, Parts
-from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
@@ -32,7 +29,6 @@ from protlm.system.errors import (
     InterruptedJobError,
     OutputError,
     UserError,
-    is_full_memory,
 )
 from protlm.system.pool import ProcessDiedError
 from protlm.system.shares import Executor, Share, Submission
@@ -251,34 +247,14 @@ def test_equal_sequences_are_computed_once(
             assert equal.attrs["original_id"] == f"P{30 + i}"
 
 
-def test_the_places_in_the_plan_do_not_overlap() -> None:
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 500, 300)
-    first = first_equal(rng.integers(0, 250, (300, 1)).astype(np.uint8).repeat(16, 1))
-    made, again = (Plan(lengths, first, lengths * 4, 2_000) for _ in range(2))
-    spans = sorted({made.place(record) for record in range(300)})
-    for one, other in pairwise(spans):
-        assert one.part < other.part or one.offset + one.num_bytes == other.offset
-    assert len(spans) == len(set(first.tolist()))
-    assert spans == sorted({again.place(record) for record in range(300)})
-
-
-@pytest.mark.parametrize(("number", "units"), [(100, 1), (1_000, 3), (10_000, 16), (100_000, 49)])
-def test_a_small_file_has_a_part_for_several_processes(number: int, units: int) -> None:
-    """And a large one units as large as before."""
-    lengths = np.full(number, 10)
-    made = Plan(lengths, np.arange(number), lengths, 4_096)
-    assert len(made.units) == units
-    assert sum(len(batch) for part in made.parts for batch in part.batches) == number
-
-
 @pytest.mark.parametrize("count", [2, 7])
 def test_shares_make_the_bytes_of_one_process(
     count: int, embedded: Embed, undisturbed: bytes, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"no folder .*out.h5.partial; first run every share"):
         embedded(merge=True)
-    # In any order, and one of them twice.
+    # Of another division; in any order; and one of them twice.
+    embedded(share=Share(1, 3))
     for number in [*range(count, 1, -1), 2]:
         embedded(share=Share(number, count))
     with pytest.raises(UserError, match=r"batches in .* are not finished: run every --shard"):
@@ -286,11 +262,6 @@ def test_shares_make_the_bytes_of_one_process(
     assert not embedded(share=Share(1, count)).exists()
     assert embedded(merge=True).read_bytes() == undisturbed
     assert not (tmp_path / "out.h5.partial").exists()
-
-
-def test_another_division_continues(embedded: Embed, undisturbed: bytes) -> None:
-    embedded(share=Share(1, 3))
-    assert embedded().read_bytes() == undisturbed
 
 
 def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submission:
@@ -452,13 +423,6 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
 
 
-def test_the_estimates_grow_linearly_or_not_at_all() -> None:
-    sizes = [128, 512, 2_048]
-    assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
-    line = estimate._line(sizes, [1.128, 1.512, 3.048])
-    assert np.polyval(line, 10_000) == pytest.approx(11)
-
-
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
     """Lets passes of more tokens fail; returns the list of the tokens of all passes."""
     states, seen = PretrainedModel.hidden_states, list[int]()
@@ -519,11 +483,3 @@ def test_a_protein_that_does_not_fit_is_reported_and_computed_again(
     assert max(passes) > 70
     again = embedded("again.h5", dtype=dtype, merge=True)
     assert again.read_bytes() == embedded("whole.h5", dtype=dtype).read_bytes()
-
-
-def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
-    assert is_full_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    assert not is_full_memory(RuntimeError("shapes cannot be multiplied"))
-    model = protlm.load(tiny_run)
-    with pytest.raises(UserError, match="layer 9 does not exist"):
-        Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])

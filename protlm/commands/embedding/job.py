@@ -14,17 +14,21 @@ import torch
 from protlm import __version__
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.plan import Part, Plan, first_equal
-from protlm.commands.embedding.ranges import Ranges, check_ranges, read_ranges
 from protlm.data.records import Record
 from protlm.data.records.proteins import Proteins
+from protlm.data.tables import read_table
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder, num_windows
 from protlm.model.pooling import Pooling
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
+from protlm.system.terminal import printable
 
 Key = tuple[Pooling, int]
+Ranges = tuple[tuple[int, int], ...]
+# The columns of a table of ranges.
+_COLUMNS = ("accession", "first", "last")
 _DIGEST_BYTES = 16
 
 
@@ -46,7 +50,7 @@ class Job:
             include=tuple(dict.fromkeys(options.include)),
             layers=tuple(dict.fromkeys(layers)),
         )
-        self.ranges = {} if options.ranges is None else read_ranges(options.ranges)
+        self.ranges = {} if options.ranges is None else _read_ranges(options.ranges)
         self._digests, self._names = bytearray(), list[str]()
         self.width = model.description.model.model_dim
         self.proteins = Proteins(
@@ -56,7 +60,7 @@ class Job:
             observe=self._observe,
         )
         if options.ranges is not None:
-            check_ranges(options.ranges, self.ranges, self._names, self.proteins.lengths)
+            _check_ranges(options.ranges, self.ranges, self._names, self.proteins.lengths)
         self.plan = self._plan()
 
     @property
@@ -185,3 +189,48 @@ class Job:
 def _unwrap_single(values: Sequence[Any]) -> object:
     """Returns the only value, or an array of several."""
     return values[0] if len(values) == 1 else list(values)
+
+
+def _read_ranges(path: Path) -> dict[str, Ranges]:
+    """Returns the ranges of each protein, in the order of a table; residues count from 1."""
+    columns, rows = read_table(path, "a table of ranges")
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise InputDataError(
+            f"{path} has no column {missing[0]}; its first line has to name the columns "
+            "accession, first and last, separated by tabs"
+        )
+    places = [columns.index(name) for name in _COLUMNS]
+    found: dict[str, Ranges] = {}
+    for line, row in rows:
+        accession, *ends = (row[place] for place in places)
+        first, last = (_number(end) for end in ends)
+        if not 1 <= first <= last:
+            raise InputDataError(
+                f"{path}, line {line}: {' to '.join(ends)} is not a range; residues are counted "
+                "from 1, and the last one is included"
+            )
+        found[accession] = (*found.get(accession, ()), (first, last))
+    return found
+
+
+def _check_ranges(
+    path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
+) -> None:
+    """Refuses ranges outside of the proteins."""
+    known = dict(zip(names, lengths, strict=True))
+    for name, some in ranges.items():
+        if name not in known:
+            raise InputDataError(
+                f"{path}: {printable(name)} is not among the embedded proteins; correct the "
+                "accession or remove its rows"
+            )
+        last = max(end for _, end in some)
+        if last > known[name]:
+            raise InputDataError(
+                f"{path}: a range of {printable(name)} ends at residue {last:,}, and it has "
+                f"{known[name]:,}; correct the range"
+            )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0

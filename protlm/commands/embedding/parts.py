@@ -1,10 +1,11 @@
-"""`OUT.partial`: the folder of finished parts, from which an interrupted `embed` continues.
+"""`OUT.partial`: the folder of parts, which are computed one by one; `embed` continues from it.
 
 The file of a part has the vectors of its records, and the SHA-256 of them. It gets its name when it
 is complete; a damaged one is computed again.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from protlm.commands.embedding.options import EmbedOptions
+from protlm.commands.embedding.job import Job
+from protlm.commands.embedding.options import Dtype
 from protlm.commands.embedding.plan import Part, Plan
+from protlm.data.records import Record
+from protlm.model.embedding import Embedder, Vectors
+from protlm.system.errors import UserError
 from protlm.system.paths import finish
 from protlm.system.shares import Share
+from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
 EMBEDDING = Kind("embedding", "being computed", "--output")
@@ -84,8 +91,8 @@ class Parts:
 
     def read(self, record: int) -> memoryview:
         """Returns the bytes of the vectors of a record, whose part was found to be finished."""
-        place = self._plan.place(record)
-        return self._mapped(place.part)[place.offset : place.offset + place.num_bytes].data
+        part, place = self._plan.place(record)
+        return self._mapped(part)[place].data
 
     def missing_bytes(self, share: Share) -> int:
         """Returns the bytes of the vectors of a share that are not on the disk yet."""
@@ -104,27 +111,77 @@ class Parts:
 
 @contextmanager
 def opened(
-    output: Path,
-    plan: Plan,
-    fingerprint: Mapping[str, Any],
-    options: EmbedOptions,
-    *,
-    quiet: bool = False,
+    job: Job, output: Path, fingerprint: Mapping[str, Any], *, quiet: bool = False
 ) -> Iterator[Parts]:
     """Yields the unfinished results of an output, while this process owns a share of them.
 
     After an error, finished parts are kept, which is printed unless `quiet`; if there are none, the
     folder is removed.
     """
-    share = options.share
+    share, break_lock = job.options.share, job.options.break_lock
     name = "" if share is None else f"share-{share.number}-of-{share.count}"
-    with work_folder(
-        unfinished(output), fingerprint, EMBEDDING, break_lock=options.break_lock, share=name
-    ) as work:
+    folder = unfinished(output)
+    with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
         work.is_quiet = quiet
         try:
-            yield Parts(output, plan, work, name)
+            yield Parts(output, job.plan, work, name)
         except KeyboardInterrupt:
             # The command says itself how to continue.
             work.is_quiet = True
             raise
+
+
+def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int:
+    """Computes the parts of a share that are not finished; returns how many batches were halved.
+
+    Those with a protein that did not fit into the memory are computed again: it may fit now.
+    """
+    plan, embedder = job.plan, job.embedder
+    mine = [part for part in plan.parts if part.number in share]
+    finished = [part for part in mine if parts.too_large(part) == set()]
+    if kept := sum(len(part.batches) for part in finished):
+        of_share = "" if share.count == 1 else f" of share {share.number} of {share.count}"
+        message = f"continuing {parts.folder}: {kept:,} batches{of_share} are finished"
+        print(printable(message), file=sys.stderr)
+    total = sum(plan.residues(part.batches) for part in mine)
+    done = sum(plan.residues(part.batches) for part in finished)
+    missing = {part.number for part in mine} - {part.number for part in finished}
+    with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
+        for unit, records in job.units():
+            for part in (part for part in unit if part.number in missing):
+                batches = [[records[number] for number in batch] for batch in part.batches]
+                parts.write(part, _contents(job, embedder, batches, progress))
+    return embedder.num_halved
+
+
+def _contents(
+    job: Job, embedder: Embedder, batches: list[list[Record]], progress: JobProgress
+) -> Iterator[bytes]:
+    """Yields the bytes of the vectors of each record."""
+    for records in batches:
+        sequences = [record.sequence for record in records]
+        computed = embedder.vectors(sequences, [job.ranges_of(record) for record in records])
+        for record, vectors in zip(records, computed, strict=True):
+            if vectors is None:
+                yield NO_MEMORY * job.num_bytes(record)
+            else:
+                embedder.check_finite(vectors, printable(record.identifier))
+                yield _encode(job, record, vectors)
+        progress.advance(sum(map(len, sequences)))
+
+
+def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
+    dtype = job.options.dtype
+    contents = []
+    for key in job.keys:
+        narrow = vectors[key].to(dtype.torch)
+        if dtype is Dtype.float16 and narrow.isinf().any():
+            raise UserError(
+                printable(
+                    f"the vectors of {record.identifier} have numbers that are too large for "
+                    "float16; type --dtype float32"
+                )
+            )
+        bits = narrow.view(torch.int16) if dtype is Dtype.bfloat16 else narrow
+        contents.append(bits.contiguous().numpy().tobytes())
+    return b"".join(contents)

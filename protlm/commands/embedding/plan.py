@@ -31,14 +31,6 @@ class Part(NamedTuple):
     batches: list[np.ndarray]
 
 
-class Place(NamedTuple):
-    """Where the vectors of a protein are: in the file of a part, from a byte."""
-
-    part: int
-    offset: int
-    num_bytes: int
-
-
 class Plan:
     """The parts of a file.
 
@@ -83,12 +75,11 @@ class Plan:
         """Returns the bytes of the vectors of a part."""
         return sum(int(self.num_bytes[batch].sum()) for batch in part.batches)
 
-    def place(self, record: int) -> Place:
-        """Returns where the vectors of a record are, perhaps those of an equal sequence."""
+    def place(self, record: int) -> tuple[int, slice]:
+        """Returns the part with the vectors of a record, perhaps of an equal one, and its bytes."""
         first = int(self.first[record])
-        return Place(
-            int(self._part_of[first]), int(self._offset[first]), int(self.num_bytes[first])
-        )
+        start = int(self._offset[first])
+        return int(self._part_of[first]), slice(start, start + int(self.num_bytes[first]))
 
     def padding(self) -> float:
         """Returns the fraction of the positions in batches that are padding."""
