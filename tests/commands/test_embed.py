@@ -41,21 +41,24 @@ def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_every_protein_has_a_vector(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.h5"
-    embed(proteins, tiny_run, output, EmbedOptions())
+@pytest.mark.parametrize("tokens_per_batch", [1, 500, 100_000])
+def test_every_protein_has_the_vector_of_it_alone(
+    tokens_per_batch: int, proteins: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    """Kinds and layers that are named twice are written once."""
+    options = EmbedOptions((Pooling.mean, Pooling.mean), (2, -1), tokens_per_batch)
+    embed(proteins, tiny_run, tmp_path / "out.h5", options)
     records = list(read_records(proteins, Tally()))
     model = protlm.load(tiny_run)
-    with h5py.File(output) as file:
+    with h5py.File(tmp_path / "out.h5") as file:
         assert set(file) == {record.identifier for record in records}
+        assert file.attrs["model_hash"] == model.hash
+        assert file.attrs["vocabulary_hash"] == VOCABULARY.hash
         for record in records:
             dataset = file[record.identifier]
             hidden = model(model.tokenize([record.sequence]), layers=[-1]).hidden[-1][0]
-            expected = hidden[1:-1].mean(0).numpy()
-            np.testing.assert_allclose(dataset[:], expected, atol=1e-5)
+            np.testing.assert_allclose(dataset[:], hidden[1:-1].mean(0).numpy(), atol=1e-5)
             assert dataset.attrs["header"] == record.header
-            assert file.attrs["model_hash"] == model.hash
-            assert file.attrs["vocabulary_hash"] == VOCABULARY.hash
 
 
 def test_all_formats_have_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
@@ -69,21 +72,6 @@ def test_all_formats_have_the_same_vectors(tiny_run: Path, tmp_path: Path) -> No
     assert vectors["fasta"] == vectors["dat"] == vectors["xml"]
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 500, 100_000])
-def test_vectors_do_not_depend_on_the_batch(
-    tokens_per_batch: int, proteins: Path, tiny_run: Path, tmp_path: Path
-) -> None:
-    vectors = {}
-    for name, budget in (("a", 4096), ("b", tokens_per_batch)):
-        output = tmp_path / f"{name}.h5"
-        embed(proteins, tiny_run, output, EmbedOptions(tokens_per_batch=budget))
-        with h5py.File(output) as file:
-            vectors[name] = {key: file[key][:] for key in file}
-    assert vectors["a"].keys() == vectors["b"].keys()
-    for key, vector in vectors["a"].items():
-        np.testing.assert_allclose(vector, vectors["b"][key], atol=1e-5)
-
-
 def test_batches_respect_the_budget_and_contain_every_record() -> None:
     lengths = np.random.default_rng(0).integers(1, 900, 500).tolist()
     made = list(batches(lengths, 1_000))
@@ -91,13 +79,6 @@ def test_batches_respect_the_budget_and_contain_every_record() -> None:
     for batch in made:
         padded = len(batch) * (max(lengths[index] for index in batch) + 2)
         assert padded <= 1_000 or len(batch) == 1
-
-
-def test_repeated_options_are_written_once(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
-    options = EmbedOptions(include=(Pooling.mean, Pooling.mean), layers=(2, -1))
-    embed(proteins, tiny_run, tmp_path / "out.h5", options)
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert all(dataset.shape == (64,) for dataset in file.values())
 
 
 @pytest.mark.parametrize("stored", [Dtype.float32, Dtype.float16])
