@@ -63,7 +63,7 @@ class Parts:
         if not path.is_file() or path.stat().st_size != size + _DIGEST_BYTES:
             return None
         content = self._mapped(part.number)
-        if hashlib.sha256(content[:size]).digest() != content[size:].tobytes():
+        if hashlib.sha256(content[:size].data).digest() != content[size:].tobytes():
             return None
         return {
             record
