@@ -14,8 +14,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.estimators import Estimator, default_estimator, score
 from protlm.downstream.mutations import is_mutant, parse_mutant, parse_sequence
 from protlm.downstream.predictions import Predictor
-from protlm.embedded_file import EmbeddedFile, embed_all
-from protlm.model.embedding import Embedder, Vectors, batches
+from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, refuse_unknown

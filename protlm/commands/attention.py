@@ -5,13 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.outputs import (
-    ProteinFile,
-    check_figure_output,
-    check_hdf5_output,
-    entry_bytes,
-    protein_file,
-)
+from protlm.commands.hdf5_output import ProteinFile, entry_bytes, protein_file
+from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model

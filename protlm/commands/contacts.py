@@ -24,13 +24,8 @@ from protlm.analysis.structures import (
     read_structures,
     structure_files,
 )
-from protlm.commands.outputs import (
-    check_figure_output,
-    check_hdf5_output,
-    entry_bytes,
-    entry_name,
-    protein_file,
-)
+from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
+from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model

@@ -7,7 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.shards import data_set as shards
 from protlm.data.shards.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY

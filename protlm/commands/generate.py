@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TypeVar
 
-from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.loading import load_model

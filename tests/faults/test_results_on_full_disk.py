@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from protlm.commands.disk_file import DiskFile
 from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
+from protlm.commands.hdf5_output import DiskFile
 from protlm.data.records import Tally, read_records
 from protlm.data.records.proteins import Duplicates
 from protlm.model.pooling import Pooling

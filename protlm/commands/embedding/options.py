@@ -44,23 +44,14 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """The settings of `protlm embed`.
+    """The settings of `protlm embed`, by their flags.
 
     Attributes:
-        include: what is kept of each protein.
-        layers: numbers of layers; negative ones count from the end.
+        layers: negative ones count from the end.
         tokens_per_batch: rows times length of a batch, at most.
-        dtype: the type of the numbers in the output.
-        compute_dtype: the type of matrix products.
-        device: as for `protlm.loading.pick_device`.
-        duplicates: the treatment of repeated identifiers.
-        ranges: a table of the residue ranges of `--include ranges`.
+        ranges: the table of `--include ranges`.
         windows: computes proteins that are longer than the model accepts in windows.
-        format: the format of the output.
-        processes: number of processes on this machine.
-        share: the part of the work to do; None does all of it, and writes the output.
-        merge: writes the output from the work of all parts.
-        dry_run: only estimates.
+        share: the share to compute; None computes everything, and writes the output.
         break_lock: takes over the lock of a dead process of another machine.
     """
 

@@ -26,7 +26,7 @@ from tests.faults.programs.kills import in_child, status_of
 
 OPTIONS = EmbedOptions(include=(Pooling.mean, Pooling.max), tokens_per_batch=1_024)
 # What a finished part of the work is called.
-PARTS = {"build": "journal/segment-*.json", "embed": "*.part"}
+PARTS = {"build": "journal/segment-*.json", "embed": "*.vectors"}
 command, kills, folder, *inputs = sys.argv[1:]
 whole, out, partial = (Path(folder) / name for name in ("whole", "out", "out.partial"))
 if command == "embed":

@@ -26,8 +26,7 @@ def write(results: Results, output: Path) -> None:
         ZipFile(temporary, "w") as archive,
         JobProgress("arrays written", len(job.keys)) as progress,
     ):
-        metadata = json.dumps({**job.attributes(), "skipped": results.skipped})
-        _add(archive, "metadata", np.array(metadata))
+        _add(archive, "metadata", np.array(json.dumps(results.attributes())))
         proteins = [(p.record.identifier, p.original_id, len(p.record.sequence)) for p in results]
         ids, original, lengths = zip(*proteins, strict=True) if proteins else ((), (), ())
         _add(archive, "ids", np.array(ids, np.str_))

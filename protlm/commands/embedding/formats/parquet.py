@@ -25,8 +25,7 @@ def write(results: Results, output: Path) -> None:
     vector = arrow.list_(number, job.width)
     fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
     fields += [(_column(job, key), vector) for key in job.keys]
-    about = {**job.attributes(), "skipped": results.skipped}
-    metadata = {name: _text(value) for name, value in about.items()}
+    metadata = {name: _text(value) for name, value in results.attributes().items()}
     schema = arrow.schema(fields, metadata=metadata)
     with (
         complete_file(output) as temporary,
