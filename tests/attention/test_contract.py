@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention
 from protlm.attention.base import RandomFeatures
 from protlm.system.errors import UserError
+from tests.attention.truth import HAS_FAR_KEYS
 
 pytestmark = pytest.mark.contract
 
@@ -161,6 +162,7 @@ def test_a_sample_alone_is_as_in_the_batch(
         torch.testing.assert_close(one, other[1:2, :, :65], rtol=1e-10, atol=1e-10)
 
 
+@HAS_FAR_KEYS
 @pytest.mark.portable
 def test_samples_do_not_see_each_other(
     case: Any, causal: bool, make_inputs: Callable[..., Any]
@@ -180,6 +182,7 @@ def test_samples_do_not_see_each_other(
         assert torch.equal(one[0], other[0])
 
 
+@HAS_FAR_KEYS
 @pytest.mark.portable
 @pytest.mark.parametrize("position", [1, 63, 64, 100, 128, 600])
 def test_the_past_does_not_see_the_future(
@@ -197,6 +200,7 @@ def test_the_past_does_not_see_the_future(
     assert not torch.equal(before, after)
 
 
+@HAS_FAR_KEYS
 @pytest.mark.parametrize("scale", [1e-3, 8.0, 30.0])
 def test_gradients_are_finite(
     case: Any, causal: bool, scale: float, make_inputs: Callable[..., Any]

@@ -176,19 +176,17 @@ def _first_of(logits_BHLR: Tensor, mask_BL: Tensor) -> Tensor:
 
 
 def _cut(logits: Tensor) -> Tensor:
-    """Cuts logits relative to those of the first key, in place.
-
-    On a CPU it warns of it. A GPU would be waited for.
-    """
+    """Cuts logits relative to those of the first key, in place; warns of it on a CPU alone."""
     largest = largest_rise(logits.dtype)
     if logits.device.type == "cpu" and not is_compiling():
-        # The comparison is false for NaN too, so that rows before one are as they are without it.
+        # False for NaN too, so that rows before one are as they are without it.
         if bool(logits.amax() <= largest):
             return logits
-        warnings.warn(
-            f"keys of causal attention have features of more than 2^{largest:.0f} times those of "
-            "the first key, which are cut there: queries and keys this large have no useful "
-            "estimate of softmax; train with model.qk_norm=true (docs/decisions/0019)",
-            stacklevel=2,
-        )
+        if bool((logits > largest).any()):
+            warnings.warn(
+                f"keys of causal attention have features of more than 2^{largest:.0f} times those "
+                "of the first key, which are cut there: queries and keys this large have no useful "
+                "estimate of softmax; train with model.qk_norm=true (docs/decisions/0019)",
+                stacklevel=2,
+            )
     return logits.clamp_(max=largest)

@@ -23,7 +23,7 @@ MODES = pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional"
 def test_blocks_of_rows_join(
     performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_reference(performer, causal, length, make_inputs)
+    assert_reference(performer, causal, make_inputs(length))
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_blocks_of_rows_join(
 def test_blocks_of_rows_join_with_further_options(
     further_performer: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_reference(further_performer, causal, 600, make_inputs)
+    assert_reference(further_performer, causal, make_inputs(600))
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
