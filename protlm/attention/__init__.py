@@ -7,11 +7,11 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
-from protlm.attention.ops.options import check_options
-from protlm.system.errors import UserError, one_of
+from protlm.config.fields import Range, check_types
+from protlm.system.errors import UserError, one_of, refuse_unknown
 from protlm.system.paths import conf_dir
 
 __all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
@@ -124,7 +124,7 @@ def create(
         raise UserError(
             f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
         )
-    check_options(cls, options)
+    _check_options(cls, options)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -136,3 +136,26 @@ def create(
         return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
     except TypeError as error:
         raise UserError(f"attention={name}: {error}; settings: {one_of(allowed)}") from error
+
+
+def _check_options(kind: type, options: Mapping[str, Any]) -> None:
+    """Refuses options of a type or value that a constructor does not allow.
+
+    Beside the types these are ranges, `window: Annotated[int, even(2)] = 512`, or the members of an
+    enumeration, `sharing: Annotated[str, Sharing] = "layers"`. Null is compared with types alone.
+    """
+    check_types(kind, options, section="attention")
+    defaults = inspect.signature(kind).parameters
+    annotations = get_type_hints(kind.__init__, include_extras=True)
+    for option, value in options.items():
+        for allowed in getattr(annotations[option], "__metadata__", ()):
+            if value is None:
+                continue
+            if not isinstance(allowed, Range):
+                refuse_unknown(f"attention.{option}", value, allowed)
+            elif value not in allowed:
+                default = defaults[option].default
+                raise UserError(
+                    f"attention.{option}={value} must be {allowed.expected(value)}; "
+                    f"type attention.{option}={'null' if default is None else default}"
+                )

@@ -15,8 +15,8 @@ from protlm.attention.aft.windows import (
     offsets,
     windowed_means,
 )
+from protlm.attention.base import odd
 from protlm.attention.ops.numerics import upcast
-from protlm.attention.ops.options import odd
 
 
 @final

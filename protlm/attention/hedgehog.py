@@ -5,7 +5,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Recurrent
+from protlm.attention.base import Attention, Context, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import ExponentialPairs
@@ -45,25 +45,12 @@ class Hedgehog(Attention, Recurrent[Tensor]):
             seed=0,
         )
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        mask_BL = context.mask_BL
         # The gradient of a matrix is a sum over all positions: padding must be 0, not NaN.
-        return self.linear(
-            _mapped(zero_padding(q_BHLK, mask_BL), self.query_map),
-            _mapped(zero_padding(k_BHLK, mask_BL), self.key_map),
-            v_BHLC,
-            hidden_BLD=hidden_BLD,
-            mask_BL=mask_BL,
-            causal=causal,
-        )
+        q_BHLK = _mapped(zero_padding(q_BHLK, mask_BL), self.query_map)
+        k_BHLK = _mapped(zero_padding(k_BHLK, mask_BL), self.key_map)
+        return self.linear.mix(q_BHLK, k_BHLK, v_BHLC, context)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         return self.linear.initial_state(k_BHK, v_BHC)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from protlm.attention import create, mechanism, names
-from protlm.attention.base import Attention, Recurrent, State
+from protlm.attention.base import Attention, Context, Recurrent, State, even
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
-from protlm.attention.ops.options import even
 from protlm.attention.ops.windows import Window, window_softmax
 from protlm.system.errors import UserError, one_of
 
@@ -99,16 +98,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
         nested = options.get("options")
         return {**options, "options": linear.stored_options(nested)} if nested else dict(options)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         near = window_softmax(
             *(zero_padding(x, mask_BL) for x in local),
@@ -118,22 +109,11 @@ class Hybrid(Attention, Recurrent[HybridState]):
         far = self.linear(*others, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
         return torch.cat([zero_padding(near, mask_BL), far], dim=1)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """Returns the maps of the heads with windows, then those of the linear mechanism."""
+        _, mask_BL, causal = context
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
-        far = self.linear.attention_map(
-            far_q, far_k, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
-        )
-        rows = slice(None) if rows is None else rows
+        far = self.linear.map_rows(far_q, far_k, context, rows)
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
         near = softmax_weights(

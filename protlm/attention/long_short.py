@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention.aft.sums import SoftmaxSums
-from protlm.attention.base import Attention, Recurrent
+from protlm.attention.base import Attention, Context, Recurrent
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
 from protlm.attention.ops.chunk_summaries import Pattern, summaries, summary_weights
 from protlm.attention.ops.key_value_cache import KeyValueCache
@@ -108,16 +108,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
         # Chunks whose summaries decoding keeps; None for all.
         self._most_groups = None if memory is None else -(-memory // chunk)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(v_BHLC):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -138,21 +130,12 @@ class LongShort(Attention, Recurrent[LongShortState]):
             return torch.cat(outs, dim=1)
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
 
         The weight of a summary is distributed over its positions in proportion to P.
         """
-        rows = slice(None) if rows is None else rows
+        hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(q_BHLK):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)

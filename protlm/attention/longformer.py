@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Recurrent
+from protlm.attention.base import Attention, Context, Recurrent, even
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
@@ -19,7 +19,6 @@ from protlm.attention.ops.numerics import (
     visible_softmax,
     zero_padding,
 )
-from protlm.attention.ops.options import even
 from protlm.attention.ops.windows import SharedKeys, Window, window_softmax
 from protlm.config.fields import at_least
 from protlm.system.errors import UserError
@@ -118,17 +117,8 @@ class Longformer(Attention, Recurrent[LongformerState]):
             self.key_global = nn.Parameter(torch.zeros(model_dim, width))
             self.value_global = nn.Parameter(torch.zeros(model_dim, width))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """See `Attention.forward`; with global tokens C = K."""
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
         tokens = self._global_tokens(mask_BL)
         if tokens is None:
@@ -146,21 +136,12 @@ class Longformer(Attention, Recurrent[LongformerState]):
         rows_BHPC = self._global_means(weights_BHPL, v_BHLC, x_BLD).to(local.dtype)
         return zero_padding(tokens.put(local, rows_BHPC), mask_BL)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
 
         In the rows of global tokens an entry is the weight of v'.
         """
-        rows = slice(None) if rows is None else rows
+        hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK))
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = self._sees(position_L - position_L[rows, None], causal=causal)

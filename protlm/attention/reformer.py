@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.base import Attention, RandomFeatures
+from protlm.attention.base import Attention, Context, RandomFeatures
 from protlm.attention.ops.lsh import Layout, Tile, draw_rotations, hash_buckets, lay_out, tiles
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
 from protlm.config.fields import Range, at_least
@@ -89,17 +89,8 @@ class Reformer(Attention, RandomFeatures):
         """Draws the rotations number `index`, a pure function of (seed, index), in place."""
         self.rotations.copy_(draw_rotations(self._seed, index, **self._sizes))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """See `Attention.forward`; keys are normalized queries."""
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         dtype = torch.promote_types(accum_dtype(q_BHLK), accum_dtype(v_BHLC))
         # The positions of all samples and heads, followed by a row of zeros for empty slots.
         q, v = (

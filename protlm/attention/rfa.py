@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.gated import Gate, gated_means
 from protlm.attention.linearized.generalized import GeneralizedFeatures
@@ -119,21 +119,11 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         self.scales = nn.Parameter(torch.ones(num_heads * math.ceil(head_dim / 2)))
         self.gate = Gate(num_heads=num_heads, model_dim=model_dim) if gate else None
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK = self._scaled(q_BHLK, mask_BL), self._scaled(k_BHLK, mask_BL)
         if self.gate is None:
-            return self.performer(
-                q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
-            )
+            return self.performer.mix(q_BHLK, k_BHLK, v_BHLC, context)
         assert causal, "the gate has no bidirectional form"
         gate_BHL1 = self.gate(hidden_BLD, mask_BL)
         with no_autocast(v_BHLC):
@@ -142,29 +132,11 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             out_BHLC, _ = self._normalizer(means)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """See `Attention.attention_map`; in float32 (float64 for float64 queries)."""
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         if self.gate is not None:
-            return super().attention_map(
-                q_BHLK, k_BHLK, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
-            )
-        return self.performer.attention_map(
-            self._scaled(q_BHLK, mask_BL),
-            self._scaled(k_BHLK, mask_BL),
-            hidden_BLD=hidden_BLD,
-            mask_BL=mask_BL,
-            causal=causal,
-            rows=rows,
-        )
+            return super().map_rows(q_BHLK, k_BHLK, context, rows)
+        scaled = (self._scaled(x, context.mask_BL) for x in (q_BHLK, k_BHLK))
+        return self.performer.map_rows(*scaled, context, rows)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         """Returns the sum of [v | 1]ᵀφ(k), (B, H, C + 1, R); with the gate, of [v | 1]ᵀ[φ(k) | 1].
@@ -203,17 +175,3 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             # torch sets the gradient of the norm of a zero vector to 0.
             norm_BHL1 = torch.linalg.vector_norm(x_BHLK, dim=-1, keepdim=True)
             return x_BHLK / (norm_BHL1 + _NORM_EPSILON) * upcast(scales_H1K)
-
-
-def _check_floor(floor: float | None, kernel: str) -> None:
-    if floor is None and kernel == RfaKernel.gaussian:
-        raise UserError(
-            "attention.denominator_floor=null allows division by sums of weights that may be "
-            "negative or near 0 with attention.kernel=gaussian; type "
-            "attention.denominator_floor=0.1"
-        )
-    if floor is not None and not 0 < floor < math.inf:
-        raise UserError(
-            f"attention.denominator_floor={floor} must be a number above 0; type "
-            "attention.denominator_floor=0.1"
-        )

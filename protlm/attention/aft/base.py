@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.aft.sums import floor_of
-from protlm.attention.base import Attention, QueryKeyNorms
+from protlm.attention.base import Attention, Context, QueryKeyNorms
 from protlm.attention.ops.numerics import no_autocast, upcast, visible_keys, zero_padding
 from protlm.attention.ops.tiles import at_once
 
@@ -36,41 +36,19 @@ class AttentionFree(Attention):
         "the weight of value j in output i before the gate, mean over the head's channels"
     )
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """See `Attention.forward`; values are as wide as keys."""
-        self._refuse_longer(q_BHLK.shape[2])
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
         with no_autocast(v_BHLC):
             return self._outputs(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal=causal)
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 keys)."""
-        length = k_BHLK.shape[2]
-        self._refuse_longer(length)
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
         hidden_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with no_autocast(k_BHLK):
             exponents = self._masked_exponents(k_BHLK, mask_BL)
-            bias = self._bias(rows, length, causal=causal)
+            bias = self._bias(rows, k_BHLK.shape[2], causal=causal)
             # One channel at a time, since a channel has as many weights as a map.
             map_BHML = exponents.new_zeros(*k_BHLK.shape[:2], *hidden_B1ML.shape[2:])
             for exponents_BHL in exponents.unbind(dim=-1):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, QueryKeyNorms, RandomFeatures, Recurrent
+from protlm.attention.base import Attention, Context, QueryKeyNorms, RandomFeatures, Recurrent
 from protlm.attention.linearized.features import (
     ExponentialFeatureMap,
     FeatureMap,
@@ -90,16 +90,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         if self.projection is not None and self._projection_rows is not None:
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
         case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal=causal)
@@ -111,22 +103,13 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         return out_BHLC
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
 
         With a normalizer that depends on the values, the absolute entries of a row sum to 1.
         """
+        _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
-        rows = slice(None) if rows is None else rows
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with no_autocast(q_BHLK):
