@@ -8,9 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention.aft.base import AttentionFree, Mixer
-from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
-from protlm.attention.aft.windows import PositionBiases, power_of_two, rows_of_biases
+from protlm.attention.attention_free import (
+    AttentionFree,
+    Mixer,
+    PositionBiases,
+    power_of_two,
+    rows_of_biases,
+)
+from protlm.attention.ops.sums import SoftmaxSums, floor_of, triangle
 from protlm.config.fields import at_least
 
 # Rows that are computed together: a power of two, as the triangle at their end requires.

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention.aft.base import Mixer
-from protlm.attention.aft.windows import (
+from protlm.attention.attention_free import (
+    Mixer,
     PositionBiases,
     WindowedAttentionFree,
     WindowWeights,

@@ -7,11 +7,16 @@ import torch
 from torch import Tensor
 
 from protlm.attention.base import Attention, Context, odd
-from protlm.attention.ops.block_sparse import SelectedBlocksAttention, Selection
+from protlm.attention.ops.block_sparse import (
+    FixedBlocks,
+    SelectedBlocksAttention,
+    Selection,
+    draw_blocks,
+    hash_keys,
+)
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.numerics import zero_padding
-from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
 from protlm.config.fields import at_least
 from protlm.system.errors import UserError
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, even
+from protlm.attention.ops.blocks import Window, window_softmax
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
-from protlm.attention.ops.windows import Window, window_softmax
 from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"

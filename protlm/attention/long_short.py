@@ -8,13 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.aft.sums import SoftmaxSums
 from protlm.attention.base import Attention, Context, Recurrent
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
 from protlm.attention.ops.chunk_summaries import Pattern, summaries, summary_weights
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import no_autocast, upcast, visible_softmax, zero_padding
-from protlm.attention.ops.tiles import at_once
+from protlm.attention.ops.numerics import (
+    at_once,
+    no_autocast,
+    upcast,
+    visible_softmax,
+    zero_padding,
+)
+from protlm.attention.ops.sums import SoftmaxSums
 from protlm.config.fields import at_least
 
 # Elements of the copies of keys and values on a CPU: few enough for its caches, and for the memory

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention.base import Attention, Context, Recurrent, even
+from protlm.attention.ops.blocks import SharedKeys, Window, window_softmax
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
@@ -19,7 +20,6 @@ from protlm.attention.ops.numerics import (
     visible_softmax,
     zero_padding,
 )
-from protlm.attention.ops.windows import SharedKeys, Window, window_softmax
 from protlm.config.fields import at_least
 from protlm.system.errors import UserError
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.features import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.ops.projection import Projection
 from protlm.config.fields import at_least

@@ -5,10 +5,9 @@ from functools import partial
 from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.features import FeatureMapFactory
+from protlm.attention.linearized.features import FeatureMapFactory, TrigonometricFeatures
 from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
-from protlm.attention.linearized.trigonometric import TrigonometricFeatures
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import Range, above, at_least
 from protlm.system.errors import UserError

@@ -7,15 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.base import Attention, Context, QueryKeyNorms, RandomFeatures, Recurrent
-from protlm.attention.linearized.features import (
-    ExponentialFeatureMap,
-    FeatureMap,
-    FeatureMapFactory,
-    logit_floor,
-)
+from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.operands import key_features
+from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
 from protlm.attention.ops.numerics import (
     accum_dtype,

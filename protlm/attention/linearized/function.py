@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-from protlm.attention.linearized.chunks import States, chunked, positions
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Normalizer
 from protlm.attention.linearized.operands import Operands
+from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import matrix_product, product
-from protlm.attention.ops.tiles import Tile, tiles
 
 # Takes a tile, a number of its three gradients (of q, k or v), and the gradient.
 _Write = Callable[[Tile, int, Tensor], None]

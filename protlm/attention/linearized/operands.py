@@ -17,17 +17,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from protlm.attention.linearized.features import (
-    ExponentialFeatureMap,
-    FeatureMap,
-    Features,
-    Pullback,
-    exponential,
-    logit_floor,
-)
+from protlm.attention.linearized.features import FeatureMap, Features, Pullback
+from protlm.attention.linearized.positive import ExponentialFeatureMap, exponential, logit_floor
+from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import operand_dtype, product
-from protlm.attention.ops.tiles import Tile
 
 
 class Operands:

@@ -5,18 +5,61 @@ Zhang et al., arXiv 2402.04347.
 """
 
 import math
+from abc import abstractmethod
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from protlm.attention.linearized.features import ExponentialFeatureMap, Pullback
+from protlm.attention.linearized.features import FeatureMap, Features, Pullback
 from protlm.attention.ops.products import product
 
 # Key features without a reference are at most exp(60): sums of larger ones would overflow float32.
 _LARGEST_EXPONENT = 60.0
 # exp2 is four times as fast as exp on a CPU.
 _LOG2_E = math.log2(math.e)
+
+
+class ExponentialFeatureMap(FeatureMap):
+    """A feature map of exponentials, whose logits may be far outside the range of a float.
+
+    Linear attention subtracts a reference from the logits of each feature before exponentiating.
+    2^(key logit - reference) · 2^(query logit + reference) does not depend on the reference, which
+    therefore has no gradient. By default `queries` and `keys` have no reference.
+
+    Logits are log₂ φ, and come with the pullback of ln φ.
+    """
+
+    @abstractmethod
+    def query_logits(
+        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
+    ) -> tuple[Tensor, Pullback]:
+        """Computes the logits of queries, plus the reference."""
+
+    @abstractmethod
+    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+        """Computes the logits of keys."""
+
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        """Computes the features of queries; the largest one of each query is 1."""
+        logits_BHLR, pullback = self.query_logits(q_BHLK, reference_BH1R)
+        # The maximum cancels in the normalized output, and therefore has no gradient.
+        logits_BHLR.sub_(logits_BHLR.amax(dim=-1, keepdim=True))
+        return exponential(logits_BHLR, pullback)
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        return exponential(*self.key_logits(k_BHLK))
+
+
+def exponential(logits_BHLR: Tensor, pullback: Pullback) -> Features:
+    """Exponentiates logits in place."""
+    phi_BHLR = logits_BHLR.exp2_()
+    return Features(phi_BHLR, lambda dphi_BHLR: pullback(dphi_BHLR.mul_(phi_BHLR)))
+
+
+def logit_floor(dtype: torch.dtype) -> float:
+    """Returns the logit of a padded key, which is finite, so that differences are not NaN."""
+    return torch.finfo(dtype).min / 4
 
 
 @final

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result
 
-from protlm.attention.linearized.features import ExponentialFeatureMap, FeatureMap
+from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
 from protlm.attention.linearized.function import LinearAttention, Weighting
-from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, Normalizer
-from protlm.attention.linearized.positive import PositiveFeatures
+from protlm.attention.linearized.positive import ExponentialFeatureMap, PositiveFeatures
 from protlm.system.errors import UserError
 
 # Maps queries, keys, values and the mask to outputs.

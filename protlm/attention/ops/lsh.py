@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protlm.attention.ops.numerics import at_once
 from protlm.attention.ops.projection import projection_generator
-from protlm.attention.ops.tiles import at_once
 
 # The elements of the weights of a tile of chunks; on a CPU they stay in cache.
 _CPU_NUMBERS, _GPU_NUMBERS = 1 << 19, 1 << 26

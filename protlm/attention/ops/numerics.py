@@ -66,3 +66,15 @@ def padding_bias(mask_BL: Tensor, dtype: torch.dtype) -> Tensor:
     """
     zeros_BL = torch.zeros_like(mask_BL, dtype=dtype)
     return zeros_BL.masked_fill(~mask_BL, torch.finfo(dtype).min / 2)
+
+
+def at_once(x: Tensor, numbers: int, *, cpu: int, gpu: int) -> int:
+    """Returns how many parts to compute together on the device of a tensor.
+
+    Args:
+        x: a tensor.
+        numbers: the numbers of a part.
+        cpu: the numbers that fit into the caches of a CPU.
+        gpu: the numbers that occupy a GPU.
+    """
+    return max((cpu if x.device.type == "cpu" else gpu) // numbers, 1)

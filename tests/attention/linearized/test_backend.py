@@ -159,7 +159,7 @@ def test_blocks_of_causal_gradients_are_those_of_the_card(
     capability: tuple[int, int], narrowest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from protlm.attention.linearized.fused.launch import CAUSAL_GRADIENTS, causal_blocks
+    from protlm.attention.linearized.fused.blocks import CAUSAL_GRADIENTS, causal_blocks
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     card = causal_blocks(torch.device("cuda:1"))

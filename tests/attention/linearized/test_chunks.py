@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protlm.attention.linearized.chunks import States
+from protlm.attention.linearized.tiles import States
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention.linearized.features import FeatureMapFactory
-from protlm.attention.linearized.generalized import NONLINEARITIES, GeneralizedFeatures
+from protlm.attention.linearized.features import (
+    NONLINEARITIES,
+    FeatureMapFactory,
+    FourierFeatures,
+    GeneralizedFeatures,
+    TrigonometricFeatures,
+)
 from protlm.attention.linearized.positive import PositiveFeatures
-from protlm.attention.linearized.trigonometric import FourierFeatures, TrigonometricFeatures
 from protlm.attention.ops.projection import Projection
 
 DIM = 8

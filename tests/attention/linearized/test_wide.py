@@ -240,7 +240,7 @@ def test_several_tiles_are_one(scale: float, causal: bool, monkeypatch: pytest.M
     """References and states that cross tiles, and padding that fills whole tiles."""
     performer, found = mechanism({}), []
     for positions in (1 << 11, 64):
-        monkeypatch.setattr("protlm.attention.ops.tiles._CPU_POSITIONS", positions)
+        monkeypatch.setattr("protlm.attention.linearized.tiles._CPU_POSITIONS", positions)
         x = inputs(scale, length=400).to(torch.float64)
         found.append(results(x.run(performer, causal=causal), x))
     for one, other in zip(*found, strict=True):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys, random_subsets
+from protlm.attention.ops.block_sparse import FixedBlocks, draw_blocks, hash_keys, random_subsets
 
 
 def test_subsets_are_distinct_and_complete() -> None:

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.numerics import softmax_weights
-from protlm.attention.ops.windows import (
+from protlm.attention.ops.blocks import (
     SharedKeys,
     Window,
     window_softmax,
 )
+from protlm.attention.ops.numerics import softmax_weights
 
 WINDOWS = [
     Window(0, 0),

@@ -6,12 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protlm.attention.linearized.fused import (
-    bidirectional_kernels,
-    causal_gradients,
-    causal_kernels,
-)
-from protlm.attention.linearized.fused.launch import (
+from protlm.attention.linearized.fused import bidirectional_kernels, causal_kernels
+from protlm.attention.linearized.fused.blocks import (
     CAUSAL,
     FORWARD,
     GRADIENTS,
@@ -182,20 +178,20 @@ def _causal_gradients(
     states = grid.states_like(v_BHLC)
     grid.over_features(causal_kernels.sum_keys, k, v, mask, *rows_and_m, *states)
     back.over_positions(
-        causal_gradients.query_gradients,
+        causal_kernels.query_gradients,
         *(q, k, v, mask, *rows_and_m, *states, out, totals_BHL, dout, dq, along_BHL),
     )
     # The sums over the queries take the place of the states.
     grid.over_features(
-        causal_gradients.sum_queries,
+        causal_kernels.sum_queries,
         *(q, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states),
     )
     grid.over_positions(
-        causal_gradients.value_gradients,
+        causal_kernels.value_gradients,
         *(q, k, mask, *rows_and_m, totals_BHL, dout, states[0], dv),
     )
     back.over_positions(
-        causal_gradients.key_gradients,
+        causal_kernels.key_gradients,
         *(q, k, v, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states, dk),
     )
     return dq_BHLK, dk_BHLK, dv_BHLC
