@@ -90,7 +90,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
-        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal=causal)
+        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
         if fused := chosen_attention(self._backend, feature_map, self._normalizer, case):
             return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         weighting = Weighting(feature_map, self._normalizer, causal)
