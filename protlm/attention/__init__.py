@@ -25,11 +25,6 @@ def names() -> list[str]:
 
 
 def mechanism(name: str) -> type[Attention]:
-    """Returns the class of a mechanism.
-
-    Raises:
-        UserError: the mechanism does not exist.
-    """
     # The name comes from a config or a checkpoint: it must not reach any module but these.
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
         raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")
@@ -49,9 +44,6 @@ def option_differences(
     """Returns the options in which two mechanisms of one name are different functions.
 
     Each with its value in `found` and in `asked`, where a missing option has its default.
-
-    Raises:
-        UserError: there is no such mechanism.
     """
     cls = mechanism(name)
     defaults = {key: p.default for key, p in inspect.signature(cls).parameters.items()}
@@ -70,11 +62,7 @@ def option_differences(
 def options_of_layer(
     name: str, options: Mapping[str, Any], *, layer: int, num_layers: int
 ) -> dict[str, Any]:
-    """Returns the options of one layer, numbered from 0, where lists have a value for each layer.
-
-    Raises:
-        UserError: there is no such mechanism, or a list has another length than `num_layers`.
-    """
+    """Returns the options of a layer, numbered from 0: lists may have a value for each layer."""
     chosen = dict(options)
     for option in mechanism(name).per_layer_options:
         values = options.get(option)
@@ -98,16 +86,10 @@ def create(
     max_length: int,
     seed: int = 0,
 ) -> Attention:
-    """Builds a mechanism.
+    """Builds a mechanism; options are those of its YAML file, without the name.
 
-    Args:
-        name: one of `names()`.
-        options: the settings of the mechanism, as in its YAML file, without the name.
-        num_heads: heads H.
-        head_dim: width K of a query and a key.
-        model_dim: width D of the input of a block.
-        max_length: the longest input, for mechanisms with tables of positions.
-        seed: the seed of random projections, together with the redraw index.
+    `max_length` is the longest input, for tables of positions, and random projections depend on
+    `seed` and the redraw index.
 
     Raises:
         UserError: an unknown name or option, a value of the wrong type, or an impossible setting.

@@ -63,7 +63,6 @@ class AttentionFree(Attention):
     def _outputs(
         self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
     ) -> Tensor:
-        """Computes all heads, some at a time."""
         means_of = self._mixer(q_BHLK.shape[2], causal=causal)
         numbers = v_BHLC[:, 0].numel()
         size = at_once(v_BHLC, numbers, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
@@ -101,15 +100,12 @@ class AttentionFree(Attention):
         return exponents.masked_fill(~mask_BL[:, None, :, None], floor_of(k_BHLK))
 
     def _exponents(self, keys: Tensor) -> Tensor:
-        """Returns x for keys (..., K): of every channel, or (..., 1) if one for all channels."""
+        """Returns x for keys (..., K): of every channel, or (..., 1) for all of them."""
         return keys
 
     @abstractmethod
     def _mixer(self, length: int, *, causal: bool) -> Mixer:
-        """Returns the function from exponents and values of some heads to means, for one length.
-
-        Exponents at padding are very low, values there are 0.
-        """
+        """Returns the means of some heads; exponents at padding are very low, and values 0."""
 
     @abstractmethod
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
@@ -131,14 +127,12 @@ class PositionBiases(nn.Module):
         self.v = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
 
     def rows(self, rows: slice, length: int) -> Tensor:
-        """Returns the biases of some rows and the first `length` keys, ML."""
         return rows_of_biases(rows, length, self.u, self.v)
 
     def blocks(self, length: int, size: int, *, causal: bool) -> Tensor:
         """Returns the biases of each block's rows and the keys of the block and its neighbors.
 
-        Returns:
-            (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
+        (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
         """
         u, v = (to_blocks(upcast(x[None, None, :length]), size) for x in (self.u, self.v))
         return (u @ with_neighbors(v, before=1, after=0 if causal else 1).mT)[0]
@@ -150,7 +144,6 @@ def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
 
 
 def power_of_two(count: int) -> int:
-    """Returns the smallest power of two that is at least the count."""
     return 1 << (count - 1).bit_length()
 
 
@@ -162,9 +155,7 @@ def block_size(window: int, length: int) -> int:
 def offsets(size: int, *, causal: bool, device: torch.device) -> Tensor:
     """Returns i - j of a block's rows i and the keys j of the block and its neighbors.
 
-    Returns:
-        (size, 2 size) for the block before and its own, or, unless causal, (size, 3 size) with the
-        one after.
+    (size, 2 size) with the block before and its own, or (size, 3 size) with the one after.
     """
     row = torch.arange(size, device=device)
     key = torch.arange(-size, size if causal else 2 * size, device=device)
@@ -189,13 +180,8 @@ def windowed_means(
     weights: WindowWeights, heads: slice, exponents: Tensor, values: Tensor, *, causal: bool
 ) -> Tensor:
     """Computes Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij) for each i, over all j or j ≤ i.
-
-    Args:
-        weights: e^w of all heads.
-        heads: the heads of the exponents and values.
-        exponents: x, (B, H, L, K), or (B, H, L, 1) if all channels have the same.
-        values: (B, H, L, C).
-        causal: whether row i sees only j ≤ i.
+     x is (B, H, L, K), or (B, H, L, 1) if all channels have the same; weights are those of all
+    heads.
     """
     if len(weights.near) > 1:
         weights = WindowWeights(weights.near[heads], weights.far[heads])
@@ -227,10 +213,7 @@ def _before_previous(totals: Tensor) -> Tensor:
 
 
 def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxSums:
-    """Computes the sums of every row over the positions up to it.
-
-    Each part has its own reference, and does not depend on what follows the row.
-    """
+    """Computes the sums of every row up to it: no reference depends on what follows the row."""
     terms = SoftmaxSums.terms(exponents, values)
     totals = terms.total().each(lambda x: x.squeeze(-2))
     far = totals.running().shifted(2, -2).each(lambda x: x[..., None, :])
@@ -261,10 +244,7 @@ class WindowedState:
 
 
 class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
-    """An attention-free transformer whose w_ij is 0 where j is outside the window of i.
-
-    Decoding keeps the positions of one causal window, and two sums over everything before it.
-    """
+    """An attention-free transformer whose w_ij is 0 where j is outside the window of i."""
 
     # Positions of a causal window, the row's own one included.
     _window: int

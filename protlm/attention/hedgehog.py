@@ -21,10 +21,6 @@ class Hedgehog(Attention, Recurrent[Tensor]):
     attention of a trained model (`objective=distillation`), or with the model. Nothing is random.
     Outputs and gradients do not overflow for large queries and keys: linear attention subtracts a
     logit of each feature (docs/decisions/0019).
-
-    Args:
-        num_heads: heads, each with its matrices.
-        head_dim: width K of a query and a key; there are 2K features.
     """
 
     cost: ClassVar[str] = "L K²"

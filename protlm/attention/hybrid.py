@@ -93,7 +93,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
 
     @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Attention.stored_options`; the linear mechanism may have such options too."""
         linear = mechanism(options.get("mechanism", _LINEAR))
         nested = options.get("options")
         return {**options, "options": linear.stored_options(nested)} if nested else dict(options)
@@ -110,7 +109,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
         return torch.cat([zero_padding(near, mask_BL), far], dim=1)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        """Returns the maps of the heads with windows, then those of the linear mechanism."""
         _, mask_BL, causal = context
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
         far = self.linear.map_rows(far_q, far_k, context, rows)
@@ -139,7 +137,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[HybridState, Tensor]:
-        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
         near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
         window = state.window.append(*near[1:], slot=state.window.ring_slot())
         linear, far_out = self._recurrent().step(state.linear, *far, hidden_BD=hidden_BD)

@@ -171,7 +171,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[LongShortState, Tensor]:
-        """See `Recurrent.step`; time and memory are bounded where `memory` is."""
         with no_autocast(v_BHC):
             k, v = upcast(k_BHK), upcast(v_BHC)
             near = (_normalized(x, self.near_norm) for x in (k, v))
@@ -211,7 +210,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
         return Pattern.segments(length, self.window)
 
     def _summary_weights(self, hidden_BLD: Tensor, mask_BL: Tensor, pattern: Pattern) -> Tensor:
-        """Computes P of every head and chunk, BHSMP."""
         scores = self._scores(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
         return summary_weights(scores.transpose(1, 2), mask_BL, pattern.chunk)
 

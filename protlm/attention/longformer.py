@@ -174,7 +174,6 @@ class Longformer(Attention, Recurrent[LongformerState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[LongformerState, Tensor]:
-        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
         cache, x_BPD = state.cache, state.hidden_BPD
         position, first = cache.length, x_BPD.shape[1]
         if position < first:
@@ -265,5 +264,4 @@ class Longformer(Attention, Recurrent[LongformerState]):
             return weights_BHPL @ v + torch.einsum("bhpd,dhc->bhpc", mean, weights)
 
     def _of_heads(self, weights: Tensor, like: Tensor) -> Tensor:
-        """Returns a projection by head: (D, H, K)."""
         return weights.to(like.dtype).unflatten(1, (self.num_heads, -1))

@@ -86,7 +86,6 @@ class Reformer(Attention, RandomFeatures):
         self.register_buffer("rotations", draw_rotations(seed, 0, **self._sizes).float())
 
     def redraw(self, index: int) -> None:
-        """Draws the rotations number `index`, a pure function of (seed, index), in place."""
         self.rotations.copy_(draw_rotations(self._seed, index, **self._sizes))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
@@ -127,7 +126,6 @@ class _ChunkedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, *layout: Tensor) -> Tensor:
-        """Adds one round after the other to a running softmax."""
         rounds = Layout(*layout)
         floor = torch.finfo(q.dtype).min / 2
         out = torch.zeros_like(v[:-1])
@@ -159,7 +157,6 @@ class _ChunkedSoftmax(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Computes gradients tile by tile, with the weights of the softmax over all rounds."""
         (dout,) = grad_outputs
         # Only once: activation checkpointing rejects a second access.
         q, k, v, out, log_total, is_alone, *layout = ctx.saved_tensors

@@ -70,16 +70,8 @@ def gated_means(
     """Returns the gated means of φ(q_i)·φ(k_j) [v_j | 1] over j ≤ i, (B, H, L, C + 1).
 
     The weights (1 - g_j) g_{j+1} … g_i sum to 1 - g_1 … g_i, by which the sums are divided: it
-    would cancel in the output, but not in the floor of a denominator. In float32 (float64 for
-    float64 queries). Clearing the padding and normalizing are left to the caller.
-
-    Args:
-        q_BHLK: queries in that dtype, finite at padding.
-        k_BHLK: keys, likewise.
-        v_BHLC: values.
-        gate_BHL1: logits of the gates g, finite.
-        mask_BL: true where there is a residue or special token.
-        feature_map: the features, without a reference.
+    would cancel in the output, but not in the floor of a denominator. In the dtype of the queries;
+    they, keys and logits are finite at padding.
     """
     log_gate_BHL1 = zero_padding(F.logsigmoid(gate_BHL1), mask_BL)
     values = zero_padding(F.pad(v_BHLC.to(q_BHLK.dtype), (0, 1), value=1.0), mask_BL)
@@ -96,7 +88,6 @@ def gated_means(
 
 
 def _sums(operands: tuple[Tensor, ...], rows: int, feature_map: FeatureMap) -> Tensor:
-    """Computes the gated sums of [v | 1] of some heads, a tile of rows at a time."""
     q, _, values, _ = operands
     num_features = feature_map.num_features(q.shape[-1])
     state, sums = values.new_zeros(1, values.shape[1], num_features, values.shape[-1]), []
@@ -121,7 +112,6 @@ def _tile_sums(
     state: Tensor,
     feature_map: FeatureMap,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sums of a tile, and the state after it."""
     length = q.shape[2]
     phi_q, phi_k = (
         chunked(_DifferentiableFeatures.apply(x, features))
@@ -153,7 +143,6 @@ class _DifferentiableFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, features: Callable[[Tensor], Features]) -> Tensor:
-        """Computes the features and keeps the pullback."""
         phi, ctx.pullback = features(x.contiguous())
         # Detached: a pullback that holds the output itself would be a reference cycle.
         return phi.detach()
@@ -163,7 +152,6 @@ class _DifferentiableFeatures(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor, None]:
-        """Applies the pullback."""
         return ctx.pullback(*grad_outputs), None
 
 

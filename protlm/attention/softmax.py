@@ -58,7 +58,6 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[KeyValueCache, Tensor]:
-        """See `Recurrent.step`; time and memory grow with the number of positions before."""
         state = state.append(k_BHK, v_BHC, slot=state.length)
         return state, state.attend(q_BHK)
 

@@ -29,17 +29,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
     features that are exponentials it has one more row, the largest logit of each feature so far,
-    which is the reference of the sums. Only `forward` is differentiable; maps, features and steps
-    are not.
-
-    Args:
-        feature_map: creates the feature map of the kernel from a projection.
-        num_features: features R of a position.
-        projection: the distribution of the rows; None for features without a projection.
-        normalizer: maps the sums to outputs.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        seed: the seed of the projections, together with the redraw index.
-        backend: `auto`, `torch`, or `triton` for fused kernels.
+    which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
+    not. `projection` is None for features without one.
     """
 
     supports_bidirectional = True
@@ -81,7 +72,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
     def redraw(self, index: int) -> None:
-        """Draws projection number `index` in place, a pure function of (seed, index)."""
         self.redraw_index.fill_(index)
         if self.projection is not None and self._projection_rows is not None:
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
@@ -100,10 +90,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        With a normalizer that depends on the values, the absolute entries of a row sum to 1.
-        """
+        """With a normalizer that depends on the values, the absolute entries of a row sum to 1."""
         _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
@@ -171,7 +158,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        """Returns the feature map with the projection of now, in a dtype."""
         rows_RK = self.projection
         return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
 

@@ -23,13 +23,9 @@ class Features(NamedTuple):
 
 
 class FeatureMap(ABC):
-    """A feature map of queries and keys, with one projection.
+    """A feature map of queries and keys, with one projection, RK, or None for coordinates.
 
     The features of a position depend only on the vector of the position.
-
-    Args:
-        projection_RK: the random rows ω_r, in the dtype of the computation; None for features of
-            the coordinates of the vectors.
     """
 
     # Features of each row or coordinate.
@@ -41,7 +37,6 @@ class FeatureMap(ABC):
         self.projection_RK = projection_RK
 
     def num_features(self, width: int) -> int:
-        """Returns the number R of features of a vector."""
         rows_RK = self.projection_RK
         return self.features_per_row * (width if rows_RK is None else len(rows_RK))
 
@@ -131,7 +126,6 @@ class GeneralizedFeatures(FeatureMap):
         self._epsilon = epsilon
 
     def fused_rows(self, like: Tensor) -> tuple[Tensor, None, float]:
-        """Returns the rows, without a projection the identity, and ε."""
         rows_RK = self.projection_RK
         if rows_RK is None:
             rows_RK = torch.eye(like.shape[-1], device=like.device)
@@ -141,7 +135,7 @@ class GeneralizedFeatures(FeatureMap):
         return self.keys(q_BHLK)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """Returns log c; the kernel is the mean over the features."""
+        """The kernel is the mean over the features."""
         return torch.full_like(q_BHLK[..., :1], -math.log(self.num_features(q_BHLK.shape[-1])))
 
     def keys(self, k_BHLK: Tensor) -> Features:
@@ -234,7 +228,6 @@ class FourierFeatures(FeatureMap):
         return Features(phi_BHLR, pullback)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """Returns log 1."""
         return torch.zeros_like(q_BHLK[..., :1])
 
 

@@ -52,7 +52,6 @@ class LinearAttention(torch.autograd.Function):
         mask_BL: Tensor,
         weighting: Weighting,
     ) -> Tensor:
-        """Computes the tiles from left to right."""
         feature_map, normalizer, causal = weighting
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         # torch.compile functionalizes in-place writes, and then loses the strides.
@@ -84,7 +83,6 @@ class LinearAttention(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Computes the groups of tiles from the last to the first."""
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
@@ -113,7 +111,6 @@ class LinearAttention(torch.autograd.Function):
 def _bidirectional(
     operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
 ) -> list[Tensor]:
-    """Computes the sums of a group; returns its state."""
     state = operands.add_keys(None, group[0])
     for tile in group[1:]:
         state = operands.add_keys(state, tile)

@@ -17,10 +17,7 @@ class Normalizer(ABC):
 
     @abstractmethod
     def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output, BHLC, and a number per row for the gradient, BHL1.
-
-        A row without weight is 0, not NaN.
-        """
+        """Returns the output, 0 for a row without weight, and a number for the gradient, BHL1."""
 
     @abstractmethod
     def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
@@ -39,13 +36,6 @@ class Normalization(StrEnum):
 
 
 def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Normalizer:
-    """Creates a normalizer.
-
-    Args:
-        name: `denominator` or `rmsnorm`.
-        floor: the smallest denominator; None for no floor.
-        is_positive: whether all weights are positive.
-    """
     refuse_unknown("attention.normalizer", name, Normalization)
     given = f"attention.denominator_floor={'null' if floor is None else floor}"
     if name == Normalization.rmsnorm:

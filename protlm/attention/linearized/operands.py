@@ -26,14 +26,10 @@ from protlm.attention.ops.products import operand_dtype, product
 
 class Operands:
     """Queries, keys and values with their mask and feature map.
-
-    Its methods return contiguous tensors in float32 (float64 for float64 queries).
-
-    Attributes:
-        dtype: of what the methods return.
-        product_dtype: what operands of products of features, states and values are rounded to.
-        reference_BH1R: the reference of the group of tiles at hand; None before its first keys, and
-            for features without one.
+     Its methods return contiguous tensors in `dtype`: float32, or float64 for float64 queries.
+    Operands of products of features, states and values are rounded to `product_dtype`.
+    `reference_BH1R` is that of the group of tiles at hand; None before its first keys, and for
+    features without one.
     """
 
     def __init__(
@@ -91,7 +87,6 @@ class Operands:
         return increment if state is None else state.add_(increment)
 
     def values(self, tile: Tile) -> Tensor:
-        """Returns the values, 0 at padding, BHMC for M rows."""
         return self._take(self._v_BHLC, tile)
 
     def values_and_ones(self, tile: Tile) -> Tensor:
@@ -110,7 +105,6 @@ class Operands:
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], value)
 
     def _take(self, x: Tensor, tile: Tile) -> Tensor:
-        """Returns the tile of vectors, 0 at padding."""
         x_BHMK = tile.of(x)
         if self._is_whole:
             return x_BHMK.to(self.dtype).contiguous()

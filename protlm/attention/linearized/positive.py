@@ -41,7 +41,7 @@ class ExponentialFeatureMap(FeatureMap):
         """Computes the logits of keys."""
 
     def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
-        """Computes the features of queries; the largest one of each query is 1."""
+        """The largest feature of each query is 1."""
         logits_BHLR, pullback = self.query_logits(q_BHLK, reference_BH1R)
         # The maximum cancels in the normalized output, and therefore has no gradient.
         logits_BHLR.sub_(logits_BHLR.amax(dim=-1, keepdim=True))
@@ -52,7 +52,6 @@ class ExponentialFeatureMap(FeatureMap):
 
 
 def exponential(logits_BHLR: Tensor, pullback: Pullback) -> Features:
-    """Exponentiates logits in place."""
     phi_BHLR = logits_BHLR.exp2_()
     return Features(phi_BHLR, lambda dphi_BHLR: pullback(dphi_BHLR.mul_(phi_BHLR)))
 
@@ -66,7 +65,7 @@ def logit_floor(dtype: torch.dtype) -> float:
 class PositiveFeatures(ExponentialFeatureMap):
     """Positive features, whose products estimate exp(q·k / √K); no ε is added.
 
-    With x̂ = x / K^(1/4) and rows ω_r ~ N(0, I), for any s ≥ 1 the mean over r of
+    With x̂ = x / K^(1/4) and rows ω_r ~ N(0, I), for any stretch s ≥ 1 the mean over r of
 
         s^K · exp((1 - s²)|ω_r|²/2 + s ω_r·(q̂ + k̂) - (|q̂|² + |k̂|²)/2)
 
@@ -80,14 +79,8 @@ class PositiveFeatures(ExponentialFeatureMap):
 
         φk_r = exp(b_r - M_r),  φq_r = exp(a_r + M_r - max_r'(a_r' + M_r'))
 
-    M_r is the b_r of a visible key (see `operands`). The largest feature of a query is then
-    exp(0), and its product with that key is 1, so that the sum of weights is at least 1 for queries
-    and keys of any norm. Without a reference M_r = 0, and keys far from all rows underflow in
-    float32.
-
-    Args:
-        projection_RK: the rows ω_r.
-        stretch: s.
+    M_r is the b_r of a visible key (see `operands`), so that the sum of weights is at least 1 for
+    queries and keys of any norm. Without a reference M_r = 0, and keys far from all rows underflow.
     """
 
     has_fused = True
@@ -105,10 +98,7 @@ class PositiveFeatures(ExponentialFeatureMap):
         self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
 
     def fused_rows(self, like: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Returns rows w, RK, and constants c, R: φq_r φk_r is 2^(w_r·(q + k) + c_r) per row.
-
-        Up to factors of the query and of the key.
-        """
+        """Returns w and c: φq_r φk_r is 2^(w_r·(q + k) + c_r), up to factors of query and key."""
         return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R, 0.0
 
     def query_logits(
@@ -149,9 +139,7 @@ class PositiveFeatures(ExponentialFeatureMap):
 
 
 def optimal_stretch(head_dim: int, square_norm: float) -> float:
-    """Returns the stretch s with the smallest variance at |q̂ + k̂|² = `square_norm`.
-
-    arXiv 2205.15317, Theorem 3.2.
+    """Returns the stretch s of the smallest variance at |q̂ + k̂|² = λ (2205.15317, Theorem 3.2).
 
     With A = (1 - 1/ρ)/8, ρ = (√((2λ + K)² + 8Kλ) - 2λ - K) / 4λ, s² = 1 - 4A = (1 + 1/ρ)/2.
     """

@@ -25,19 +25,14 @@ class Tile:
     rows: slice
 
     def of(self, x: Tensor) -> Tensor:
-        """Returns the tile of a tensor (B, H, L, width), as a view."""
         return x[self.samples, self.heads, self.rows]
 
 
 def tiles(x_BHLK: Tensor, *, num_features: int, memory_divisor: int = 1) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
 
-    Linear attention computes the features of one tile at a time.
-
-    Args:
-        x_BHLK: queries, keys or values.
-        num_features: random features R of a position.
-        memory_divisor: divides the memory that features may occupy.
+    Linear attention computes the R features of one tile at a time; `memory_divisor` divides the
+    memory that they may occupy.
     """
     batch, heads, length, _ = x_BHLK.shape
     assert length > 0
@@ -67,16 +62,13 @@ def chunked(x_BHLR: Tensor) -> Tensor:
 
 
 def positions(chunks: Tensor, tile: Tile) -> Tensor:
-    """Inverts `chunked`."""
     return chunks.flatten(2, 3)[:, :, : tile.rows.stop - tile.rows.start]
 
 
 class States:
     """Running sums of products over the chunks before each one; in reverse, over those after it.
-
-    Attributes:
-        last: the sum over all chunks so far, (B, H, C + 1, R); None for 0. The next tile
-            overwrites it.
+     `last` is the sum over all chunks so far, (B, H, C + 1, R); None for 0. The next tile
+    overwrites it.
     """
 
     def __init__(self, *, reverse: bool = False) -> None:
@@ -86,14 +78,8 @@ class States:
 
     def add_products(self, x: Tensor, y: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """Adds a tile of S chunks, from left to right; in reverse, from right to left.
-
-        Args:
-            x: (B, H, S, C + 1, 64).
-            y: (B, H, S, 64, R).
-            dtype: what operands are rounded to, as in `products.product`.
-
-        Returns:
-            (B, H, S, C + 1, R): the sum at the beginning of each chunk, valid until the next tile.
+         x is (B, H, S, C + 1, 64) and y (B, H, S, 64, R). Returns the sum at the beginning of each
+        chunk, (B, H, S, C + 1, R), valid until the next tile.
         """
         is_plain = x.device.type == "cpu" and not is_compiling()
         # Tiles of several sequences are short, and do not fit the layout of the buffer.

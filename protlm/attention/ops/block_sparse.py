@@ -99,7 +99,6 @@ class SelectedBlocksAttention(torch.autograd.Function):
         global_v_BHPC: Tensor,
         selection: Selection,
     ) -> Tensor:
-        """Computes the tiles, without keeping their keys."""
         out_BHSMC = torch.empty_like(v_BHSMC)
         ctx.tiles = list(selection.tiles(max(k_BHSMK.shape[-1], v_BHSMC.shape[-1])))
         for tile in ctx.tiles:
@@ -153,14 +152,7 @@ _LOW_32 = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class FixedBlocks:
-    """The blocks that every block sees, which are not drawn; counts of blocks.
-
-    Attributes:
-        first: at the start of the sequence.
-        last: at its end.
-        before: immediately before the block itself.
-        after: immediately after it.
-    """
+    """How many blocks every block sees at both ends of the sequence and next to itself, undrawn."""
 
     first: int
     last: int
@@ -188,19 +180,12 @@ def scramble(x: Tensor) -> Tensor:
 
 
 def random_subsets(key: Tensor, num_candidates: Tensor, size: int) -> Tensor:
-    """Draws `size` numbers below `num_candidates` without replacement, for every key.
+    """Draws `size` numbers below `num_candidates` without replacement, for every hash key.
 
-    Every subset is equally likely. This is Robert Floyd's algorithm (J. Bentley and R. Floyd, CACM
-    30(9), 1987): a turn with n candidates draws one of them, and replaces a repeated one by the
-    last candidate. The cost is size², independent of the number of candidates.
-
-    Args:
-        key: the hash key, int64.
-        num_candidates: the number of candidates, below 2^31; broadcasts with `key`.
-        size: the number of draws. If there are fewer candidates, all of them are drawn.
-
-    Returns:
-        (..., size), -1 where no candidate was left.
+    Returns (..., size), -1 where no candidate was left. Every subset is equally likely. This is
+    Robert Floyd's algorithm (J. Bentley and R. Floyd, CACM 30(9), 1987): a turn with n candidates
+    draws one of them, and replaces a repeated one by the last candidate. The cost is size²,
+    independent of the number of candidates, which is below 2^31.
     """
     key, num_candidates = torch.broadcast_tensors(key, num_candidates)
     drawn = key.new_empty(*key.shape, size)
@@ -214,18 +199,10 @@ def random_subsets(key: Tensor, num_candidates: Tensor, size: int) -> Tensor:
 
 
 def draw_blocks(key_H: Tensor, num_blocks_BS: Tensor, fixed: FixedBlocks, size: int) -> Tensor:
-    """Draws distinct blocks for every block and head, excluding the fixed ones.
+    """Draws distinct blocks for every block and head among `num_blocks_BS`, but not `fixed` ones.
 
-    The result is a pure function of the head's key, the block and the number of blocks.
-
-    Args:
-        key_H: from `hash_keys`.
-        num_blocks_BS: the number of blocks to choose from, the fixed ones included.
-        fixed: the blocks that are not candidates.
-        size: the number of draws. If there are fewer candidates, all of them are drawn.
-
-    Returns:
-        Numbers of blocks, (B, H, S, size), -1 where no candidate was left.
+    Returns (B, H, S, size), -1 where no candidate was left: a pure function of the head's key, the
+    block and the number of blocks.
     """
     row_S = torch.arange(num_blocks_BS.shape[1], device=key_H.device)
     # The candidates are the blocks from `first` to the end, except a gap around the block itself.

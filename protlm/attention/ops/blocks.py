@@ -22,11 +22,7 @@ def from_blocks(x_BHSMK: Tensor, length: int) -> Tensor:
 
 
 def with_neighbors(x_BHSMK: Tensor, *, before: int, after: int) -> Tensor:
-    """Concatenates every block with the blocks before and after it; zeros beyond the ends.
-
-    Returns:
-        (B, H, S, (before + 1 + after) · M, K).
-    """
+    """Concatenates every block with those before and after it, as `with_margins` does."""
     size = x_BHSMK.shape[3]
     return with_margins(x_BHSMK, before=before * size, after=after * size)
 
@@ -36,14 +32,7 @@ def with_margins(
 ) -> Tensor:
     """Concatenates every block with the positions before and after it; zeros beyond the ends.
 
-    Args:
-        x_BHSMK: adjacent blocks.
-        before: the number of positions before a block.
-        after: the number of positions after it.
-        shared_BHPK: positions to prepend to every block.
-
-    Returns:
-        (B, H, S, P + before + M + after, K).
+    Returns (B, H, S, P + before + M + after, K), where `shared_BHPK` is prepended to every block.
     """
     number, size = x_BHSMK.shape[2:4]
     blocks_before, blocks_after = math.ceil(before / size), math.ceil(after / size)
@@ -61,15 +50,8 @@ def with_margins(
 def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible: Tensor) -> Tensor:
     """Computes softmax(q kᵀ / √K) v in every block separately, by the fused kernels of torch.
 
-    Args:
-        q_BHSMK: M queries of every block.
-        k_BHSLK: the keys of every block, any number.
-        v_BHSLC: their values.
-        visible: true where a query sees a key; broadcasts to (B, H, S, M, L). The output of a
-            query without visible keys is 0.
-
-    Returns:
-        BHSMC, in the dtype of the values.
+    `visible` is true where a query sees a key, and broadcasts to (B, H, S, M, L). The output of a
+    query without visible keys is 0. BHSMC, in the dtype of the values.
     """
     batch, _, number, num_queries, key_width = q_BHSMK.shape
     num_keys, value_width = k_BHSLK.shape[3], v_BHSLC.shape[4]
@@ -134,7 +116,6 @@ class SharedKeys(NamedTuple):
     visible_BLP: Tensor
 
     def of_heads(self, heads: slice) -> "SharedKeys":
-        """Selects some heads."""
         return self._replace(k_BHPK=self.k_BHPK[:, heads], v_BHPC=self.v_BHPC[:, heads])
 
 
@@ -149,16 +130,8 @@ def window_softmax(
 ) -> Tensor:
     """Computes softmax(q kᵀ / √K) v over the window of every query, in linear time and memory.
 
-    Args:
-        q_BHLK: queries.
-        k_BHLK: keys, finite everywhere.
-        v_BHLC: values, finite everywhere.
-        keys_BL: true for keys that windows may see.
-        window: the positions that a query sees.
-        shared: further keys, outside the windows.
-
-    Returns:
-        BHLC, in the dtype of the values; 0 for a query without visible keys.
+    Keys and values are finite everywhere; windows see those of `keys_BL`, and all see `shared`.
+    BHLC, in the dtype of the values; 0 for a query without visible keys.
     """
     if window.dilation > 1:
         return _dilated_softmax(q_BHLK, k_BHLK, v_BHLC, keys_BL, window, shared)

@@ -13,12 +13,9 @@ _LEAST_BLOCK = 64
 
 
 def summary_weights(scores_BHLP: Tensor, mask_BL: Tensor, chunk: int) -> Tensor:
-    """Computes the weights of positions in the P summaries of their chunk: softmax over the chunk.
+    """Computes the weights of positions in the P summaries of their chunk, BHSMP: a softmax.
 
     Padding has zero weight; an all-padding chunk is weighted uniformly.
-
-    Returns:
-        BHSMP: S chunks of M = `chunk` positions.
     """
     floor = torch.finfo(scores_BHLP.dtype).min
     scores_BHLP = scores_BHLP.masked_fill(~mask_BL[:, None, :, None], floor)
@@ -39,14 +36,8 @@ class Pattern:
     window that ends at the query, and the chunks before its own. The positions and summaries
     gathered for a block of queries include all that one of its queries sees; masks hide the others.
 
-    Attributes:
-        length: positions L.
-        window: positions of a segment or window, at most L.
-        chunk: positions of a chunk, at most L.
-        block: queries in a block: a segment, or whole chunks, so that summaries can be split into
-            blocks as well.
-        reach: the number of chunks before its own that a causal query sees; None for all queries
-            that see all chunks.
+    `block` is a segment, or whole chunks, so that summaries can be split into blocks as well;
+    `reach` is the number of chunks before its own that a causal query sees, None for all.
     """
 
     length: int
@@ -63,14 +54,9 @@ class Pattern:
 
     @classmethod
     def history(cls, length: int, window: int, chunk: int, memory: int | None) -> "Pattern":
-        """Creates the causal pattern.
+        """Creates the causal pattern, of a window that includes the query itself.
 
-        Args:
-            length: positions L.
-            window: positions that a query sees, itself included.
-            chunk: positions of a chunk.
-            memory: positions before the chunk of a query whose summaries it sees, rounded up to
-                chunks; None for all.
+        `memory` is rounded up to chunks; None for all positions before the chunk of a query.
         """
         reach = -(-(length if memory is None else memory) // chunk)
         # Clipped to the length of the sequence, which only saves work.
@@ -92,25 +78,19 @@ class Pattern:
         return with_margins(chunks, before=min(self.reach, x_BHSK.shape[2] - 1), after=0)
 
     def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
-        """Returns whether the query at one position sees another position; both broadcast."""
         if self.reach is not None:
             return (query - self.window < position) & (position <= query)
         start = query // self.window * self.window - self.window // 2
         return (start <= position) & (position < start + 2 * self.window)
 
     def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
-        """Returns whether the query at a position sees the summaries of a chunk; both broadcast."""
         own = query // self.chunk
         if self.reach is None:
             return own == chunk
         return (own - self.reach <= chunk) & (chunk < own)
 
     def visible_in_blocks(self, mask_BL: Tensor, rank: int) -> Tensor:
-        """Returns the mask of visible summaries, then positions, of the queries of every block.
-
-        Returns:
-            (B, 1, S, M, keys).
-        """
+        """Returns which summaries, then positions, queries of a block see: (B, 1, S, M, keys)."""
         position = torch.arange(self.length, device=mask_BL.device)[None, None, :, None]
         has_residue = self._has_residue(mask_BL)
         chunk = torch.arange(has_residue.shape[2], device=mask_BL.device)[None, None, :, None]
@@ -122,7 +102,7 @@ class Pattern:
         return torch.cat([far.repeat_interleave(rank, dim=-1), near], dim=-1)
 
     def visible_in_rows(self, mask_BL: Tensor, rows: slice, rank: int) -> Tensor:
-        """Returns the mask of visible summaries and positions of rows, (B, 1, M, S · rank + L)."""
+        """Returns the same for rows of the map, (B, 1, M, S · rank + L)."""
         position = torch.arange(self.length, device=mask_BL.device)
         query = position[rows, None]
         has_residue = self._has_residue(mask_BL).mT

@@ -24,8 +24,7 @@ def draw_rotations(
 ) -> Tensor:
     """Returns draw number `index` of the Gaussian rotations, THKR in float64.
 
-    A pure function of (seed, index) and the sizes; R = ⌈num_buckets / 2⌉ columns for every round
-    and head.
+    A pure function of (seed, index) and the sizes; R = ⌈num_buckets / 2⌉ columns.
     """
     shape = (num_hashes, num_heads, head_dim, (num_buckets + 1) // 2)
     return torch.randn(shape, generator=projection_generator(seed, index), dtype=torch.float64)
@@ -34,12 +33,8 @@ def draw_rotations(
 @torch.no_grad()
 def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Tensor:
     """Computes the bucket of every vector in every round, h(x) = argmax [x R; -x R] (section 2).
-
-    Hashes are always computed in float32, so that a float64 copy of a model has the same buckets.
-    They do not depend on the norm of a vector.
-
-    Returns:
-        TBHL, numbers from 0 to num_buckets - 1.
+     TBHL, numbers from 0 to num_buckets - 1. Hashes are always computed in float32, so that a
+    float64 copy of a model has the same buckets.
     """
     x_BHLK = x_BHLK.float()
     batch, heads, _, _ = x_BHLK.shape
@@ -84,27 +79,19 @@ class Layout(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        """The number of slots in a round."""
         return self.positions[0].numel()
 
 
 def most_chunks(number: int, *, num_buckets: int, size: int) -> int:
-    """Returns the largest number of chunks that `number` positions can need.
-
-    A nonempty bucket leaves at most size - 1 slots empty.
-    """
+    """Returns the most chunks that positions need: a bucket leaves at most size - 1 slots empty."""
     return (number + min(num_buckets, number) * (size - 1)) // size
 
 
 @torch.no_grad()
 def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
-    """Sorts positions by bucket, then by position, and splits every bucket into chunks.
+    """Sorts positions by bucket, then by position, and splits every bucket into chunks of `size`.
 
-    Args:
-        buckets: (T, N), the bucket of each position in each round; `num_buckets` for a position
-            that gets no slot.
-        num_buckets: the number of buckets in a round.
-        size: slots in a chunk.
+    `buckets` are (T, N); a position with bucket `num_buckets` gets no slot.
     """
     rounds, number = buckets.shape
     ordered, positions = buckets.sort(dim=-1, stable=True)
@@ -137,10 +124,8 @@ def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
 class Tile:
     """S chunks of M slots of a round; each sees L = 2M slots: the previous chunk and itself.
 
-    Args:
-        slots: the slots of the chunks in the round.
-        positions: the positions in the slots of the chunks and of the previous one, (S + 1) · M.
-        hidden_SML: true where a query does not see a key.
+    `positions` are those in the slots of the chunks and of the previous one, (S + 1) · M;
+    `hidden_SML` is true where a query does not see a key.
     """
 
     slots: slice
@@ -149,12 +134,10 @@ class Tile:
 
     @property
     def size(self) -> int:
-        """The number of slots in a chunk."""
         return self.hidden_SML.shape[1]
 
     @property
     def slots_before(self) -> slice:
-        """The slots of the previous chunks."""
         return slice(self.slots.start - self.size, self.slots.stop - self.size)
 
     def own(self, x: Tensor) -> Tensor:

@@ -42,22 +42,10 @@ def attention(
     epsilon: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes attention.
-
-    Args:
-        q_BHLK: queries, in bfloat16 or float32, like keys and values.
-        k_BHLK: keys.
-        v_BHLC: values.
-        mask_BL: false at padding.
-        w_RK: rows w, float32, contiguous.
-        bias_R: c of positive features, float32; None for ReLU.
-        epsilon: ε of ReLU.
-        causal: whether a query sees only its own key and those before it.
-
-    Returns:
-        The output, BHLC, in the dtype of the values. For the gradients: D or its logarithm, BHL;
-        if bidirectional, S, BHRC, and z, BHR, and if causal, an empty tensor and M, BHR, which is
-        empty for ReLU. All but S are in float32.
+    """Computes attention of q, k and v in bfloat16 or float32; `causal` by chunks.
+     Returns the output, BHLC, in the dtype of the values. For the gradients: D or its logarithm,
+    BHL; if bidirectional, S, BHRC, and z, BHR, and if causal, an empty tensor and M, BHR, which is
+    empty for ReLU. All but S are in float32.
     """
     rows, compute = _Rows(w_RK, bias_R, epsilon), _causal if causal else _bidirectional
     with on_device(q_BHLK):

@@ -25,17 +25,10 @@ class Vectors(NamedTuple):
 
 class Sizes(NamedTuple):
     """Sizes that a kernel is compiled for.
-
-    Attributes:
-        R: random features.
-        K: width of queries and keys.
-        C: width of values.
-        BL: positions of a block.
-        BR: features of a block.
-        BK: K, rounded up to a power of 2.
-        BC: C, rounded up likewise.
-        is_precise: whether products of float32 are three products in TF32, almost float32, or one.
-            Triton 3.6 passes numbers, but no text, from a tuple on to other functions.
+     R random features, K the width of queries and keys, C that of values; BL positions and BR
+    features of a block, BK and BC the widths rounded up to powers of 2. `is_precise` is whether
+    products of float32 are three products in TF32, almost float32, or one: Triton 3.6 passes
+    numbers, but no text, from a tuple on to other functions.
     """
 
     R: int
@@ -84,7 +77,6 @@ def load_matrix(x, start, rows, num_rows, block_width: tl.constexpr, width):
 
 @triton.jit
 def store_matrix(x, start, rows, num_rows, block_width: tl.constexpr, width, block):
-    """Stores rows of a contiguous matrix, the first of which is row `start` of x."""
     columns = tl.arange(0, block_width)
     is_inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
     tl.store(x + start * width + rows[:, None] * width + columns[None, :], block, mask=is_inside)
@@ -189,12 +181,10 @@ _HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): Blocks(64, 64, 4)}
 
 
 def causal_blocks(device: torch.device) -> BlockTable:
-    """Returns the blocks of causal gradients on a card."""
     return _HOPPER_CAUSAL_GRADIENTS if is_hopper(device) else CAUSAL_GRADIENTS
 
 
 def vectors(x_BHLK: Tensor) -> Vectors:
-    """Returns the tensor with its strides."""
     return Vectors(x_BHLK, x_BHLK.stride())
 
 
@@ -202,12 +192,9 @@ def vectors(x_BHLK: Tensor) -> Vectors:
 class Grid:
     """The programs of the kernels, and the arguments that all of them have.
 
-    Attributes:
-        shape: batch B, heads H and length L.
-        sizes: the `Sizes`, which kernels declare as constants of the compiler.
-        num_programs: heads of all samples times blocks of features.
-        part_length: positions of a part of a sum, a multiple of the block.
-        options: for the compiler.
+    `shape` is (B, H, L); `sizes` are `Sizes`, which kernels declare as constants of the compiler.
+    `num_programs` are heads of all samples times blocks of features, and `part_length` is the
+    positions of a part of a sum, a multiple of the block.
     """
 
     shape: tuple[int, int, int]
@@ -218,7 +205,6 @@ class Grid:
 
     @classmethod
     def of(cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, table: BlockTable) -> Self:
-        """Returns the grid for queries, values and rows, with the blocks of a table."""
         batch, heads, length, key_width = q_BHLK.shape
         num_features, width, dtype = len(w_RK), v_BHLC.shape[-1], v_BHLC.dtype
         blocks = table[dtype, max(key_width, width) <= 64]
@@ -280,12 +266,11 @@ class Grid:
 
 
 def bytes_of(mask_BL: Tensor) -> Tensor:
-    """Returns the mask as bytes."""
     return mask_BL.contiguous().view(torch.uint8)
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Makes the device of a tensor the current one, on which kernels are launched."""
+    """Makes the device of a tensor the current one."""
     return torch.cuda.device_of(x)
 
 
