@@ -133,12 +133,7 @@ class BigBird(Attention):
         return GlobalTokens.of(is_global_BL, ends + self.num_global + len(self.residues))
 
     def _selection(
-        self,
-        mask_BL: Tensor,
-        tokens: GlobalTokens,
-        num_blocks_B: Tensor,
-        *,
-        causal: bool,
+        self, mask_BL: Tensor, tokens: GlobalTokens, num_blocks_B: Tensor, *, causal: bool
     ) -> Selection:
         """Selects what every block sees, each position once: global ones not in their blocks."""
         length = mask_BL.shape[1]

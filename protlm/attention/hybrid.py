@@ -129,13 +129,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         )
 
     def step(
-        self,
-        state: HybridState,
-        q_BHK: Tensor,
-        k_BHK: Tensor,
-        v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[HybridState, Tensor]:
         near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
         window = state.window.append(*near[1:], slot=state.window.ring_slot())

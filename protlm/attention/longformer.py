@@ -237,12 +237,7 @@ class Longformer(Attention, Recurrent[LongformerState]):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _global_weights(
-        self,
-        q_BHPK: Tensor,
-        own_BPD: Tensor,
-        k_BHLK: Tensor,
-        x_BLD: Tensor,
-        visible_BPL: Tensor,
+        self, q_BHPK: Tensor, own_BPD: Tensor, k_BHLK: Tensor, x_BLD: Tensor, visible_BPL: Tensor
     ) -> Tensor:
         """Computes softmax(q' k'ᵀ / √K) in the rows of global tokens, BHPL, in float32 or float64.
 

@@ -52,9 +52,7 @@ class PerformerGeneralized(Performer):
                 else Projection(num_features, head_dim, projection, row_norms, antithetic)
             ),
             normalizer=normalizer_of(
-                normalizer,
-                floor=denominator_floor,
-                is_positive=NONLINEARITIES[kernel].is_positive,
+                normalizer, floor=denominator_floor, is_positive=NONLINEARITIES[kernel].is_positive
             ),
             redraw_every=redraw_every,
             seed=seed,

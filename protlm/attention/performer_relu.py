@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, final
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection
 from protlm.config.fields import at_least
 
@@ -30,7 +31,7 @@ class PerformerRelu(Performer):
         num_features: Annotated[int | None, at_least(1)] = None,
         kernel_epsilon: Annotated[float, at_least(0)] = 1e-3,
         redraw_every: Annotated[int | None, at_least(1)] = None,
-        backend: str = "auto",
+        backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
     ) -> None:
         super().__init__(

@@ -93,24 +93,14 @@ def _sums(operands: tuple[Tensor, ...], rows: int, feature_map: FeatureMap) -> T
     state, sums = values.new_zeros(1, values.shape[1], num_features, values.shape[-1]), []
     for tile in zip(*(x.split(rows, dim=2) for x in operands), strict=True):
         out, state = checkpoint(
-            _tile_sums,
-            *tile,
-            state,
-            feature_map,
-            use_reentrant=False,
-            preserve_rng_state=False,
+            _tile_sums, *tile, state, feature_map, use_reentrant=False, preserve_rng_state=False
         )
         sums.append(out)
     return torch.cat(sums, dim=2)
 
 
 def _tile_sums(
-    q: Tensor,
-    k: Tensor,
-    values: Tensor,
-    log_gate: Tensor,
-    state: Tensor,
-    feature_map: FeatureMap,
+    q: Tensor, k: Tensor, values: Tensor, log_gate: Tensor, state: Tensor, feature_map: FeatureMap
 ) -> tuple[Tensor, Tensor]:
     length = q.shape[2]
     phi_q, phi_k = (

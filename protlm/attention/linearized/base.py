@@ -21,7 +21,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.attention.ops.projection import Projection
-from protlm.system.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -52,7 +52,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         backend: str = Backend.torch,
     ) -> None:
         super().__init__()
-        _check_redraw(redraw_every, has_projection=projection is not None)
+        if redraw_every is not None and projection is None:
+            raise UserError(
+                f"attention.redraw_every={redraw_every} needs a projection: set "
+                "attention.num_features, or attention.redraw_every=null"
+            )
         self.redraw_every = redraw_every
         self.num_features = num_features
         self._feature_map = feature_map
@@ -64,10 +68,12 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
         first_map = feature_map(rows_RK)
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
-        refuse_unknown("attention.backend", backend, Backend)
         self._backend = Backend(backend)
-        if backend == Backend.triton:
-            _check_fused(first_map, normalizer)
+        if backend == Backend.triton and not has_fused(first_map, normalizer):
+            raise UserError(
+                "attention.backend=triton is for positive and ReLU features with "
+                "attention.normalizer=denominator; set attention.backend=auto"
+            )
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
@@ -160,22 +166,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection
         return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
-
-
-def _check_fused(feature_map: FeatureMap, normalizer: Normalizer) -> None:
-    if not has_fused(feature_map, normalizer):
-        raise UserError(
-            "attention.backend=triton is for positive and ReLU features with "
-            "attention.normalizer=denominator; set attention.backend=auto"
-        )
-
-
-def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
-    if redraw_every is not None and not has_projection:
-        raise UserError(
-            f"attention.redraw_every={redraw_every} needs a projection: set "
-            "attention.num_features, or attention.redraw_every=null"
-        )
 
 
 def _refuse_float16(*inputs: Tensor) -> None:

@@ -173,12 +173,7 @@ class TrigonometricFeatures(FeatureMap):
         self._scaled_RK = projection_RK * self._head_dim**-0.25
 
     def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
-        phi_BHLR = _sine_cosine(product(q_BHLK, self._scaled_RK))
-
-        def pullback(dphi_BHLR: Tensor) -> Tensor:
-            return product(_angle_gradient(dphi_BHLR, phi_BHLR), self._scaled_RK.mT)
-
-        return Features(phi_BHLR, pullback)
+        return _circle(q_BHLK, self._scaled_RK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
         exponent_BHL1 = self._exponent(k_BHLK)
@@ -220,22 +215,22 @@ class FourierFeatures(FeatureMap):
         return self.keys(q_BHLK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        phi_BHLR = _sine_cosine(product(k_BHLK, self._rows_RK)).mul_(self._scale)
-
-        def pullback(dphi_BHLR: Tensor) -> Tensor:
-            return product(_angle_gradient(dphi_BHLR, phi_BHLR), self._rows_RK.mT)
-
-        return Features(phi_BHLR, pullback)
+        return _circle(k_BHLK, self._rows_RK, scale=self._scale)
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
         return torch.zeros_like(q_BHLK[..., :1])
 
 
-def _sine_cosine(angles: Tensor) -> Tensor:
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+def _circle(x_BHLK: Tensor, rows_RK: Tensor, *, scale: float | None = None) -> Features:
+    """Computes (sin ω_r·x, cos ω_r·x), times a scale."""
+    angles = product(x_BHLK, rows_RK)
+    phi_BHLR = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    if scale is not None:
+        phi_BHLR.mul_(scale)
 
+    def pullback(dphi_BHLR: Tensor) -> Tensor:
+        sine, cosine = phi_BHLR.chunk(2, dim=-1)
+        dsine, dcosine = dphi_BHLR.chunk(2, dim=-1)
+        return product(dsine * cosine - dcosine * sine, rows_RK.mT)
 
-def _angle_gradient(dphi_BHLR: Tensor, phi_BHLR: Tensor) -> Tensor:
-    sine, cosine = phi_BHLR.chunk(2, dim=-1)
-    dsine, dcosine = dphi_BHLR.chunk(2, dim=-1)
-    return dsine * cosine - dcosine * sine
+    return Features(phi_BHLR, pullback)

@@ -1,6 +1,5 @@
 """Normalizers, which map the sums [N | D] = [Σ_j w_ij v_j | Σ_j w_ij] to the output."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.system.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 
 class Normalizer(ABC):
@@ -36,7 +35,6 @@ class Normalization(StrEnum):
 
 
 def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Normalizer:
-    refuse_unknown("attention.normalizer", name, Normalization)
     given = f"attention.denominator_floor={'null' if floor is None else floor}"
     if name == Normalization.rmsnorm:
         if floor is not None:
@@ -44,8 +42,6 @@ def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Norma
                 f"{given} has no effect with attention.normalizer=rmsnorm; set it to null"
             )
         return RootMeanSquare()
-    if floor is not None and not 0 < floor < math.inf:
-        raise UserError(f"{given} must be a number above 0, or null")
     if floor is None and not is_positive:
         raise UserError(
             f"{given} allows division by sums of weights that may be negative or near 0 with "

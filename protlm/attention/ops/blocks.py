@@ -68,11 +68,7 @@ def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible
         for x in (q_BHSMK, k_BHSLK, v_BHSLC)
     )
     out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=visible.transpose(1, 2).flatten(0, 1),
-        scale=1 / math.sqrt(key_width),
+        q, k, v, attn_mask=visible.transpose(1, 2).flatten(0, 1), scale=1 / math.sqrt(key_width)
     )
     out_BHSMC = out[..., :value_width].unflatten(0, (batch, number)).transpose(1, 2)
     return out_BHSMC.masked_fill(~sees_any, 0).to(v_BHSLC.dtype)

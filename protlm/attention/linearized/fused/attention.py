@@ -171,12 +171,10 @@ def _causal_gradients(
     )
     # The sums over the queries take the place of the states.
     grid.over_features(
-        causal_kernels.sum_queries,
-        *(q, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states),
+        causal_kernels.sum_queries, *(q, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states)
     )
     grid.over_positions(
-        causal_kernels.value_gradients,
-        *(q, k, mask, *rows_and_m, totals_BHL, dout, states[0], dv),
+        causal_kernels.value_gradients, *(q, k, mask, *rows_and_m, totals_BHL, dout, states[0], dv)
     )
     back.over_positions(
         causal_kernels.key_gradients,
