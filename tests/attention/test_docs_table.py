@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.attention import docs_table, names
+from protlm.attention import docs_table
 from protlm.system.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
@@ -27,13 +27,6 @@ def cells(name: str, lines: list[str]) -> list[str]:
 def test_the_page_agrees_with_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert docs_table.with_table(page) == page, "type: make docs"
-
-
-def test_every_mechanism_has_a_row_and_every_cell_words(lines: list[str]) -> None:
-    header, rule, *rows = lines
-    assert len(rows) == len(names())
-    assert {row.count("|") for row in (header, rule, *rows)} == {header.count("|")}
-    assert all(all(cells(name, lines)) for name in names())
 
 
 def test_the_measured_cells_are_correct(lines: list[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from protlm.attention import create
-from protlm.attention.nystromformer import convolved, pseudo_inverse, segments
+from protlm.attention.nystromformer import convolved, pseudo_inverse
 from tests.rounding import condition_of, error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
@@ -45,30 +45,6 @@ def test_an_inverse_near_its_limit_keeps_the_precision_of_float32() -> None:
     # 1.4e-5: logits are sums over 64 coordinates.
     bound = error_bound(torch.float32, condition, math.sqrt(64))
     assert (output(q, k, v)[0] - exact).norm() <= bound * exact.norm()
-
-
-@pytest.mark.parametrize("num_segments", [1, 3, 8, 64])
-def test_segments_are_even_and_of_true_positions(num_segments: int) -> None:
-    lengths = torch.tensor([*range(81), 1000, 1023])
-    mask_BL = torch.arange(1100) < lengths[:, None]
-    # Padding inside and in front: true positions are counted, wherever they are.
-    order = torch.randperm(1100, generator=torch.Generator().manual_seed(0))
-    mask_BL[40:] = mask_BL[40:, order]
-    is_in_BPL = segments(mask_BL, num_segments)
-    assert torch.equal(is_in_BPL.sum(1), mask_BL.long())
-    for length, true_L, is_in_PL in zip(lengths.tolist(), mask_BL, is_in_BPL, strict=True):
-        filled = min(length, num_segments)
-        sizes = is_in_PL.sum(-1)
-        assert sizes.sum() == length
-        assert not sizes[filled:].any()
-        if filled == 0:
-            continue
-        assert sizes[:filled].max() - sizes[:filled].min() <= 1
-        # In order: a position is in the segment of the one before, or in the next.
-        segment = is_in_PL[:, true_L].int().argmax(0)
-        assert segment[0] == 0
-        assert segment[-1] == filled - 1
-        assert set(segment.diff().tolist()) <= {0, 1}
 
 
 @pytest.mark.parametrize("width", [1, 3, 35, 65, 201])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention import create, reformer
+from protlm.attention import create
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
 ONE_BUCKET = {"chunk": 300, "num_hashes": 2, "num_buckets": 1}
@@ -27,37 +27,6 @@ def attend(made: Any, q_BHLK: Tensor, v_BHLC: Tensor, *, causal: bool = False) -
 def normal(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_rounds_add_up_as_in_the_paper(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Σ_r exp(z_r - z) o_r, with log N_ij taken off a pair that N_ij rounds have (eq. 6, app. A).
-
-    Not a mean of the rounds, as elsewhere.
-    """
-    rounds, length = 3, 60
-    generator = torch.Generator().manual_seed(0)
-    buckets_TL = torch.randint(4, (rounds, length), generator=generator)
-    buckets_TBHL = buckets_TL[:, None, None].expand(-1, 2, 2, -1)
-    monkeypatch.setattr(reformer, "hash_buckets", lambda *_: buckets_TBHL)
-    q_BHLK, v_BHLC = 2 * normal(2, 2, length, 8), normal(2, 2, length, 5, seed=1)
-    # No bucket has more than 60: one chunk.
-    seen_TLL = buckets_TL[:, :, None] == buckets_TL[:, None]
-    if is_causal:
-        seen_TLL = seen_TLL.tril()
-    seen_TLL &= ~torch.eye(length, dtype=torch.bool)
-    count_LL = seen_TLL.sum(dim=0)
-    assert count_LL.max() == rounds
-    logits_BHLL = q_BHLK @ torch.nn.functional.normalize(q_BHLK, dim=-1).mT - count_LL.log()
-    z_TBHL = torch.stack([logits_BHLL.where(seen, -torch.inf).logsumexp(-1) for seen in seen_TLL])
-    z_BHL = z_TBHL.logsumexp(dim=0)
-    expected = torch.zeros_like(v_BHLC)
-    for z_round_BHL, seen_LL in zip(z_TBHL, seen_TLL, strict=True):
-        weights_BHLL = (logits_BHLL - z_round_BHL[..., None]).exp().where(seen_LL, 0)
-        expected += (z_round_BHL - z_BHL).exp()[..., None] * (weights_BHLL @ v_BHLC)
-    has_any_L = count_LL.sum(dim=-1) > 0
-    out = attend(mechanism(num_hashes=rounds).double(), q_BHLK, v_BHLC, causal=is_causal)
-    torch.testing.assert_close(out[:, :, has_any_L], expected[:, :, has_any_L])
 
 
 def test_keys_that_are_passed_are_not_read(make_inputs: Callable[..., Any]) -> None:

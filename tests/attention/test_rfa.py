@@ -1,13 +1,10 @@
 """Random feature attention: its kernels, its unit vectors and scales, its gate."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from protlm.attention import create
 from protlm.model.positions import Rotary, rotate
@@ -20,49 +17,6 @@ def rfa(*, seed: int = 1, **options: Any) -> Any:
     torch.manual_seed(seed)
     sizes = {"num_heads": HEADS, "head_dim": DIM, "model_dim": MODEL_DIM, "max_length": 64}
     return create("rfa", {"num_features": 20, **options}, **sizes, seed=seed).double()
-
-
-def set_gates(mechanism: Any, gates_L: Tensor) -> Tensor:
-    """Sets the gates of all heads to `gates_L` by the hidden input that it returns."""
-    with torch.no_grad():
-        mechanism.gate.weight.zero_()[:, 0] = 1
-        mechanism.gate.bias.zero_()
-    hidden_BLD = torch.zeros(3, len(gates_L), MODEL_DIM, dtype=torch.float64)
-    hidden_BLD[..., 0] = gates_L.logit()
-    return hidden_BLD
-
-
-def gaussian(x: Tensor, y: Tensor) -> Tensor:
-    """exp(-|x - y|²/2)."""
-    return (-(x - y).square().sum(-1) / 2).exp()
-
-
-def arc_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """|x||y| (sin θ + (π - θ) cos θ) / 2π."""
-    cosine = F.cosine_similarity(x, y, dim=-1)
-    angle = cosine.acos()
-    norms = x.norm(dim=-1) * y.norm(dim=-1)
-    return norms * (angle.sin() + (math.pi - angle) * cosine) / (2 * math.pi)
-
-
-KERNELS = {"gaussian": gaussian, "arccos": arc_cosine}
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_estimates_are_unbiased(kernel: str, make_inputs: Callable[..., Any]) -> None:
-    mechanism = rfa(kernel=kernel, num_features=500)
-    inputs = make_inputs(3).without_padding()
-    x, y = (0.5 * vectors[:1] for vectors in inputs[:2])
-    draws = []
-    for index in range(200):
-        mechanism.performer.redraw(index)
-        draws.append(mechanism.performer.kernel(x, y))
-    estimates = torch.stack(draws)
-    standard_error = estimates.std(dim=0) / math.sqrt(len(draws))
-    z_scores = (
-        estimates.mean(dim=0) - KERNELS[kernel](x[..., None, :], y[:, :, None])
-    ) / standard_error
-    assert z_scores.abs().max() < 4
 
 
 def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions() -> None:
@@ -102,21 +56,6 @@ def test_a_zero_vector_has_finite_gradients(gate: bool, make_inputs: Callable[..
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sin().sum(), inputs[:3]))
 
 
-def test_a_closed_gate_forgets_all_and_an_open_one_writes_nothing(
-    make_inputs: Callable[..., Any],
-) -> None:
-    mechanism = rfa(gate=True)
-    gates_L = torch.full((100,), 0.9, dtype=torch.float64)
-    gates_L[70], gates_L[80] = 0.0, 1.0
-    inputs = make_inputs(100).without_padding()
-    inputs = inputs._replace(hidden_BLD=set_gates(mechanism, gates_L))
-    rest = {"hidden_BLD": inputs.hidden_BLD, "mask_BL": inputs.mask_BL}
-    weights = mechanism.attention_map(*inputs[:2], **rest, causal=True)
-    assert weights[:, :, 70:, :70].abs().max() < 1e-4
-    assert weights[:, :, 70:, 70].abs().min() > 1e-5
-    assert weights[:, :, 80:, 80].abs().max() < 1e-4
-
-
 @pytest.mark.parametrize("scale", [10.0, 1e4])
 def test_extreme_gates_keep_digits_and_finite_gradients(
     scale: float, make_inputs: Callable[..., Any]
@@ -138,9 +77,3 @@ def test_gates_start_with_memories_from_8_to_512_positions() -> None:
     gate = rfa(gate=True).gate
     assert (1 / torch.sigmoid(-gate.bias)).tolist() == pytest.approx([8, 512], rel=1e-4)
     assert gate.weight.std().item() == pytest.approx(0.02, rel=0.5)
-
-
-def test_the_gate_is_causal_only() -> None:
-    assert not rfa(gate=True).supports_bidirectional
-    assert rfa().supports_bidirectional
-    assert rfa(gate=True).supports_causal

@@ -58,9 +58,9 @@ class FeatureMap(ABC):
     def keys(self, k_BHLK: Tensor) -> Features:
         """Computes the features of keys."""
 
-    @abstractmethod
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
         """Returns log c, BHL1, such that the kernel of a query and a key is c times φ(q)·φ(k)."""
+        raise NotImplementedError
 
 
 # Creates a feature map from the random rows ω_r, RK in the dtype of the computation; from None for
@@ -221,9 +221,9 @@ class FourierFeatures(FeatureMap):
         return torch.zeros_like(q_BHLK[..., :1])
 
 
-def _circle(x_BHLK: Tensor, rows_RK: Tensor, *, scale: float | None = None) -> Features:
+def _circle(x_BHLK: Tensor, rows: Tensor, *, scale: float | None = None) -> Features:
     """Computes (sin ω_r·x, cos ω_r·x), times a scale."""
-    angles = product(x_BHLK, rows_RK)
+    angles = product(x_BHLK, rows)
     phi_BHLR = torch.cat([angles.sin(), angles.cos()], dim=-1)
     if scale is not None:
         phi_BHLR.mul_(scale)
@@ -231,6 +231,6 @@ def _circle(x_BHLK: Tensor, rows_RK: Tensor, *, scale: float | None = None) -> F
     def pullback(dphi_BHLR: Tensor) -> Tensor:
         sine, cosine = phi_BHLR.chunk(2, dim=-1)
         dsine, dcosine = dphi_BHLR.chunk(2, dim=-1)
-        return product(dsine * cosine - dcosine * sine, rows_RK.mT)
+        return product(dsine * cosine - dcosine * sine, rows.mT)
 
     return Features(phi_BHLR, pullback)

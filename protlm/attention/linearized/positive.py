@@ -174,9 +174,3 @@ class ExponentialPairs(ExponentialFeatureMap):
             return plus_BHLK - minus_BHLK
 
         return torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1), pullback
-
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """Returns log c; the kernel is the mean over the features."""
-        logits_BHLR, _ = self.query_logits(q_BHLK, reference_BH1R)
-        maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
-        return maximum_BHL1 - math.log(logits_BHLR.shape[-1])

@@ -194,7 +194,9 @@ def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
 
 def test_what_cannot_run_in_kernels_is_refused() -> None:
     asked = "performer_relu", {"backend": "triton"}
-    with pytest.raises(UserError, match=r"attention\.backend=triton needs"):
+    with pytest.raises(
+        UserError, match="backend=triton cannot be used on cpu"
+    ):
         run(*asked)
     with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
         run(*asked, causal=True, head_dim=64, model_dim=128)
@@ -233,7 +235,7 @@ def test_a_missing_triton_and_wide_heads_are_said(
     with pytest.warns(UserWarning, match="the package triton is missing"):
         run("performer_relu")
     monkeypatch.setattr(selection, "_HAS_TRITON", True)
-    with pytest.warns(UserWarning, match=r"there are none for 8 channels in torch\.float64"):
+    with pytest.warns(UserWarning, match=r"not 8 in torch\.float64"):
         run("performer_relu", None, torch.float64)
 
 
@@ -246,11 +248,3 @@ def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
         run("performer_relu")
     stand_in(torch_attention)
     run("performer_relu")
-
-
-def test_constants_of_kernels_are_numbers() -> None:
-    pytest.importorskip("triton")
-    from protlm.attention.linearized.fused.blocks import Sizes
-
-    # Triton 3.6 takes no text of a tuple as a constant of a function that a kernel calls.
-    assert set(Sizes.__annotations__.values()) == {int, bool}

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,9 @@ from torch import Tensor
 
 import protlm.attention
 from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.features import FourierFeatures
+from protlm.attention.linearized.positive import PositiveFeatures
+from protlm.attention.ops.projection import Projection
 
 DIM = 8
 BLOCKS = 20_000
@@ -32,6 +34,11 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 }
 # A row has two features: of itself and of its negative, or its sine and cosine.
 PAIRED = {"hyperbolic", "trigonometric", "optimal antithetic"}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def performer(
@@ -163,38 +170,6 @@ def test_the_regularized_kernel_is_below_the_softmax_kernel(square_norm: float) 
     assert (expected < expected_kernel("positive", x, y)).all()
 
 
-@pytest.mark.parametrize("estimator", ["positive", "hyperbolic", "trigonometric", "optimal"])
-def test_the_error_of_the_output_falls_with_the_root_of_the_features(estimator: str) -> None:
-    counts, repeats, length = torch.tensor([32, 128, 512, 2048]), 24, 32
-    generator = torch.Generator().manual_seed(2)
-    q, k, v = torch.randn(3, 1, 1, length, DIM, generator=generator)
-    # |q̂|² + |k̂|² is about 1/2: few features do for the estimate.
-    q, k = 0.3 * q, 0.3 * k
-    target = F.scaled_dot_product_attention(q, k, v)
-    errors = []
-    for count in counts.tolist():
-        mechanism = performer(ESTIMATORS[estimator], num_features=count)
-        squares = []
-        for index in range(repeats):
-            mechanism.redraw(index)
-            mask_BL = torch.ones(1, length, dtype=torch.bool)
-            out = mechanism(q, k, v, hidden_BLD=v[0], mask_BL=mask_BL, causal=False)
-            squares.append((out - target).square().mean())
-        errors.append(torch.stack(squares).mean().sqrt())
-    logs = torch.stack([counts.log(), torch.stack(errors).log()])
-    covariance = torch.cov(logs)
-    assert abs(covariance[0, 1] / covariance[0, 0] + 0.5) < 0.1
-
-
-def test_hyperbolic_features_are_positive_ones_of_mirrored_rows() -> None:
-    hyperbolic, mirrored = (
-        performer(options, num_features=16)
-        for options in ({"estimator": "hyperbolic"}, {"antithetic": True})
-    )
-    x_1HLK = torch.stack(vectors(1.5))[None]
-    assert torch.equal(hyperbolic.kernel(x_1HLK, x_1HLK), mirrored.kernel(x_1HLK, x_1HLK))
-
-
 def expected_generalized(kernel: str, x_BK: Tensor, y_BK: Tensor) -> Tensor:
     """E f(ω·x) f(ω·y) for ω ~ N(0, I) in closed form."""
     norms = (square(x_BK) * square(y_BK)).sqrt()
@@ -212,23 +187,6 @@ def expected_generalized(kernel: str, x_BK: Tensor, y_BK: Tensor) -> Tensor:
     }[kernel]
 
 
-def expected_by_quadrature(kernel: str, x_BK: Tensor, y_BK: Tensor) -> Tensor:
-    """The same for kernels without a closed form: the plane of x and y by Gauss and Hermite."""
-    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(100))
-    weights = weights / weights.sum()
-    norm_x, norm_y = (square(v_BK).sqrt()[:, None, None] for v_BK in (x_BK, y_BK))
-    angle = F.cosine_similarity(x_BK, y_BK).acos()[:, None, None]
-    u = norm_x * nodes[:, None]
-    w = norm_y * (angle.cos() * nodes[:, None] + angle.sin() * nodes)
-    f = {
-        "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
-        "tanh": lambda t: 1 - 2 / (1 + torch.exp(2 * t)),
-        "gelu": lambda t: t * (1 + torch.erf(t / math.sqrt(2))) / 2,
-        "elu": lambda t: torch.where(t > 0, t + 1, torch.exp(t)),
-    }[kernel]
-    return torch.einsum("bij,i,j->b", f(u) * f(w), weights, weights)
-
-
 def generalized_draws(options: Mapping[str, Any], x_BK: Tensor, y_BK: Tensor) -> Tensor:
     """The estimates of a generalized kernel by 8 rows each."""
     options = {"kernel_epsilon": 0.0, "normalizer": "rmsnorm", **options}
@@ -243,18 +201,28 @@ def test_generalized_kernels_have_their_closed_forms(kernel: str, law: str) -> N
     assert largest_z(draws, expected_generalized(kernel, x, y)) < 4
 
 
-@pytest.mark.parametrize("kernel", ["sigmoid", "tanh", "gelu", "elu"])
-def test_generalized_kernels_are_their_integrals(kernel: str) -> None:
-    x, y = vectors(1.5)
-    draws = generalized_draws({"kernel": kernel}, x, y)
-    assert largest_z(draws, expected_by_quadrature(kernel, x, y)) < 4
+@pytest.mark.parametrize("dim", [64, 512])
+def test_key_features_without_a_reference_are_bounded(dim: int) -> None:
+    feature_map = PositiveFeatures(Projection(256, dim).draw(seed=5, index=0).float())
+    x = 2.5 * normal(1, 1, 512, dim).float()
+    assert feature_map.keys(x).phi_BHLR.max() <= math.exp(min(dim / 2, 60))
+    assert feature_map.queries(x).phi_BHLR.amax(dim=-1).eq(1).all()
 
 
-def test_the_kernel_with_an_epsilon_has_its_expectation() -> None:
-    epsilon = 0.5
-    x, y = vectors(1.5)
-    draws = generalized_draws({"kernel": "relu", "kernel_epsilon": epsilon}, x, y)
-    # E relu(ω·x) = |x| / √(2π).
-    linear = (square(x).sqrt() + square(y).sqrt()) / math.sqrt(2 * math.pi)
-    expected = expected_generalized("relu", x, y) + epsilon * linear + epsilon**2
-    assert largest_z(draws, expected) < 4
+@pytest.mark.parametrize("distance", [0.3, 1.0, 2.0])
+def test_fourier_features_have_the_mean_and_the_variance_of_the_paper(distance: float) -> None:
+    rows = 20_000
+    features = FourierFeatures(Projection(rows, DIM, sampling="iid").draw(seed=0, index=0))
+    x = normal(1, 1, 1, DIM)
+    direction = normal(1, 1, 1, DIM, seed=1)
+    y = x + distance * direction / direction.norm()
+    phi_x, phi_y = features.queries(x).phi_BHLR, features.keys(y).phi_BHLR
+    kernel = math.exp(-(distance**2) / 2)
+    estimates = rows * (phi_x * phi_y).unflatten(-1, (2, rows)).sum(dim=-2).flatten()
+    # Var cos(ω·Δ) = (1 - exp(-|Δ|²))² / 2.
+    deviation = (1 - kernel**2) / math.sqrt(2)
+    assert abs(estimates.mean() - kernel) < 4 * deviation / math.sqrt(rows)
+    assert estimates.std() == pytest.approx(deviation, rel=0.05)
+    assert not features.log_factor(x).any()
+    norms = features.keys(30 * normal(2, 2, 5, DIM)).phi_BHLR.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms))

@@ -1,6 +1,5 @@
 """Linear attention as autograd functions: gradients, dtypes, checkpointing."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from protlm.attention import create
 from protlm.attention.base import RandomFeatures
 from protlm.system.errors import UserError
 from tests.attention.test_contract import assert_reference
+from tests.attention.truth import HAS_FAR_KEYS
 from tests.marks import slow_but
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
@@ -64,7 +64,7 @@ COMPILED = [
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:keys of causal attention")
+@HAS_FAR_KEYS
 @pytest.mark.parametrize(("name", "is_causal", "scale"), slow_but(COMPILED, COMPILED[0]))
 def test_torch_compile_sees_one_graph_with_the_same_result(
     name: str, is_causal: bool, scale: float, make_inputs: Callable[..., Any]
@@ -141,66 +141,3 @@ def test_absolute_rows_of_a_map_with_an_output_norm_sum_to_one(
     assert weights.lt(0).any()
     totals = weights.abs().sum(-1, keepdim=True)
     torch.testing.assert_close(found, weights / (totals + (totals == 0)), rtol=1e-10, atol=1e-10)
-
-
-BAD_SETTINGS = {
-    "no features": ("performer_softmax", {"num_features": 0}, "num_features=0 must be at least 1"),
-    "null features": ("performer_softmax", {"num_features": None}, "num_features=null must be"),
-    "a word": ("performer_softmax", {"num_features": "many"}, "num_features=many must be"),
-    "no redraw": ("performer_softmax", {"redraw_every": 0}, "redraw_every=0 must be at least 1"),
-    "redraw of nothing": ("performer_relu", {"redraw_every": 5}, "needs a projection"),
-    "odd pairs": ("performer_softmax", {"antithetic": True, "num_features": 7}, "num_features=7"),
-    "odd sines": (
-        "performer_softmax",
-        {"estimator": "trigonometric", "num_features": 7, "denominator_floor": 1.0},
-        "num_features=7 must be an even number",
-    ),
-    "no guard": ("performer_softmax", {"estimator": "trigonometric"}, "denominator_floor=null"),
-    "no use": ("performer_softmax", {"denominator_floor": 1.0}, "denominator_floor=1.0 has no use"),
-    "pairs of sines": (
-        "performer_softmax",
-        {"estimator": "trigonometric", "antithetic": True, "denominator_floor": 1.0},
-        "antithetic=true has no effect",
-    ),
-    "OPRF of SMREG": (
-        "performer_softmax",
-        {"estimator": "regularized", "optimal_for": 2.0},
-        "optimal_for=2.0 is for positive features",
-    ),
-    "OPRF of none": ("performer_softmax", {"optimal_for": 0.0}, "optimal_for=0.0 must be above 0"),
-    "OPRF of all": ("performer_softmax", {"optimal_for": 1e9}, "at most 200"),
-    "floor and norm": (
-        "performer_generalized",
-        {"normalizer": "rmsnorm", "denominator_floor": 1.0},
-        "denominator_floor=1.0 has no effect",
-    ),
-    "negative kernel": ("performer_generalized", {"kernel": "tanh"}, "denominator_floor=0.01"),
-    "mirrored cosines": (
-        "performer_generalized",
-        {"kernel": "cos", "antithetic": True, "denominator_floor": 1.0},
-        "antithetic=true has no effect",
-    ),
-    "rows without a projection": (
-        "performer_generalized",
-        {"num_features": None, "projection": "iid"},
-        "projection=iid needs a projection",
-    ),
-    "no kernel": ("performer_generalized", {"kernel": "swish"}, "there are: abs, cos, elu, exp"),
-    "negative eps": ("performer_relu", {"kernel_epsilon": -1.0}, "kernel_epsilon=-1.0 must be"),
-    "no such rows": (
-        "performer_softmax",
-        {"projection": "random"},
-        "projection=random does not exist",
-    ),
-    "hadamard": ("performer_softmax", {"projection": "hadamard"}, "power of two, not 24"),
-    "word": ("performer_softmax", {"antithetic": "yes"}, "yes must be true or false"),
-}
-
-
-@pytest.mark.parametrize("case_name", BAD_SETTINGS)
-def test_a_bad_setting_is_rejected_with_a_suggestion(case_name: str) -> None:
-    name, options, message = BAD_SETTINGS[case_name]
-    sizes = {"num_heads": 2, "head_dim": 24, "model_dim": 48, "max_length": 64}
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        create(name, options, **sizes)
-    assert str(error.value).startswith("attention.")

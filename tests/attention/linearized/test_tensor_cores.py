@@ -13,20 +13,10 @@ from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.linearized import operands
 from protlm.attention.ops import products
-from tests.attention.test_contract import gradients, relative_error
+from tests.attention.test_contract import errors
+from tests.attention.truth import HAS_FAR_KEYS
 
 LENGTH = 257
-
-
-def errors(case: Any, inputs: Any, *, causal: bool) -> list[float]:
-    """The relative errors of the output and of all gradients, against the float64 reference."""
-    mechanism, exact = case.create(), case.create().double()
-    inputs = inputs.to(torch.bfloat16).differentiable()
-    clean = inputs.to(torch.float64).with_padding(0.0).differentiable()
-    out, expected = inputs.run(mechanism, causal=causal), case.expected(exact, clean, causal=causal)
-    found = [out, *gradients(out, inputs, mechanism)]
-    wanted = [expected, *gradients(expected, clean, exact)]
-    return [relative_error(x, y) for x, y in zip(found, wanted, strict=True)]
 
 
 @pytest.fixture
@@ -50,13 +40,14 @@ def test_errors_are_within_the_budget(
     make_inputs: Callable[..., Any],
     rounds_operands: list[torch.dtype],
 ) -> None:
-    out, dq, dk, *others = errors(performer, make_inputs(LENGTH), causal=causal)
+    out, dq, dk, *others = errors(performer, causal, make_inputs(LENGTH).to(torch.bfloat16))
     assert rounds_operands
     assert max(out, *others) <= 1e-2
     # Differences of sums over the values, which cancel where a position sees few keys.
     assert max(dq, dk) <= 4e-2
 
 
+@HAS_FAR_KEYS
 def test_the_future_has_no_influence(
     performer: Any, make_inputs: Callable[..., Any], rounds_operands: list[torch.dtype]
 ) -> None:

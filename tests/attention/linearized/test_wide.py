@@ -18,6 +18,7 @@ from protlm.attention import create
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.operands import largest_rise
 from protlm.attention.performer_softmax import PerformerSoftmax
+from tests.attention.truth import HAS_FAR_KEYS
 from tests.marks import slow_but
 
 HEADS, DIM, WIDE, FEATURES, LENGTH = 2, 64, 512, 64, 150
@@ -30,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide": {"optimal_for": 200.0},
 }
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-pytestmark = pytest.mark.filterwarnings("ignore:keys of causal attention")
+pytestmark = HAS_FAR_KEYS
 
 
 class Inputs(NamedTuple):

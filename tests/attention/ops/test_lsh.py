@@ -1,7 +1,5 @@
 """Hashing by angle, and the layout of buckets in chunks."""
 
-from collections import Counter
-
 import pytest
 import torch
 from torch import Tensor
@@ -43,17 +41,6 @@ def test_only_the_direction_counts_and_the_opposite_is_half_way_round() -> None:
     assert torch.equal(hash_buckets(-x_BHLK, rotations_THKR, 6), (buckets + 3) % 6)
 
 
-def test_a_copy_in_float64_has_the_same_buckets() -> None:
-    x_BHLK, rotations_THKR = vectors(4, 2, 1000, 8), draw_rotations(0, 0, **SIZES).float()
-    one = hash_buckets(x_BHLK, rotations_THKR, 6)
-    assert torch.equal(hash_buckets(x_BHLK.double(), rotations_THKR.double(), 6), one)
-
-
-def test_a_single_bucket_holds_everything() -> None:
-    rotations_THKR = draw_rotations(0, 0, **{**SIZES, "num_buckets": 1})
-    assert not hash_buckets(vectors(1, 2, 50, 8), rotations_THKR, 1).any()
-
-
 def test_the_smaller_the_angle_the_more_often_one_bucket() -> None:
     rotations_THKR = draw_rotations(0, 0, **{**SIZES, "num_hashes": 50})
     x_BHLK, noise_BHLK = vectors(1, 2, 1000, 8), vectors(1, 2, 1000, 8, seed=1)
@@ -66,19 +53,6 @@ def test_the_smaller_the_angle_the_more_often_one_bucket() -> None:
     assert fractions[0] > 0.9
     # Independent vectors meet in one of six buckets, and rather more often in a large one.
     assert 1 / 6 < fractions[-1] < 0.22
-
-
-def test_rotations_are_a_pure_function_of_seed_and_index() -> None:
-    before = torch.get_rng_state()
-    one = draw_rotations(1, 0, **SIZES)
-    assert one.shape == (3, 2, 8, 3)
-    assert one.dtype == torch.float64
-    assert torch.equal(draw_rotations(1, 0, **SIZES), one)
-    assert not torch.equal(draw_rotations(2, 0, **SIZES), one)
-    assert not torch.equal(draw_rotations(1, 1, **SIZES), one)
-    each = one.flatten(0, 1)
-    assert len({tuple(rotation.flatten().tolist()) for rotation in each}) == 6
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def chunks_of(layout: Layout, number: int) -> list[list[list[int]]]:
@@ -111,39 +85,6 @@ def test_chunks_are_filled_bucket_by_bucket_in_order(number: int, size: int) -> 
     every = torch.arange(number).expand(3, -1)
     assert torch.equal(flat.gather(1, layout.slots)[has_slot], every[has_slot])
     assert not layout.slots[~has_slot].any()
-
-
-@pytest.mark.parametrize("size", [1, 4, 7])
-def test_ids_tell_the_same_chunk_and_the_one_before(size: int) -> None:
-    buckets = random_buckets(2, 60, 5, seed=3)
-    layout = lay_out(buckets, num_buckets=5, size=size)
-    for its_buckets, ids in zip(buckets.tolist(), layout.chunk_ids.tolist(), strict=True):
-        seen: Counter[int] = Counter()
-        places = {}
-        for position, bucket in enumerate(its_buckets):
-            if bucket < 5:
-                places[position] = (bucket, seen[bucket] // size)
-                seen[bucket] += 1
-        for one, (bucket, chunk) in places.items():
-            for other, place in places.items():
-                assert (ids[one] == ids[other]) == (place == (bucket, chunk))
-                assert (ids[one] == ids[other] + 1) == (place == (bucket, chunk - 1))
-            assert abs(ids[one] - ids[-1]) > 1
-
-
-def test_the_future_does_not_change_the_places_of_the_past() -> None:
-    now, size = 40, 4
-    buckets = random_buckets(3, 90, 5)
-    changed = torch.cat([buckets[:, :now], random_buckets(3, 50, 5, seed=7)], dim=1)
-    one, other = (lay_out(b, num_buckets=5, size=size) for b in (buckets, changed))
-    assert not torch.equal(one.slots[:, :now], other.slots[:, :now]), "chunks did not move"
-    assert torch.equal(one.slots[:, :now] % size, other.slots[:, :now] % size)
-    for round_ in range(3):
-        past = [
-            [[p for p in chunk if p < now] for chunk in held]
-            for held in (chunks_of(layout, 90)[round_] for layout in (one, other))
-        ]
-        assert [chunk for chunk in past[0] if chunk] == [chunk for chunk in past[1] if chunk]
 
 
 @pytest.mark.parametrize(("number", "num_buckets", "size"), [(50, 5, 8), (3, 9, 4), (64, 1, 8)])

@@ -68,7 +68,7 @@ def nystromformer(given: Given) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor) -> Tensor:
-    return (q @ k.mT / q.shape[-1] ** 0.5).attend(-1)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
 
 
 def landmarks(x_HLK: Tensor, number: int) -> Tensor:
