@@ -194,9 +194,7 @@ def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
 
 def test_what_cannot_run_in_kernels_is_refused() -> None:
     asked = "performer_relu", {"backend": "triton"}
-    with pytest.raises(
-        UserError, match="backend=triton cannot be used on cpu"
-    ):
+    with pytest.raises(UserError, match="backend=triton cannot be used on cpu"):
         run(*asked)
     with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
         run(*asked, causal=True, head_dim=64, model_dim=128)
