@@ -9,12 +9,18 @@ from typing import ClassVar, NamedTuple, Self, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
-from protlm.attention.ops.blocks import from_blocks, to_blocks, with_neighbors
+from protlm.attention.ops.blocks import from_blocks, to_blocks, with_margins
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import at_once, no_autocast, upcast, visible_keys, zero_padding
+from protlm.attention.ops.numerics import (
+    at_once,
+    no_autocast,
+    recomputed,
+    upcast,
+    visible_keys,
+    zero_padding,
+)
 from protlm.attention.ops.sums import SoftmaxSums, floor_of, triangle
 
 # (heads, exponents, values) -> means without the gate; the tensors are (B, H, L, channels).
@@ -70,13 +76,11 @@ class AttentionFree(Attention):
         groups = zip(*(x.split(size, dim=1) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         outs = [
             # Intermediate results are recomputed in the backward pass, not stored.
-            checkpoint(
+            recomputed(
                 self._gated_means,
                 *group,
                 mask_BL,
                 partial(means_of, slice(index * size, (index + 1) * size)),
-                use_reentrant=False,
-                preserve_rng_state=False,
             )
             for index, group in enumerate(groups)
         ]
@@ -126,16 +130,13 @@ class PositionBiases(nn.Module):
         self.u = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
         self.v = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
 
-    def rows(self, rows: slice, length: int) -> Tensor:
-        return rows_of_biases(rows, length, self.u, self.v)
-
     def blocks(self, length: int, size: int, *, causal: bool) -> Tensor:
         """Returns the biases of each block's rows and the keys of the block and its neighbors.
 
         (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
         """
         u, v = (to_blocks(upcast(x[None, None, :length]), size) for x in (self.u, self.v))
-        return (u @ with_neighbors(v, before=1, after=0 if causal else 1).mT)[0]
+        return (u @ with_margins(v, before=size, after=0 if causal else size).mT)[0]
 
 
 def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
@@ -180,7 +181,8 @@ def windowed_means(
     weights: WindowWeights, heads: slice, exponents: Tensor, values: Tensor, *, causal: bool
 ) -> Tensor:
     """Computes Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij) for each i, over all j or j ≤ i.
-     x is (B, H, L, K), or (B, H, L, 1) if all channels have the same; weights are those of all
+
+    x is (B, H, L, K), or (B, H, L, 1) if all channels have the same; weights are those of all
     heads.
     """
     if len(weights.near) > 1:
@@ -197,9 +199,9 @@ def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxS
     terms = (exponents - reference).exp()
 
     def over_all(terms: Tensor) -> Tensor:
-        near = torch.einsum(
-            "...ml,b...lc->b...mc", weights.near, with_neighbors(terms, before=1, after=1)
-        )
+        size = terms.shape[-2]
+        around = with_margins(terms, before=size, after=size)
+        near = torch.einsum("...ml,b...lc->b...mc", weights.near, around)
         totals = terms.sum(dim=-2, keepdim=True)
         before, after = (_before_previous(x) for x in (totals, totals.flip(-3)))
         return near + weights.far * (before + after.flip(-3))

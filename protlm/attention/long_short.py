@@ -136,10 +136,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        The weight of a summary is distributed over its positions in proportion to P.
-        """
+        """The weight of a summary is distributed over its positions in proportion to P."""
         hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(q_BHLK):

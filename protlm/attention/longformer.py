@@ -137,10 +137,7 @@ class Longformer(Attention, Recurrent[LongformerState]):
         return zero_padding(tokens.put(local, rows_BHPC), mask_BL)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        In the rows of global tokens an entry is the weight of v'.
-        """
+        """In the rows of global tokens an entry is the weight of v'."""
         hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK))
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
@@ -22,7 +21,7 @@ from protlm.attention.linearized.features import (
 )
 from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
 from protlm.attention.linearized.tiles import CHUNK, chunked, tiles
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast, zero_padding
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.config.fields import above, at_least
@@ -92,9 +91,7 @@ def _sums(operands: tuple[Tensor, ...], rows: int, feature_map: FeatureMap) -> T
     num_features = feature_map.num_features(q.shape[-1])
     state, sums = values.new_zeros(1, values.shape[1], num_features, values.shape[-1]), []
     for tile in zip(*(x.split(rows, dim=2) for x in operands), strict=True):
-        out, state = checkpoint(
-            _tile_sums, *tile, state, feature_map, use_reentrant=False, preserve_rng_state=False
-        )
+        out, state = recomputed(_tile_sums, *tile, state, feature_map)
         sums.append(out)
     return torch.cat(sums, dim=2)
 

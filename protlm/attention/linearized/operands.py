@@ -26,7 +26,8 @@ from protlm.attention.ops.products import operand_dtype, product
 
 class Operands:
     """Queries, keys and values with their mask and feature map.
-     Its methods return contiguous tensors in `dtype`: float32, or float64 for float64 queries.
+
+    Its methods return contiguous tensors in `dtype`: float32, or float64 for float64 queries.
     Operands of products of features, states and values are rounded to `product_dtype`.
     `reference_BH1R` is that of the group of tiles at hand; None before its first keys, and for
     features without one.

@@ -67,7 +67,8 @@ def positions(chunks: Tensor, tile: Tile) -> Tensor:
 
 class States:
     """Running sums of products over the chunks before each one; in reverse, over those after it.
-     `last` is the sum over all chunks so far, (B, H, C + 1, R); None for 0. The next tile
+
+    `last` is the sum over all chunks so far, (B, H, C + 1, R); None for 0. The next tile
     overwrites it.
     """
 
@@ -78,7 +79,8 @@ class States:
 
     def add_products(self, x: Tensor, y: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """Adds a tile of S chunks, from left to right; in reverse, from right to left.
-         x is (B, H, S, C + 1, 64) and y (B, H, S, 64, R). Returns the sum at the beginning of each
+
+        x is (B, H, S, C + 1, 64) and y (B, H, S, 64, R). Returns the sum at the beginning of each
         chunk, (B, H, S, C + 1, R), valid until the next tile.
         """
         is_plain = x.device.type == "cpu" and not is_compiling()

@@ -21,12 +21,6 @@ def from_blocks(x_BHSMK: Tensor, length: int) -> Tensor:
     return x_BHSMK.flatten(2, 3)[:, :, :length]
 
 
-def with_neighbors(x_BHSMK: Tensor, *, before: int, after: int) -> Tensor:
-    """Concatenates every block with those before and after it, as `with_margins` does."""
-    size = x_BHSMK.shape[3]
-    return with_margins(x_BHSMK, before=before * size, after=after * size)
-
-
 def with_margins(
     x_BHSMK: Tensor, *, before: int, after: int, shared_BHPK: Tensor | None = None
 ) -> Tensor:

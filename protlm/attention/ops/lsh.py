@@ -33,7 +33,8 @@ def draw_rotations(
 @torch.no_grad()
 def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Tensor:
     """Computes the bucket of every vector in every round, h(x) = argmax [x R; -x R] (section 2).
-     TBHL, numbers from 0 to num_buckets - 1. Hashes are always computed in float32, so that a
+
+    TBHL, numbers from 0 to num_buckets - 1. Hashes are always computed in float32, so that a
     float64 copy of a model has the same buckets.
     """
     x_BHLK = x_BHLK.float()

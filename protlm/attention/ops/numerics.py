@@ -2,9 +2,14 @@
 
 import math
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Calls a function of tensors without keeping its intermediate results for the backward pass.
+recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

@@ -27,7 +27,8 @@ def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Returns x wᵀ, (..., M, N), plus a bias, (N) or (..., N).
-     w is (N, K), the same for every leading index of x, or (..., N, K); with a dtype only the
+
+    w is (N, K), the same for every leading index of x, or (..., N, K); with a dtype only the
     latter, on CUDA: the operands are rounded to it, and sums, bias and result are float32.
     """
     if dtype is not None:

@@ -33,7 +33,8 @@ class RowNorms(StrEnum):
 @dataclass(frozen=True)
 class Projection:
     """A distribution of R random rows of width K: directions times independent norms.
-     Directions are independent of each other, or orthogonal within blocks of K rows. A block is a
+
+    Directions are independent of each other, or orthogonal within blocks of K rows. A block is a
     uniform orthogonal matrix, a product (HD₁)(HD₂)(HD₃) of Walsh-Hadamard matrices and random
     signs, or a product of K⌈ln K⌉ Givens rotations. The rows of the last two are only approximately
     uniform on the sphere, so that estimates of a kernel have a small bias. Norms are `chi`, so that

@@ -21,7 +21,8 @@ def floor_of(x: Tensor) -> float:
 @dataclass(frozen=True)
 class SoftmaxSums:
     """The sums Σ_j e^(x_j - r) v_j and Σ_j e^(x_j - r) and their reference r.
-     The shapes are (..., rows, channels). r is about the largest exponent; it cancels in the mean,
+
+    The shapes are (..., rows, channels). r is about the largest exponent; it cancels in the mean,
     and so has no gradient. The denominator may have one channel for all, and the reference one row.
     """
 

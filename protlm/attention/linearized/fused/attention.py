@@ -43,7 +43,8 @@ def attention(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes attention of q, k and v in bfloat16 or float32; `causal` by chunks.
-     Returns the output, BHLC, in the dtype of the values. For the gradients: D or its logarithm,
+
+    Returns the output, BHLC, in the dtype of the values. For the gradients: D or its logarithm,
     BHL; if bidirectional, S, BHRC, and z, BHR, and if causal, an empty tensor and M, BHR, which is
     empty for ReLU. All but S are in float32.
     """

@@ -25,7 +25,8 @@ class Vectors(NamedTuple):
 
 class Sizes(NamedTuple):
     """Sizes that a kernel is compiled for.
-     R random features, K the width of queries and keys, C that of values; BL positions and BR
+
+    R random features, K the width of queries and keys, C that of values; BL positions and BR
     features of a block, BK and BC the widths rounded up to powers of 2. `is_precise` is whether
     products of float32 are three products in TF32, almost float32, or one: Triton 3.6 passes
     numbers, but no text, from a tuple on to other functions.
