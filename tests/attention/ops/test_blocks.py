@@ -11,7 +11,6 @@ from protlm.attention.ops.blocks import (
     softmax_in_blocks,
     window_softmax,
 )
-from protlm.attention.ops.numerics import softmax_weights
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -112,27 +111,3 @@ def test_it_is_softmax_with_a_band_for_a_mask(window: Window, length: int, num_s
     )
     for got, wanted in pairs:
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
-
-
-def test_both_modes_see_equally_many_other_positions() -> None:
-    offset = torch.arange(-20, 21)
-    both = Window.of(6, causal=False)
-    assert offset[both.sees(offset)].tolist() == [-3, -2, -1, 0, 1, 2, 3]
-    past = Window.of(6, causal=True)
-    assert offset[past.sees(offset)].tolist() == [-6, -5, -4, -3, -2, -1, 0]
-    gaps = Window.of(6, causal=False, dilation=4)
-    assert offset[gaps.sees(offset)].tolist() == [-12, -8, -4, 0, 4, 8, 12]
-
-
-def test_weights_are_the_softmax_of_what_is_visible() -> None:
-    q, k, v = draw(2, 2, 5, 8), draw(2, 2, 7, 8, seed=1), draw(2, 2, 7, 8, seed=2)
-    visible = draw(2, 1, 5, 7, seed=3) > 0
-    visible[0, :, 2] = False
-    weights = softmax_weights(q, k, visible)
-    torch.testing.assert_close(weights @ v, dense(q, k, v, visible))
-    assert weights[0, :, 2].eq(0).all()
-    with torch.autocast("cpu", torch.bfloat16):
-        low = softmax_weights(q.bfloat16(), k.bfloat16(), visible)
-    assert low.dtype == torch.float32
-    exact = softmax_weights(q.bfloat16().double(), k.bfloat16().double(), visible)
-    torch.testing.assert_close(low.double(), exact, rtol=1e-5, atol=1e-6)
