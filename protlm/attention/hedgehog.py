@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from protlm.attention.base import Attention, Context, Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import ExponentialPairs
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
 
@@ -32,14 +31,7 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         identity_HKK = torch.eye(head_dim).repeat(num_heads, 1, 1)
         self.query_map = nn.Parameter(identity_HKK)
         self.key_map = nn.Parameter(identity_HKK.clone())
-        self.linear = Performer(
-            feature_map=lambda _: ExponentialPairs(),
-            num_features=2 * head_dim,
-            projection=None,
-            normalizer=Denominator(),
-            redraw_every=None,
-            seed=0,
-        )
+        self.linear = Performer(feature_map=lambda _: ExponentialPairs(), num_features=2 * head_dim)
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         mask_BL = context.mask_BL

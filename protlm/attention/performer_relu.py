@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import GeneralizedFeatures
-from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection
 from protlm.config.fields import at_least
@@ -38,7 +37,6 @@ class PerformerRelu(Performer):
             feature_map=partial(GeneralizedFeatures, kernel="relu", epsilon=kernel_epsilon),
             num_features=head_dim if num_features is None else num_features,
             projection=None if num_features is None else Projection(num_features, head_dim),
-            normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
             backend=backend,

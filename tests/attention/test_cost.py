@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention import attention_free, long_short
+from protlm.attention import attention_free, long_short, reformer
 from protlm.attention.linearized import tiles
-from protlm.attention.ops import block_sparse, lsh
+from protlm.attention.ops import block_sparse
 
 # The numbers that are computed together on a CPU, by module.
-TILES = [(module, "_CPU_NUMBERS") for module in (attention_free, long_short, lsh)]
+TILES = [(module, "_CPU_NUMBERS") for module in (attention_free, long_short, reformer)]
 TILES += [(block_sparse, "_CPU_ELEMENTS")]
 # Numbers that are kept for the backward pass, by those of q, k, v and the output: most keep these
 # and a few states; copies of keys in blocks, weights of windows and float32 add to it.

@@ -45,13 +45,14 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         *,
         feature_map: FeatureMapFactory,
         num_features: int,
-        projection: Projection | None,
-        normalizer: Normalizer,
-        redraw_every: int | None,
-        seed: int,
+        projection: Projection | None = None,
+        normalizer: Normalizer | None = None,
+        redraw_every: int | None = None,
+        seed: int = 0,
         backend: str = Backend.torch,
     ) -> None:
         super().__init__()
+        normalizer = normalizer or Denominator()
         if redraw_every is not None and projection is None:
             raise UserError(
                 f"attention.redraw_every={redraw_every} needs a projection: set "

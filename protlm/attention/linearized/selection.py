@@ -201,14 +201,11 @@ def _small_map(case: Case, dtype: torch.dtype) -> FeatureMap:
 
 def _small_inputs(case: Case, length: int) -> list[Tensor]:
     generator, device = torch.Generator().manual_seed(1), case.device
-    kinds = (
-        (case.query_dtype, case.key_width),
-        (case.key_dtype, case.key_width),
-        *((case.value_dtype, case.value_width),) * 2,
-    )
+    dtypes = case.query_dtype, case.key_dtype, case.value_dtype, case.value_dtype
+    widths = case.key_width, case.key_width, case.value_width, case.value_width
     drawn = [
         torch.randn(_BATCH, length, _HEADS, width, generator=generator).to(device, dtype)
-        for dtype, width in kinds
+        for dtype, width in zip(dtypes, widths, strict=True)
     ]
     mask_BL = torch.ones(_BATCH, length, dtype=torch.bool, device=device)
     mask_BL[1, length // 3 :] = False

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.lsh import Layout, draw_rotations, hash_buckets, lay_out, most_chunks
+from protlm.attention.reformer import Layout, draw_rotations, hash_buckets, lay_out, most_chunks
 
 SIZES = {"num_hashes": 3, "num_heads": 2, "head_dim": 8, "num_buckets": 6}
 
