@@ -217,9 +217,6 @@ class FourierFeatures(FeatureMap):
     def keys(self, k_BHLK: Tensor) -> Features:
         return _circle(k_BHLK, self._rows_RK, scale=self._scale)
 
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        return torch.zeros_like(q_BHLK[..., :1])
-
 
 def _circle(x_BHLK: Tensor, rows: Tensor, *, scale: float | None = None) -> Features:
     """Computes (sin ω_r·x, cos ω_r·x), times a scale."""
