@@ -25,6 +25,7 @@ def names() -> list[str]:
 
 
 def mechanism(name: str) -> type[Attention]:
+    """Returns the class of a mechanism."""
     # The name comes from a config or a checkpoint: it must not reach any module but these.
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
         raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")

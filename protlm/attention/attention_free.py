@@ -145,6 +145,7 @@ def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
 
 
 def power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is at least the count."""
     return 1 << (count - 1).bit_length()
 
 

@@ -35,6 +35,7 @@ class Normalization(StrEnum):
 
 
 def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Normalizer:
+    """Creates a normalizer; None for no floor under the denominator."""
     given = f"attention.denominator_floor={'null' if floor is None else floor}"
     if name == Normalization.rmsnorm:
         if floor is not None:

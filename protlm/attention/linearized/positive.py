@@ -52,6 +52,7 @@ class ExponentialFeatureMap(FeatureMap):
 
 
 def exponential(logits_BHLR: Tensor, pullback: Pullback) -> Features:
+    """Exponentiates logits in place."""
     phi_BHLR = logits_BHLR.exp2_()
     return Features(phi_BHLR, lambda dphi_BHLR: pullback(dphi_BHLR.mul_(phi_BHLR)))
 

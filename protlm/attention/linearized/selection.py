@@ -74,10 +74,12 @@ class Case(NamedTuple):
 
 @assume_constant_result
 def is_hopper(device: torch.device) -> bool:
+    """Returns whether a device is a card of compute capability 9.0."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
+    """Returns whether there are fused kernels for these features and this normalizer."""
     return feature_map.has_fused and normalizer == Denominator()
 
 
@@ -95,6 +97,7 @@ def chosen_attention(
 
 
 def fused_attention(feature_map: FeatureMap, *, causal: bool) -> Attend:
+    """Returns attention by fused kernels; imports Triton."""
     from protlm.attention.linearized.fused.attention import attention
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ def chunked(x_BHLR: Tensor) -> Tensor:
 
 
 def positions(chunks: Tensor, tile: Tile) -> Tensor:
+    """Inverts `chunked`."""
     return chunks.flatten(2, 3)[:, :, : tile.rows.stop - tile.rows.start]
 
 

@@ -62,6 +62,7 @@ def _rounded_product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def takes_onednn(x: Tensor) -> bool:
+    """Returns whether oneDNN is to multiply this tensor, in the place of what torch takes."""
     # torch's compiler and its tracer have no form for the bare operator.
     is_tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     is_plain = x.device.type == "cpu" and not (is_tracing or torch.compiler.is_compiling())

@@ -78,6 +78,7 @@ def load_matrix(x, start, rows, num_rows, block_width: tl.constexpr, width):
 
 @triton.jit
 def store_matrix(x, start, rows, num_rows, block_width: tl.constexpr, width, block):
+    """Stores rows of a contiguous matrix, the first of which is row `start` of x."""
     columns = tl.arange(0, block_width)
     is_inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
     tl.store(x + start * width + rows[:, None] * width + columns[None, :], block, mask=is_inside)
@@ -182,10 +183,12 @@ _HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): Blocks(64, 64, 4)}
 
 
 def causal_blocks(device: torch.device) -> BlockTable:
+    """Returns the blocks of causal gradients on a card."""
     return _HOPPER_CAUSAL_GRADIENTS if is_hopper(device) else CAUSAL_GRADIENTS
 
 
 def vectors(x_BHLK: Tensor) -> Vectors:
+    """Returns the tensor with its strides."""
     return Vectors(x_BHLK, x_BHLK.stride())
 
 
@@ -267,6 +270,7 @@ class Grid:
 
 
 def bytes_of(mask_BL: Tensor) -> Tensor:
+    """Returns the mask as bytes."""
     return mask_BL.contiguous().view(torch.uint8)
 
 
