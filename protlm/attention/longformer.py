@@ -119,17 +119,18 @@ class Longformer(Attention, Recurrent[LongformerState]):
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         hidden_BLD, mask_BL, causal = context
-        q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
+        given = [zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC)]
+        q_BHLK, k_BHLK, v_BHLC = given
         tokens = self._global_tokens(mask_BL)
         if tokens is None:
-            local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, mask_BL, None, causal=causal)
+            local = self._local_rows(given, mask_BL, None, causal=causal)
             return zero_padding(local, mask_BL)
         visible_BPL = tokens.visible(mask_BL, causal=causal)
         seen_BLP = tokens.seen(causal=causal)
         shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), seen_BLP)
         # Global keys are in `shared`, and not counted again in a window.
         keys_BL = mask_BL & ~tokens.is_global_BL
-        local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, keys_BL, shared, causal=causal)
+        local = self._local_rows(given, keys_BL, shared, causal=causal)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
         rows = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
         weights_BHPL = self._global_weights(*rows, k_BHLK, x_BLD, visible_BPL)
@@ -208,23 +209,14 @@ class Longformer(Attention, Recurrent[LongformerState]):
         return [dilated if head < self.dilated_heads else plain for head in range(self.num_heads)]
 
     def _local_rows(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        keys_BL: Tensor,
-        shared: SharedKeys | None,
-        *,
-        causal: bool,
+        self, given: list[Tensor], keys_BL: Tensor, shared: SharedKeys | None, *, causal: bool
     ) -> Tensor:
         """Computes all rows as if none were global, each with its window and the shared keys."""
         parts, start = [], 0
         for window, group in groupby(self._windows_of_heads(causal)):
             heads = slice(start, start + len(list(group)))
             part = window_softmax(
-                q_BHLK[:, heads],
-                k_BHLK[:, heads],
-                v_BHLC[:, heads],
+                *(x[:, heads] for x in given),
                 keys_BL=keys_BL,
                 window=window,
                 shared=None if shared is None else shared.of_heads(heads),

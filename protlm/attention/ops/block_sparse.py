@@ -27,14 +27,9 @@ class Selection:
     """The keys that every block of queries sees: global keys, and the keys of some blocks.
 
     The place of a key is 1 + its position, or 0 if no query may see it. A query sees the keys with
-    places from 1 to the last place of the query.
-
-    Attributes:
-        numbers: the distinct blocks of keys for every block of queries, (B, H, S, any); -1 for no
-            block.
-        place_BSM: the places of the keys in blocks.
-        global_place_BP: the places of the global keys.
-        last_place: the last place that a query sees, (S, M), or (S, 1) for all queries of a block.
+    places from 1 to the last place of the query, (S, M), or (S, 1) for all queries of a block.
+    `numbers` are the distinct blocks of keys for every block of queries, (B, H, S, any); -1 for no
+    block.
     """
 
     numbers: Tensor
