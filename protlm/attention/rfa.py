@@ -257,8 +257,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         if self.gate is not None:
             return super().map_rows(q_BHLK, k_BHLK, context, rows)
-        scaled = (self._scaled(x, context.mask_BL) for x in (q_BHLK, k_BHLK))
-        return self.performer.map_rows(*scaled, context, rows)
+        q_BHLK, k_BHLK = (self._scaled(x, context.mask_BL) for x in (q_BHLK, k_BHLK))
+        return self.performer.map_rows(q_BHLK, k_BHLK, context, rows)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         """Returns the sum of [v | 1]ᵀφ(k), (B, H, C + 1, R); with the gate, of [v | 1]ᵀ[φ(k) | 1].

@@ -1,5 +1,8 @@
 """Blocks of rows of tensors in Triton kernels, and the grids of programs that run them."""
 
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

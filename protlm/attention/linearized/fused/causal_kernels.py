@@ -25,6 +25,9 @@ are in the dtype of the values, and their sums in float32, as is all else. Progr
 in `bidirectional_kernels`, with chunks as positions.
 """
 
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
+
 import triton
 import triton.language as tl
 
