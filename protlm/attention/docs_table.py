@@ -33,31 +33,19 @@ _HEADER = (
 )
 
 
-def table() -> str:
-    """Returns a Markdown table of all mechanisms, with the options of their YAML files."""
-    rows = [_row(name) for name in names()]
-    lines = [_HEADER, ("---",) * len(_HEADER), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def maps() -> str:
-    """Lists the mechanisms whose maps have another meaning than the default."""
-    meanings = {name: mechanism(name).map_meaning for name in names()}
-    return "\n".join(
-        f"- `{name}`: {meaning}."
-        for name, meaning in meanings.items()
-        if meaning != Attention.map_meaning
-    )
-
-
 def with_table(page: str) -> str:
     """Returns the page with the table and the list of maps between its two marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise UserError(f"the page has no place for the table: add {BEGIN} and {END} to it")
-    rule = f"Entry (i, j) of a map is {Attention.map_meaning}, except in these mechanisms:"
-    made = f"{table()}\n\n{rule}\n\n{maps()}"
+    lines = [_HEADER, ("---",) * len(_HEADER), *(_row(name) for name in names())]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    usual = Attention.map_meaning
+    meanings = {name: mechanism(name).map_meaning for name in names()}
+    maps = "\n".join(f"- `{name}`: {x}." for name, x in meanings.items() if x != usual)
+    rule = f"Entry (i, j) of a map is {usual}, except in these mechanisms:"
+    made = f"{table}\n\n{rule}\n\n{maps}"
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
