@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from protlm.attention.linearized.fused import launch as launching
+from protlm.attention.linearized.fused import blocks
 from protlm.attention.linearized.fused.attention import attention
 
 
@@ -107,7 +107,7 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
     bias_R = rows_RK[:, 0].contiguous()
-    hopper = mock.patch.object(launching, "is_hopper", lambda _: card == "sm_90")
+    hopper = mock.patch.object(blocks, "is_hopper", lambda _: card == "sm_90")
     with _target(card), hopper, mock.patch.object(JITFunction, "__getitem__", launch):
         for bias in (bias_R, None):
             out_BHLC, *_ = attention(x, x, x, mask, rows_RK, bias, 1e-3, causal)

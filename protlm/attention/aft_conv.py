@@ -7,16 +7,16 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.aft.base import Mixer
-from protlm.attention.aft.windows import (
+from protlm.attention.attention_free import (
+    Mixer,
     WindowedAttentionFree,
     WindowWeights,
     block_size,
     offsets,
     windowed_means,
 )
+from protlm.attention.base import odd
 from protlm.attention.ops.numerics import upcast
-from protlm.attention.ops.options import odd
 
 
 @final

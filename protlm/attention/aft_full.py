@@ -6,11 +6,16 @@ from typing import Annotated, ClassVar, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from protlm.attention.aft.base import AttentionFree, Mixer
-from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
-from protlm.attention.aft.windows import PositionBiases, power_of_two, rows_of_biases
+from protlm.attention.attention_free import (
+    AttentionFree,
+    Mixer,
+    PositionBiases,
+    power_of_two,
+    rows_of_biases,
+)
+from protlm.attention.ops.numerics import recomputed
+from protlm.attention.ops.sums import SoftmaxSums, floor_of, triangle
 from protlm.config.fields import at_least
 
 # Rows that are computed together: a power of two, as the triangle at their end requires.
@@ -52,16 +57,12 @@ class AftFull(AttentionFree):
         length = values.shape[2]
         means = [
             # The weights of a block of rows are recomputed in the backward pass, not stored.
-            checkpoint(
+            recomputed(
                 _means_of_rows,
                 slice(start, min(start + _ROWS, length)),
                 # Passed, so that the recomputation uses the same tables as this pass.
                 (self.biases.u, self.biases.v),
-                exponents,
-                values,
-                causal,
-                use_reentrant=False,
-                preserve_rng_state=False,
+                *(exponents, values, causal),
             )
             for start in range(0, length, _ROWS)
         ]

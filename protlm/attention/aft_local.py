@@ -6,13 +6,14 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention.aft.base import Mixer
-from protlm.attention.aft.windows import (
+from protlm.attention.attention_free import (
+    Mixer,
     PositionBiases,
     WindowedAttentionFree,
     WindowWeights,
     block_size,
     offsets,
+    rows_of_biases,
     windowed_means,
 )
 from protlm.attention.ops.numerics import upcast
@@ -55,7 +56,7 @@ class AftLocal(WindowedAttentionFree):
         return partial(windowed_means, WindowWeights.of(bias), causal=causal)
 
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
-        bias_ML = self.biases.rows(rows, length)
+        bias_ML = rows_of_biases(rows, length, self.biases.u, self.biases.v)
         position_L = torch.arange(length, device=bias_ML.device)
         return self._near(bias_ML, position_L[rows, None] - position_L, causal=causal)[None]
 

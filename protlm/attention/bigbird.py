@@ -6,13 +6,17 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention.base import Attention
-from protlm.attention.ops.block_sparse import SelectedBlocksAttention, Selection
+from protlm.attention.base import Attention, Context, odd
+from protlm.attention.ops.block_sparse import (
+    FixedBlocks,
+    SelectedBlocksAttention,
+    Selection,
+    draw_blocks,
+    hash_keys,
+)
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.numerics import zero_padding
-from protlm.attention.ops.options import odd
-from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
 from protlm.config.fields import at_least
 from protlm.system.errors import UserError
 
@@ -82,16 +86,8 @@ class BigBird(Attention):
         self.residues = residues
         self.register_buffer("hash_key", hash_keys(seed, num_heads))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
         num_blocks_B = self._num_blocks(mask_BL)
         tokens = self._global_tokens(mask_BL, num_blocks_B, causal=causal)
@@ -137,12 +133,7 @@ class BigBird(Attention):
         return GlobalTokens.of(is_global_BL, ends + self.num_global + len(self.residues))
 
     def _selection(
-        self,
-        mask_BL: Tensor,
-        tokens: GlobalTokens,
-        num_blocks_B: Tensor,
-        *,
-        causal: bool,
+        self, mask_BL: Tensor, tokens: GlobalTokens, num_blocks_B: Tensor, *, causal: bool
     ) -> Selection:
         """Selects what every block sees, each position once: global ones not in their blocks."""
         length = mask_BL.shape[1]

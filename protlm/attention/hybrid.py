@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from protlm.attention import create, mechanism, names
-from protlm.attention.base import Attention, Recurrent, State
+from protlm.attention.base import Attention, Context, Recurrent, State, even
+from protlm.attention.ops.blocks import Window, window_softmax
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
-from protlm.attention.ops.options import even
-from protlm.attention.ops.windows import Window, window_softmax
 from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"
@@ -94,21 +93,12 @@ class Hybrid(Attention, Recurrent[HybridState]):
 
     @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Attention.stored_options`; the linear mechanism may have such options too."""
         linear = mechanism(options.get("mechanism", _LINEAR))
         nested = options.get("options")
         return {**options, "options": linear.stored_options(nested)} if nested else dict(options)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         near = window_softmax(
             *(zero_padding(x, mask_BL) for x in local),
@@ -118,22 +108,10 @@ class Hybrid(Attention, Recurrent[HybridState]):
         far = self.linear(*others, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
         return torch.cat([zero_padding(near, mask_BL), far], dim=1)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the maps of the heads with windows, then those of the linear mechanism."""
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
-        far = self.linear.attention_map(
-            far_q, far_k, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
-        )
-        rows = slice(None) if rows is None else rows
+        far = self.linear.map_rows(far_q, far_k, context, rows)
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
         near = softmax_weights(
@@ -151,15 +129,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
         )
 
     def step(
-        self,
-        state: HybridState,
-        q_BHK: Tensor,
-        k_BHK: Tensor,
-        v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[HybridState, Tensor]:
-        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
         near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
         window = state.window.append(*near[1:], slot=state.window.ring_slot())
         linear, far_out = self._recurrent().step(state.linear, *far, hidden_BD=hidden_BD)

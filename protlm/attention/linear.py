@@ -4,8 +4,7 @@ from functools import partial
 from typing import ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.generalized import GeneralizedFeatures
-from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.features import GeneralizedFeatures
 
 
 @final
@@ -26,8 +25,4 @@ class LinearAttention(Performer):
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel="elu", epsilon=0.0),
             num_features=head_dim,
-            projection=None,
-            normalizer=Denominator(),
-            redraw_every=None,
-            seed=0,
         )

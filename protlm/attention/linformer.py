@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, SharesParameters
+from protlm.attention.base import Attention, Context, SharesParameters
 from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
 from protlm.config.fields import at_least
 
@@ -73,17 +73,8 @@ class Linformer(Attention, SharesParameters):
             self.key_projection = None
             self._owner = (first,)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        self._refuse_longer(mask_BL.shape[1])
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        mask_BL = context.mask_BL
         keys, values = self._projections()
         with no_autocast(v_BHLC):
             # Queries too: NaN in a padded row, although its output is 0, would reach gradients.

@@ -8,14 +8,126 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.aft.sums import SoftmaxSums
-from protlm.attention.base import Attention, Recurrent
-from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
-from protlm.attention.ops.chunk_summaries import Pattern, summaries, summary_weights
+from protlm.attention.base import Attention, Context, Recurrent
+from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks, with_margins
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import no_autocast, upcast, visible_softmax, zero_padding
-from protlm.attention.ops.tiles import at_once
+from protlm.attention.ops.numerics import (
+    at_once,
+    no_autocast,
+    upcast,
+    visible_softmax,
+    zero_padding,
+)
+from protlm.attention.ops.sums import SoftmaxSums
 from protlm.config.fields import at_least
+
+# Past summaries are copied to every block of queries: smaller blocks would copy too much.
+_LEAST_BLOCK = 64
+
+
+def summary_weights(scores_BHLP: Tensor, mask_BL: Tensor, chunk: int) -> Tensor:
+    """Computes the weights of positions in the P summaries of their chunk, BHSMP: a softmax.
+
+    Padding has zero weight; an all-padding chunk is weighted uniformly.
+    """
+    floor = torch.finfo(scores_BHLP.dtype).min
+    scores_BHLP = scores_BHLP.masked_fill(~mask_BL[:, None, :, None], floor)
+    return to_blocks(scores_BHLP, chunk, value=floor).softmax(dim=3)
+
+
+def summaries(x_BHLK: Tensor, weights_BHSMP: Tensor) -> Tensor:
+    """Computes weighted means of the positions of every chunk, BHSPK; `x_BHLK` is 0 at padding."""
+    return weights_BHSMP.mT @ to_blocks(x_BHLK, weights_BHSMP.shape[3])
+
+
+@final
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern of the positions and chunk summaries that each of L queries sees.
+
+    Bidirectionally: a segment with half a segment on each side, and one chunk for all. Causally: a
+    window that ends at the query, and the chunks before its own. The positions and summaries
+    gathered for a block of queries include all that one of its queries sees; masks hide the others.
+
+    `block` is a segment, or whole chunks, so that summaries can be split into blocks as well;
+    `reach` is the number of chunks before its own that a causal query sees, None for all.
+    """
+
+    length: int
+    window: int
+    chunk: int
+    block: int
+    reach: int | None
+
+    @classmethod
+    def segments(cls, length: int, window: int) -> "Pattern":
+        """Creates the bidirectional pattern; of an odd segment, the half after it is larger."""
+        window = min(window, length)
+        return cls(length, window, chunk=length, block=window, reach=None)
+
+    @classmethod
+    def history(cls, length: int, window: int, chunk: int, memory: int | None) -> "Pattern":
+        """Creates the causal pattern, of a window that includes the query itself.
+
+        `memory` is rounded up to chunks; None for all positions before the chunk of a query.
+        """
+        reach = -(-(length if memory is None else memory) // chunk)
+        # Clipped to the length of the sequence, which only saves work.
+        window, chunk = min(window, length), min(chunk, length)
+        chunks = -(-max(window, min(_LEAST_BLOCK, length)) // chunk)
+        return cls(length, window, chunk, block=chunk * chunks, reach=reach)
+
+    def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
+        """Gathers positions for every block of queries, BHSMK; zeros beyond the ends."""
+        half = self.window // 2
+        before, after = (half, self.window - half) if self.reach is None else (self.window - 1, 0)
+        return with_margins(to_blocks(x_BHLK, self.block), before=before, after=after)
+
+    def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
+        """Gathers summaries of S chunks for every block of queries; zeros beyond the ends."""
+        if self.reach is None:
+            return x_BHSK[:, :, None].expand(-1, -1, -(-self.length // self.block), -1, -1)
+        chunks = to_blocks(x_BHSK, self.block // self.chunk)
+        return with_margins(chunks, before=min(self.reach, x_BHSK.shape[2] - 1), after=0)
+
+    def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
+        if self.reach is not None:
+            return (query - self.window < position) & (position <= query)
+        start = query // self.window * self.window - self.window // 2
+        return (start <= position) & (position < start + 2 * self.window)
+
+    def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
+        own = query // self.chunk
+        if self.reach is None:
+            return own == chunk
+        return (own - self.reach <= chunk) & (chunk < own)
+
+    def visible_in_blocks(self, mask_BL: Tensor, rank: int) -> Tensor:
+        """Returns which summaries, then positions, queries of a block see: (B, 1, S, M, keys)."""
+        position = torch.arange(self.length, device=mask_BL.device)[None, None, :, None]
+        has_residue = self._has_residue(mask_BL)
+        chunk = torch.arange(has_residue.shape[2], device=mask_BL.device)[None, None, :, None]
+        query = to_blocks(position, self.block)
+        near = self.sees_position(query, self.near_in_blocks(position).mT)
+        near = near & self.near_in_blocks(mask_BL[:, None, :, None]).mT
+        far = self.sees_chunk(query, self.far_in_blocks(chunk).mT)
+        far = far & self.far_in_blocks(has_residue).mT
+        return torch.cat([far.repeat_interleave(rank, dim=-1), near], dim=-1)
+
+    def visible_in_rows(self, mask_BL: Tensor, rows: slice, rank: int) -> Tensor:
+        """Returns the same for rows of the map, (B, 1, M, S · rank + L)."""
+        position = torch.arange(self.length, device=mask_BL.device)
+        query = position[rows, None]
+        has_residue = self._has_residue(mask_BL).mT
+        chunk = torch.arange(has_residue.shape[3], device=mask_BL.device)
+        near = self.sees_position(query, position) & mask_BL[:, None, None, :]
+        far = self.sees_chunk(query, chunk) & has_residue
+        both = torch.cat([far.repeat_interleave(rank, dim=-1), near], dim=-1)
+        return both & mask_BL[:, None, rows, None]
+
+    def _has_residue(self, mask_BL: Tensor) -> Tensor:
+        return to_blocks(mask_BL[:, None, :, None], self.chunk).any(dim=3)
+
 
 # Elements of the copies of keys and values on a CPU: few enough for its caches, and for the memory
 # that the C library reuses, since it requests every tensor of more than 32 MiB from the system.
@@ -108,16 +220,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
         # Chunks whose summaries decoding keeps; None for all.
         self._most_groups = None if memory is None else -(-memory // chunk)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(v_BHLC):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -138,21 +242,9 @@ class LongShort(Attention, Recurrent[LongShortState]):
             return torch.cat(outs, dim=1)
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        The weight of a summary is distributed over its positions in proportion to P.
-        """
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """The weight of a summary is distributed over its positions in proportion to P."""
+        hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(q_BHLK):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -183,7 +275,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[LongShortState, Tensor]:
-        """See `Recurrent.step`; time and memory are bounded where `memory` is."""
         with no_autocast(v_BHC):
             k, v = upcast(k_BHK), upcast(v_BHC)
             near = (_normalized(x, self.near_norm) for x in (k, v))
@@ -223,7 +314,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
         return Pattern.segments(length, self.window)
 
     def _summary_weights(self, hidden_BLD: Tensor, mask_BL: Tensor, pattern: Pattern) -> Tensor:
-        """Computes P of every head and chunk, BHSMP."""
         scores = self._scores(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
         return summary_weights(scores.transpose(1, 2), mask_BL, pattern.chunk)
 

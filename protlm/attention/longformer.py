@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Recurrent
+from protlm.attention.base import Attention, Context, Recurrent, even
+from protlm.attention.ops.blocks import SharedKeys, Window, window_softmax
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
@@ -19,8 +20,6 @@ from protlm.attention.ops.numerics import (
     visible_softmax,
     zero_padding,
 )
-from protlm.attention.ops.options import even
-from protlm.attention.ops.windows import SharedKeys, Window, window_softmax
 from protlm.config.fields import at_least
 from protlm.system.errors import UserError
 
@@ -118,49 +117,29 @@ class Longformer(Attention, Recurrent[LongformerState]):
             self.key_global = nn.Parameter(torch.zeros(model_dim, width))
             self.value_global = nn.Parameter(torch.zeros(model_dim, width))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """See `Attention.forward`; with global tokens C = K."""
-        q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
+        given = [zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC)]
+        q_BHLK, k_BHLK, v_BHLC = given
         tokens = self._global_tokens(mask_BL)
         if tokens is None:
-            local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, mask_BL, None, causal=causal)
+            local = self._local_rows(given, mask_BL, None, causal=causal)
             return zero_padding(local, mask_BL)
         visible_BPL = tokens.visible(mask_BL, causal=causal)
         seen_BLP = tokens.seen(causal=causal)
         shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), seen_BLP)
         # Global keys are in `shared`, and not counted again in a window.
         keys_BL = mask_BL & ~tokens.is_global_BL
-        local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, keys_BL, shared, causal=causal)
+        local = self._local_rows(given, keys_BL, shared, causal=causal)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
         rows = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
         weights_BHPL = self._global_weights(*rows, k_BHLK, x_BLD, visible_BPL)
         rows_BHPC = self._global_means(weights_BHPL, v_BHLC, x_BLD).to(local.dtype)
         return zero_padding(tokens.put(local, rows_BHPC), mask_BL)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        In the rows of global tokens an entry is the weight of v'.
-        """
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """In the rows of global tokens an entry is the weight of v'."""
+        hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK))
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = self._sees(position_L - position_L[rows, None], causal=causal)
@@ -193,7 +172,6 @@ class Longformer(Attention, Recurrent[LongformerState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[LongformerState, Tensor]:
-        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
         cache, x_BPD = state.cache, state.hidden_BPD
         position, first = cache.length, x_BPD.shape[1]
         if position < first:
@@ -231,23 +209,14 @@ class Longformer(Attention, Recurrent[LongformerState]):
         return [dilated if head < self.dilated_heads else plain for head in range(self.num_heads)]
 
     def _local_rows(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        keys_BL: Tensor,
-        shared: SharedKeys | None,
-        *,
-        causal: bool,
+        self, given: list[Tensor], keys_BL: Tensor, shared: SharedKeys | None, *, causal: bool
     ) -> Tensor:
         """Computes all rows as if none were global, each with its window and the shared keys."""
         parts, start = [], 0
         for window, group in groupby(self._windows_of_heads(causal)):
             heads = slice(start, start + len(list(group)))
             part = window_softmax(
-                q_BHLK[:, heads],
-                k_BHLK[:, heads],
-                v_BHLC[:, heads],
+                *(x[:, heads] for x in given),
                 keys_BL=keys_BL,
                 window=window,
                 shared=None if shared is None else shared.of_heads(heads),
@@ -257,12 +226,7 @@ class Longformer(Attention, Recurrent[LongformerState]):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _global_weights(
-        self,
-        q_BHPK: Tensor,
-        own_BPD: Tensor,
-        k_BHLK: Tensor,
-        x_BLD: Tensor,
-        visible_BPL: Tensor,
+        self, q_BHPK: Tensor, own_BPD: Tensor, k_BHLK: Tensor, x_BLD: Tensor, visible_BPL: Tensor
     ) -> Tensor:
         """Computes softmax(q' k'ᵀ / √K) in the rows of global tokens, BHPL, in float32 or float64.
 
@@ -284,5 +248,4 @@ class Longformer(Attention, Recurrent[LongformerState]):
             return weights_BHPL @ v + torch.einsum("bhpd,dhc->bhpc", mean, weights)
 
     def _of_heads(self, weights: Tensor, like: Tensor) -> Tensor:
-        """Returns a projection by head: (D, H, K)."""
         return weights.to(like.dtype).unflatten(1, (self.num_heads, -1))

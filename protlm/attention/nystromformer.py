@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention
+from protlm.attention.base import Attention, Context, odd
 from protlm.attention.ops.blocks import from_blocks
 from protlm.attention.ops.numerics import (
     no_autocast,
@@ -15,7 +15,6 @@ from protlm.attention.ops.numerics import (
     visible_softmax,
     zero_padding,
 )
-from protlm.attention.ops.options import odd
 from protlm.config.fields import at_least
 
 # Output positions that the convolution computes together.
@@ -70,16 +69,8 @@ class Nystromformer(Attention):
             uniform = 2 * torch.rand(num_heads, conv_kernel) - 1
             self.conv_weight = nn.Parameter(uniform / conv_kernel**0.5)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        mask_BL = context.mask_BL
         with no_autocast(v_BHLC):
             q, k, v = (upcast(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
             out_BHLC = self._through_landmarks(q, k, v, mask_BL)

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.generalized import NONLINEARITIES, GeneralizedFeatures
+from protlm.attention.linearized.features import NONLINEARITIES, GeneralizedFeatures
 from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import above, at_least
@@ -52,9 +52,7 @@ class PerformerGeneralized(Performer):
                 else Projection(num_features, head_dim, projection, row_norms, antithetic)
             ),
             normalizer=normalizer_of(
-                normalizer,
-                floor=denominator_floor,
-                is_positive=NONLINEARITIES[kernel].is_positive,
+                normalizer, floor=denominator_floor, is_positive=NONLINEARITIES[kernel].is_positive
             ),
             redraw_every=redraw_every,
             seed=seed,

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.generalized import GeneralizedFeatures
-from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.features import GeneralizedFeatures
+from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection
 from protlm.config.fields import at_least
 
@@ -30,14 +30,13 @@ class PerformerRelu(Performer):
         num_features: Annotated[int | None, at_least(1)] = None,
         kernel_epsilon: Annotated[float, at_least(0)] = 1e-3,
         redraw_every: Annotated[int | None, at_least(1)] = None,
-        backend: str = "auto",
+        backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
     ) -> None:
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel="relu", epsilon=kernel_epsilon),
             num_features=head_dim if num_features is None else num_features,
             projection=None if num_features is None else Projection(num_features, head_dim),
-            normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
             backend=backend,

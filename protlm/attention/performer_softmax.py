@@ -5,10 +5,10 @@ from functools import partial
 from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.features import FeatureMapFactory
+from protlm.attention.linearized.features import FeatureMapFactory, TrigonometricFeatures
 from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
-from protlm.attention.linearized.trigonometric import TrigonometricFeatures
+from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import Range, above, at_least
 from protlm.system.errors import UserError
@@ -64,7 +64,7 @@ class PerformerSoftmax(Performer):
         normalizer: Annotated[str, Normalization] = "denominator",
         denominator_floor: Annotated[float | None, above(0)] = None,
         redraw_every: Annotated[int | None, at_least(1)] = 1000,
-        backend: str = "auto",
+        backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
     ) -> None:
         is_trigonometric = estimator == Estimator.trigonometric

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import padding_bias, softmax_weights, visible_keys, zero_padding
 
@@ -27,16 +27,8 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         if bounded_qk_norm:
             self.qk_norm = QueryKeyNorms.bounded
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         is_whole = may_look and bool(mask_BL.all())
@@ -49,18 +41,8 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         out_BHLC = out_BHLC.to(v_BHLC.dtype)
         return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries)."""
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal))
 
@@ -76,7 +58,6 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[KeyValueCache, Tensor]:
-        """See `Recurrent.step`; time and memory grow with the number of positions before."""
         state = state.append(k_BHK, v_BHC, slot=state.length)
         return state, state.attend(q_BHK)
 

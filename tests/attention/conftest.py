@@ -17,7 +17,7 @@ import protlm.attention
 from protlm.attention import Attention
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.base import Performer
-from tests.attention.truth import Reference, shipped_options
+from tests.attention.truth import REFERENCES, Reference, shipped_options
 
 _REFERENCES = Path(__file__).parent / "references"
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
@@ -111,11 +111,10 @@ class LargestTensor(TorchDispatchMode):
 
 
 def _reference(name: str) -> Reference:
-    path = _REFERENCES / f"{name}.py"
-    assert path.is_file(), f"attention mechanism {name} has no reference: write {path}"
-    module = import_module(f"tests.attention.references.{name}")
-    (found,) = (x for x in vars(module).values() if isinstance(x, Reference))
-    return found
+    for path in _REFERENCES.glob("*.py"):
+        import_module(f"tests.attention.references.{path.stem}")
+    assert name in REFERENCES, f"attention mechanism {name} has no reference: write one"
+    return REFERENCES[name]
 
 
 @cache

@@ -61,22 +61,6 @@ def test_a_map_of_long_short_has_the_weights_of_normalized_keys(
     torch.testing.assert_close(found, (near + far @ p_BHLP.mT).detach())
 
 
-def test_a_block_of_bigbird_sees_the_blocks_of_the_paper(make_inputs: Callable[..., Any]) -> None:
-    """{0, i - 1, i, i + 1, last} and r more; in rows 1 and n - 2 the window has a global block."""
-    mechanism = create("bigbird", {"block_size": 4, "random_blocks": 2}, **SIZES, seed=1)
-    inputs = make_inputs(80).without_padding()
-    seen = (
-        map_of(mechanism, inputs, causal=False)[0].unflatten(2, (20, 4)).unflatten(1, (20, 4)) > 0
-    )
-    assert torch.equal(seen.any(dim=(2, 4)), seen.all(dim=4).all(dim=2))
-    seen_HSS = seen.any(dim=(2, 4))
-    assert seen_HSS[:, [0, -1]].all() and seen_HSS[:, :, [0, -1]].all()
-    for row in range(1, 19):
-        fixed = {0, row - 1, row, row + 1, 19}
-        assert seen_HSS[:, row, sorted(fixed)].all()
-        assert seen_HSS[:, row].sum(-1).eq(len(fixed) + 2).all()
-
-
 def test_many_small_gradients_of_global_blocks_add_up_in_bfloat16(
     make_inputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Every mechanism declares its modes, documents its options, and rejects unknown options."""
+"""Mechanisms declare modes, document options and their table row, and refuse unknown options."""
 
 import math
 import re
@@ -8,60 +8,46 @@ from typing import Any
 import pytest
 
 import protlm.attention
-from protlm.attention import create, mechanism, names
+from protlm.attention import create, docs_table, mechanism, names
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
 from tests.attention.truth import shipped_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
-# Values that an option does not allow, and what they must be.
-OUT_OF_RANGE: list[tuple[str, str, list[Any], str]] = [
-    ("aft_conv", "kernel_size", [1, 8], "odd and at least 3"),
-    ("aft_full", "rank", [0], "at least 1"),
-    ("aft_local", "rank", [-2], "at least 1"),
-    ("aft_local", "window", [0], "at least 1"),
-    ("bigbird", "block_size", [0], "at least 1"),
-    ("bigbird", "window_blocks", [2, -1], "odd and at least 1"),
-    ("bigbird", "global_blocks", [-1], "at least 0"),
-    ("bigbird", "num_global", [-1], "at least 0"),
-    ("bigbird", "random_blocks", [-2], "at least 0"),
-    ("hybrid", "window", [5], "even and at least 2"),
-    ("linformer", "projected_length", [0], "at least 1"),
-    ("long_short", "window", [0], "at least 1"),
-    ("long_short", "rank", [-1], "at least 0"),
-    ("long_short", "chunk", [0], "at least 1"),
-    ("long_short", "memory", [0], "at least 1"),
-    ("longformer", "window", [-1, 0, 1, 7], "even and at least 2"),
-    ("longformer", "dilation", [0], "at least 1"),
-    ("longformer", "dilated_heads", [-1], "at least 0"),
-    ("longformer", "num_global", [-1], "at least 0"),
-    ("nystromformer", "num_landmarks", [0], "at least 1"),
-    ("nystromformer", "num_iterations", [0], "at least 1"),
-    ("nystromformer", "conv_kernel", [4, -1], "odd and at least 1"),
-    ("performer_generalized", "num_features", [0], "at least 1"),
-    ("performer_generalized", "kernel_epsilon", [-1e-3], "at least 0"),
-    ("performer_generalized", "denominator_floor", [0.0, -1.0], "above 0"),
-    ("performer_generalized", "redraw_every", [0], "at least 1"),
-    ("performer_relu", "num_features", [0], "at least 1"),
-    ("performer_relu", "kernel_epsilon", [-1e-3], "at least 0"),
-    ("performer_relu", "redraw_every", [0], "at least 1"),
-    ("performer_softmax", "num_features", [0], "at least 1"),
-    ("performer_softmax", "redraw_every", [0], "at least 1"),
+SINES = {"estimator": "trigonometric"}
+
+# What options must be, values that they do not allow, and the options.
+OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     (
-        "performer_softmax",
-        "optimal_for",
-        [0.0, 201.0],
-        "above 0 and at most 200 (the mean |q̂ + k̂|² of the queries and keys)",
+        "at least 1",
+        [0, -2],
+        "aft_full.rank aft_local.rank aft_local.window bigbird.block_size long_short.window "
+        "linformer.projected_length long_short.chunk long_short.memory longformer.dilation "
+        "nystromformer.num_landmarks nystromformer.num_iterations reformer.chunk "
+        "performer_generalized.num_features performer_generalized.redraw_every "
+        "performer_relu.num_features performer_relu.redraw_every performer_softmax.num_features "
+        "performer_softmax.redraw_every reformer.num_hashes reformer.redraw_every "
+        "rfa.num_features rfa.redraw_every",
     ),
-    ("reformer", "chunk", [0], "at least 1"),
-    ("reformer", "num_hashes", [0], "at least 1"),
-    ("reformer", "num_buckets", [0, -2, 7], "1 or an even number"),
-    ("reformer", "redraw_every", [0], "at least 1"),
-    ("rfa", "num_features", [0], "at least 1"),
-    ("rfa", "denominator_floor", [0.0], "above 0"),
-    ("rfa", "denominator_floor", [math.inf], "below 2^63"),
-    ("rfa", "redraw_every", [0], "at least 1"),
+    (
+        "at least 0",
+        [-1],
+        "bigbird.global_blocks bigbird.num_global bigbird.random_blocks long_short.rank "
+        "longformer.dilated_heads longformer.num_global performer_generalized.kernel_epsilon "
+        "performer_relu.kernel_epsilon",
+    ),
+    ("odd and at least 3", [1, 8], "aft_conv.kernel_size"),
+    ("odd and at least 1", [2, -1], "bigbird.window_blocks nystromformer.conv_kernel"),
+    ("even and at least 2", [-1, 0, 1, 7], "hybrid.window longformer.window"),
+    ("above 0", [0.0, -1.0], "performer_generalized.denominator_floor rfa.denominator_floor"),
+    (
+        "above 0 and at most 200 (the mean |q̂ + k̂|² of the queries and keys)",
+        [0.0, 201.0],
+        "performer_softmax.optimal_for",
+    ),
+    ("1 or an even number", [0, -2, 7], "reformer.num_buckets"),
+    ("below 2^63", [math.inf], "rfa.denominator_floor"),
 ]
 
 # What else is refused, with how the sentence begins after "attention.".
@@ -106,23 +92,61 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("performer_relu", {"redraw_every": 5}, "redraw_every=5 needs a projection"),
     ("performer_softmax", {"num_features": None}, "num_features=null must be a whole number"),
     ("performer_softmax", {"num_features": "many"}, "num_features=many must be a whole number"),
+    (
+        "performer_softmax",
+        {"antithetic": True, "num_features": 15},
+        "num_features=15 must be even where features come in mirrored pairs "
+        "(attention.antithetic=true, attention.estimator=hyperbolic); type "
+        "attention.num_features=16",
+    ),
+    (
+        "performer_softmax",
+        {**SINES, "num_features": 7, "denominator_floor": 1.0},
+        "num_features=7 must be an even number",
+    ),
+    ("performer_softmax", SINES, "denominator_floor=null allows division"),
+    ("performer_softmax", {"denominator_floor": 1.0}, "denominator_floor=1.0 has no use"),
+    (
+        "performer_softmax",
+        {**SINES, "antithetic": True, "denominator_floor": 1.0},
+        "antithetic=true has no effect",
+    ),
+    (
+        "performer_softmax",
+        {"estimator": "regularized", "optimal_for": 2.0},
+        "optimal_for=2.0 is for positive features",
+    ),
+    (
+        "performer_generalized",
+        {"normalizer": "rmsnorm", "denominator_floor": 1.0},
+        "denominator_floor=1.0 has no effect",
+    ),
+    ("performer_generalized", {"kernel": "tanh"}, "denominator_floor=null allows division"),
+    (
+        "performer_generalized",
+        {"kernel": "cos", "antithetic": True, "denominator_floor": 1.0},
+        "antithetic=true has no effect",
+    ),
+    (
+        "performer_generalized",
+        {"num_features": None, "projection": "iid"},
+        "projection=iid needs a projection",
+    ),
     ("rfa", {"kernel": "cosine"}, "kernel=cosine does not exist; there are: arccos, gaussian"),
     ("rfa", {"denominator_floor": None}, "denominator_floor=null allows division"),
     ("rfa", {"gate": "yes"}, "gate=yes must be true or false"),
 ]
 
 
-@pytest.mark.parametrize(("name", "option", "values", "allowed"), OUT_OF_RANGE)
-def test_values_out_of_range_are_refused(
-    name: str, option: str, values: list[Any], allowed: str
-) -> None:
-    default = shipped_options(name)[option]
-    default = "null" if default is None else default
-    for value in values:
-        with pytest.raises(UserError) as error:
-            create(name, {option: value}, **SIZES)
-        found = f"attention.{option}={value} must be {allowed}; type attention.{option}={default}"
-        assert str(error.value) == found
+@pytest.mark.parametrize(("allowed", "values", "options"), OUT_OF_RANGE)
+def test_values_out_of_range_are_refused(allowed: str, values: list[Any], options: str) -> None:
+    for name, option in (place.split(".") for place in options.split()):
+        default = shipped_options(name)[option]
+        hint = f"type attention.{option}={'null' if default is None else default}"
+        for value in values:
+            with pytest.raises(UserError) as error:
+                create(name, {option: value}, **SIZES)
+            assert str(error.value) == f"attention.{option}={value} must be {allowed}; {hint}"
 
 
 @pytest.mark.parametrize(("name", "options", "sentence"), REFUSED)
@@ -172,3 +196,39 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
         message = rf"attention\.{option}={re.escape(str(other))} must be (a|true) "
         with pytest.raises(UserError, match=message):
             create(name, {**config, option: other}, **SIZES)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    """The lines of the table, which is in the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    table = page.partition(docs_table.BEGIN)[2].partition(docs_table.END)[0]
+    return [line for line in table.splitlines() if line.startswith("|")]
+
+
+def cells(name: str, lines: list[str]) -> list[str]:
+    """The cells of a mechanism's row."""
+    (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_the_page_agrees_with_the_code() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert docs_table.with_table(page) == page, "type: make docs"
+
+
+def test_the_measured_cells_are_correct(lines: list[str]) -> None:
+    _, idea, modes, cost, longest, state, parameters, *_ = cells("performer_softmax", lines)
+    # The sums of [v | 1] by feature, and a reference for each.
+    assert (modes, cost, state, parameters) == ("both", "L R K", f"{66 * 256:,}", "0")
+    assert idea and not idea.endswith(".")
+    assert (longest, cells("linformer", lines)[4]) == ("any", "`model.max_length`")
+    assert (cells("softmax", lines)[5], cells("bigbird", lines)[5]) == ("grows with L", "none")
+
+
+def test_a_page_without_the_markers_is_refused_and_left_unchanged() -> None:
+    with pytest.raises(UserError, match="no place for the table"):
+        docs_table.with_table(f"# Page\n{docs_table.END}\n")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention import Attention, create, reformer
-from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
+from protlm.attention.ops.block_sparse import FixedBlocks, draw_blocks, hash_keys
 
 pytestmark = pytest.mark.peers
 HEAD_DIM = 8

@@ -1,98 +1,79 @@
-"""The Reformer: the paper's sum over rounds, keys, extremes, and its number of buckets."""
-
-from collections.abc import Callable
-from typing import Any
+"""Hashing by angle, and the layout of buckets in chunks."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention import create, reformer
+from protlm.attention.reformer import Layout, draw_rotations, hash_buckets, lay_out, most_chunks
 
-SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
-ONE_BUCKET = {"chunk": 300, "num_hashes": 2, "num_buckets": 1}
-
-
-def mechanism(*, seed: int = 1, max_length: int = 256, **options: Any) -> Any:
-    """A small Reformer."""
-    return create("reformer", options, **SIZES, max_length=max_length, seed=seed)
+SIZES = {"num_hashes": 3, "num_heads": 2, "head_dim": 8, "num_buckets": 6}
 
 
-def attend(made: Any, q_BHLK: Tensor, v_BHLC: Tensor, *, causal: bool = False) -> Tensor:
-    """The output without padding."""
-    mask_BL = torch.ones(q_BHLK.shape[0], q_BHLK.shape[2], dtype=torch.bool)
-    return made(q_BHLK, q_BHLK, v_BHLC, hidden_BLD=q_BHLK[:, 0], mask_BL=mask_BL, causal=causal)
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def random_buckets(rounds: int, number: int, num_buckets: int, *, seed: int = 0) -> Tensor:
+    """Buckets of very different sizes; some positions have none."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    likely = torch.rand(num_buckets + 1, generator=generator).pow(3)
+    draws = torch.multinomial(likely, rounds * number, replacement=True, generator=generator)
+    return draws.view(rounds, number)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_rounds_add_up_as_in_the_paper(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Σ_r exp(z_r - z) o_r, with log N_ij taken off a pair that N_ij rounds have (eq. 6, app. A).
-
-    Not a mean of the rounds, as elsewhere.
-    """
-    rounds, length = 3, 60
-    generator = torch.Generator().manual_seed(0)
-    buckets_TL = torch.randint(4, (rounds, length), generator=generator)
-    buckets_TBHL = buckets_TL[:, None, None].expand(-1, 2, 2, -1)
-    monkeypatch.setattr(reformer, "hash_buckets", lambda *_: buckets_TBHL)
-    q_BHLK, v_BHLC = 2 * normal(2, 2, length, 8), normal(2, 2, length, 5, seed=1)
-    # No bucket has more than 60: one chunk.
-    seen_TLL = buckets_TL[:, :, None] == buckets_TL[:, None]
-    if is_causal:
-        seen_TLL = seen_TLL.tril()
-    seen_TLL &= ~torch.eye(length, dtype=torch.bool)
-    count_LL = seen_TLL.sum(dim=0)
-    assert count_LL.max() == rounds
-    logits_BHLL = q_BHLK @ torch.nn.functional.normalize(q_BHLK, dim=-1).mT - count_LL.log()
-    z_TBHL = torch.stack([logits_BHLL.where(seen, -torch.inf).logsumexp(-1) for seen in seen_TLL])
-    z_BHL = z_TBHL.logsumexp(dim=0)
-    expected = torch.zeros_like(v_BHLC)
-    for z_round_BHL, seen_LL in zip(z_TBHL, seen_TLL, strict=True):
-        weights_BHLL = (logits_BHLL - z_round_BHL[..., None]).exp().where(seen_LL, 0)
-        expected += (z_round_BHL - z_BHL).exp()[..., None] * (weights_BHLL @ v_BHLC)
-    has_any_L = count_LL.sum(dim=-1) > 0
-    out = attend(mechanism(num_hashes=rounds).double(), q_BHLK, v_BHLC, causal=is_causal)
-    torch.testing.assert_close(out[:, :, has_any_L], expected[:, :, has_any_L])
+def test_the_bucket_is_the_nearest_rotation_or_its_negative() -> None:
+    x_BHLK, rotations_THKR = vectors(2, 2, 20, 8), draw_rotations(0, 0, **SIZES)
+    found = hash_buckets(x_BHLK, rotations_THKR, 6)
+    assert found.shape == (3, 2, 2, 20)
+    for round_ in range(3):
+        for sample in range(2):
+            for head in range(2):
+                rotated = x_BHLK[sample, head].double() @ rotations_THKR[round_, head]
+                expected = torch.cat([rotated, -rotated], dim=-1).argmax(dim=-1)
+                assert torch.equal(found[round_, sample, head], expected)
+    assert set(found.unique().tolist()) == set(range(6))
 
 
-def test_keys_that_are_passed_are_not_read(make_inputs: Callable[..., Any]) -> None:
-    inputs, made = make_inputs(40), mechanism(chunk=8)
-    without_keys = inputs._replace(k_BHLK=torch.full_like(inputs.k_BHLK, torch.nan))
-    assert made.shares_query_key
-    expected, found = (x.run(made, causal=False) for x in (inputs, without_keys))
-    assert torch.equal(found, expected)
+def chunks_of(layout: Layout, number: int) -> list[list[list[int]]]:
+    """What each chunk of each round holds."""
+    rounds = layout.positions.tolist()
+    return [[[p for p in chunk if p < number] for chunk in chunks] for chunks in rounds]
 
 
-def test_a_query_of_zero_has_a_finite_gradient() -> None:
-    q_BHLK = normal(1, 2, 20, 8).float()
-    q_BHLK[:, :, 3] = 0
-    q_BHLK.requires_grad_()
-    attend(mechanism(**ONE_BUCKET), q_BHLK, normal(1, 2, 20, 5).float()).square().sum().backward()
-    assert q_BHLK.grad is not None
-    assert q_BHLK.grad.isfinite().all()
+def expected_chunks(buckets: Tensor, num_buckets: int, size: int) -> list[list[int]]:
+    """The chunks of one round, by going through the buckets."""
+    members = [
+        [p for p, its in enumerate(buckets.tolist()) if its == bucket]
+        for bucket in range(num_buckets)
+    ]
+    return [its[start : start + size] for its in members for start in range(0, len(its), size)]
 
 
-def test_float16_does_not_overflow() -> None:
-    q_BHLK, v_BHLC = 30 * normal(1, 2, 130, 8), normal(1, 2, 130, 5)
-    made = mechanism(chunk=8)
-    out = attend(made, q_BHLK.half(), v_BHLC.half(), causal=True)
-    assert out.dtype == torch.float16
-    expected = attend(made, q_BHLK.half().double(), v_BHLC.half().double(), causal=True)
-    torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
+@pytest.mark.parametrize("size", [1, 4, 7, 100])
+@pytest.mark.parametrize("number", [1, 5, 64, 90])
+def test_chunks_are_filled_bucket_by_bucket_in_order(number: int, size: int) -> None:
+    buckets = random_buckets(3, number, 5)
+    layout = lay_out(buckets, num_buckets=5, size=size)
+    for held, its_buckets in zip(chunks_of(layout, number), buckets, strict=True):
+        assert held[0] == []
+        chunks = expected_chunks(its_buckets, 5, size)
+        assert held[1 : 1 + len(chunks)] == chunks
+        assert not any(held[1 + len(chunks) :])
+    flat = layout.positions.flatten(1)
+    has_slot = buckets < 5
+    every = torch.arange(number).expand(3, -1)
+    assert torch.equal(flat.gather(1, layout.slots)[has_slot], every[has_slot])
+    assert not layout.slots[~has_slot].any()
 
 
-@pytest.mark.parametrize(
-    ("max_length", "chunk", "num_buckets"),
-    [(64, 64, 1), (65, 64, 2), (512, 64, 8), (1024, 64, 16), (1000, 64, 14), (3, 1, 2)],
-)
-def test_there_is_about_one_bucket_for_each_chunk_of_the_longest_input(
-    max_length: int, chunk: int, num_buckets: int
+@pytest.mark.parametrize(("number", "num_buckets", "size"), [(50, 5, 8), (3, 9, 4), (64, 1, 8)])
+def test_no_buckets_need_more_than_the_most_chunks(
+    number: int, num_buckets: int, size: int
 ) -> None:
-    made = mechanism(max_length=max_length, chunk=chunk)
-    assert made.num_buckets == num_buckets
-    assert made.rotations.shape == (4, 2, 8, (num_buckets + 1) // 2)
+    most = most_chunks(number, num_buckets=num_buckets, size=size)
+    for seed in range(50):
+        buckets = random_buckets(1, number, num_buckets, seed=seed)
+        assert len(expected_chunks(buckets[0], num_buckets, size)) <= most
+    # The worst: one in each bucket, and all others in the first.
+    worst = torch.arange(number).where(torch.arange(number) < num_buckets, 0)
+    assert len(expected_chunks(worst, num_buckets, size)) == most

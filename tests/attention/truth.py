@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import yaml
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from protlm.system.paths import conf_dir
 
 Options = Mapping[str, Any]
 
+# For keys so far above the first one that causal linear attention cuts them.
+HAS_FAR_KEYS = pytest.mark.filterwarnings("ignore:keys of causal attention")
 # The logit of a pair that is not visible: finite, so that a row that sees nothing is not NaN.
 NEVER = -1e300
 
@@ -67,7 +70,7 @@ def shipped_options(name: str) -> dict[str, Any]:
     return config
 
 
-def softmax(logits: Tensor, visible: Tensor) -> Tensor:
+def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
     """Computes softmax over the visible keys; 0 for a row that sees none."""
     return logits.masked_fill(~visible, NEVER).softmax(-1) * visible
 
@@ -93,7 +96,7 @@ def gated_mean(given: Given, exponents_BHLK: Tensor, bias_HLL: Tensor | float) -
     """Computes σ(q_i) ⊙ Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij), arXiv 2105.14103, eq. 2."""
     bias = torch.as_tensor(bias_HLL)
     means = [
-        softmax(x_BHL[:, :, None] + bias, given.visible()) @ v_BHL[..., None]
+        visible_softmax(x_BHL[:, :, None] + bias, given.visible()) @ v_BHL[..., None]
         for x_BHL, v_BHL in zip(exponents_BHLK.unbind(-1), given.v_BHLC.unbind(-1), strict=True)
     ]
     return given.q_BHLK.sigmoid() * torch.cat(means, dim=-1)
@@ -144,6 +147,10 @@ class Reference:
         return self.finish(self.formula(given), given) * given.mask_BL[:, None, :, None]
 
 
+# By the name of the function, which is that of the mechanism.
+REFERENCES: dict[str, Reference] = {}
+
+
 def _decorator(finish: Callable[[Tensor, Given], Tensor]) -> Callable[..., Any]:
     def decorate(
         *cases: dict[str, Any],
@@ -151,12 +158,15 @@ def _decorator(finish: Callable[[Tensor, Given], Tensor]) -> Callable[..., Any]:
         linear: Callable[[Options], bool] = _has_means,
         sums_to_one: Callable[[Options], bool] = _sums_to_one,
     ) -> Callable[[Callable[[Given], Tensor]], Reference]:
-        whole = cases or ({},)
-        return lambda formula: Reference(formula, finish, whole, further, linear, sums_to_one)
+        def register(formula: Callable[[Given], Tensor]) -> Reference:
+            found = Reference(formula, finish, cases or ({},), further, linear, sums_to_one)
+            return REFERENCES.setdefault(formula.__name__, found)
+
+        return register
 
     return decorate
 
 
 weights = _decorator(normalized)
-logits = _decorator(lambda x_BHLL, given: softmax(x_BHLL, given.visible()) @ given.v_BHLC)
+logits = _decorator(lambda x_BHLL, given: visible_softmax(x_BHLL, given.visible()) @ given.v_BHLC)
 outputs = _decorator(lambda out_BHLC, given: out_BHLC)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import protlm
 from protlm.attention import Attention
+from protlm.attention.base import Context
 from protlm.commands.generate import GenerateOptions, generate
 from protlm.commands.train import cannot_generate
 from protlm.config import ModelConfig, TrainConfig
@@ -237,16 +238,7 @@ class MeanPooling(Attention):
 
     supports_bidirectional, supports_causal = True, True
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         return v_BHLC.cumsum(2)
 
 

@@ -6,16 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, QueryKeyNorms, RandomFeatures, Recurrent
-from protlm.attention.linearized.features import (
-    ExponentialFeatureMap,
-    FeatureMap,
-    FeatureMapFactory,
-    logit_floor,
-)
+from protlm.attention.base import Attention, Context, QueryKeyNorms, RandomFeatures, Recurrent
+from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
 from protlm.attention.linearized.operands import key_features
+from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
 from protlm.attention.ops.numerics import (
     accum_dtype,
@@ -25,7 +21,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.attention.ops.projection import Projection
-from protlm.system.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -33,17 +29,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
     features that are exponentials it has one more row, the largest logit of each feature so far,
-    which is the reference of the sums. Only `forward` is differentiable; maps, features and steps
-    are not.
-
-    Args:
-        feature_map: creates the feature map of the kernel from a projection.
-        num_features: features R of a position.
-        projection: the distribution of the rows; None for features without a projection.
-        normalizer: maps the sums to outputs.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        seed: the seed of the projections, together with the redraw index.
-        backend: `auto`, `torch`, or `triton` for fused kernels.
+    which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
+    not. `projection` is None for features without one.
     """
 
     supports_bidirectional = True
@@ -58,14 +45,19 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         *,
         feature_map: FeatureMapFactory,
         num_features: int,
-        projection: Projection | None,
-        normalizer: Normalizer,
-        redraw_every: int | None,
-        seed: int,
+        projection: Projection | None = None,
+        normalizer: Normalizer | None = None,
+        redraw_every: int | None = None,
+        seed: int = 0,
         backend: str = Backend.torch,
     ) -> None:
         super().__init__()
-        _check_redraw(redraw_every, has_projection=projection is not None)
+        normalizer = normalizer or Denominator()
+        if redraw_every is not None and projection is None:
+            raise UserError(
+                f"attention.redraw_every={redraw_every} needs a projection: set "
+                "attention.num_features, or attention.redraw_every=null"
+            )
         self.redraw_every = redraw_every
         self.num_features = num_features
         self._feature_map = feature_map
@@ -77,32 +69,25 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
         first_map = feature_map(rows_RK)
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
-        refuse_unknown("attention.backend", backend, Backend)
         self._backend = Backend(backend)
-        if backend == Backend.triton:
-            _check_fused(first_map, normalizer)
+        if backend == Backend.triton and not has_fused(first_map, normalizer):
+            raise UserError(
+                "attention.backend=triton is for positive and ReLU features with "
+                "attention.normalizer=denominator; set attention.backend=auto"
+            )
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
     def redraw(self, index: int) -> None:
-        """Draws projection number `index` in place, a pure function of (seed, index)."""
         self.redraw_index.fill_(index)
         if self.projection is not None and self._projection_rows is not None:
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
-        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal=causal)
+        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
         if fused := chosen_attention(self._backend, feature_map, self._normalizer, case):
             return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         weighting = Weighting(feature_map, self._normalizer, causal)
@@ -111,22 +96,10 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         return out_BHLC
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        With a normalizer that depends on the values, the absolute entries of a row sum to 1.
-        """
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """With a normalizer that depends on the values, the absolute entries of a row sum to 1."""
+        _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
-        rows = slice(None) if rows is None else rows
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with no_autocast(q_BHLK):
@@ -192,25 +165,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        """Returns the feature map with the projection of now, in a dtype."""
         rows_RK = self.projection
         return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
-
-
-def _check_fused(feature_map: FeatureMap, normalizer: Normalizer) -> None:
-    if not has_fused(feature_map, normalizer):
-        raise UserError(
-            "attention.backend=triton is for positive and ReLU features with "
-            "attention.normalizer=denominator; set attention.backend=auto"
-        )
-
-
-def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
-    if redraw_every is not None and not has_projection:
-        raise UserError(
-            f"attention.redraw_every={redraw_every} needs a projection: set "
-            "attention.num_features, or attention.redraw_every=null"
-        )
 
 
 def _refuse_float16(*inputs: Tensor) -> None:

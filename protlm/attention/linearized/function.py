@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-from protlm.attention.linearized.chunks import States, chunked, positions
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Normalizer
 from protlm.attention.linearized.operands import Operands
+from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import matrix_product, product
-from protlm.attention.ops.tiles import Tile, tiles
 
 # Takes a tile, a number of its three gradients (of q, k or v), and the gradient.
 _Write = Callable[[Tile, int, Tensor], None]
@@ -53,7 +52,6 @@ class LinearAttention(torch.autograd.Function):
         mask_BL: Tensor,
         weighting: Weighting,
     ) -> Tensor:
-        """Computes the tiles from left to right."""
         feature_map, normalizer, causal = weighting
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         # torch.compile functionalizes in-place writes, and then loses the strides.
@@ -85,7 +83,6 @@ class LinearAttention(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Computes the groups of tiles from the last to the first."""
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
@@ -114,7 +111,6 @@ class LinearAttention(torch.autograd.Function):
 def _bidirectional(
     operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
 ) -> list[Tensor]:
-    """Computes the sums of a group; returns its state."""
     state = operands.add_keys(None, group[0])
     for tile in group[1:]:
         state = operands.add_keys(state, tile)

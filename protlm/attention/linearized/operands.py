@@ -17,29 +17,20 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from protlm.attention.linearized.features import (
-    ExponentialFeatureMap,
-    FeatureMap,
-    Features,
-    Pullback,
-    exponential,
-    logit_floor,
-)
+from protlm.attention.linearized.features import FeatureMap, Features, Pullback
+from protlm.attention.linearized.positive import ExponentialFeatureMap, exponential, logit_floor
+from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import operand_dtype, product
-from protlm.attention.ops.tiles import Tile
 
 
 class Operands:
     """Queries, keys and values with their mask and feature map.
 
-    Its methods return contiguous tensors in float32 (float64 for float64 queries).
-
-    Attributes:
-        dtype: of what the methods return.
-        product_dtype: what operands of products of features, states and values are rounded to.
-        reference_BH1R: the reference of the group of tiles at hand; None before its first keys, and
-            for features without one.
+    Its methods return contiguous tensors in `dtype`: float32, or float64 for float64 queries.
+    Operands of products of features, states and values are rounded to `product_dtype`.
+    `reference_BH1R` is that of the group of tiles at hand; None before its first keys, and for
+    features without one.
     """
 
     def __init__(
@@ -97,7 +88,6 @@ class Operands:
         return increment if state is None else state.add_(increment)
 
     def values(self, tile: Tile) -> Tensor:
-        """Returns the values, 0 at padding, BHMC for M rows."""
         return self._take(self._v_BHLC, tile)
 
     def values_and_ones(self, tile: Tile) -> Tensor:
@@ -116,7 +106,6 @@ class Operands:
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], value)
 
     def _take(self, x: Tensor, tile: Tile) -> Tensor:
-        """Returns the tile of vectors, 0 at padding."""
         x_BHMK = tile.of(x)
         if self._is_whole:
             return x_BHMK.to(self.dtype).contiguous()
@@ -176,19 +165,17 @@ def _first_of(logits_BHLR: Tensor, mask_BL: Tensor) -> Tensor:
 
 
 def _cut(logits: Tensor) -> Tensor:
-    """Cuts logits relative to those of the first key, in place.
-
-    On a CPU it warns of it. A GPU would be waited for.
-    """
+    """Cuts logits relative to those of the first key, in place; warns of it on a CPU alone."""
     largest = largest_rise(logits.dtype)
     if logits.device.type == "cpu" and not is_compiling():
-        # The comparison is false for NaN too, so that rows before one are as they are without it.
+        # False for NaN too, so that rows before one are as they are without it.
         if bool(logits.amax() <= largest):
             return logits
-        warnings.warn(
-            f"keys of causal attention have features of more than 2^{largest:.0f} times those of "
-            "the first key, which are cut there: queries and keys this large have no useful "
-            "estimate of softmax; train with model.qk_norm=true (docs/decisions/0019)",
-            stacklevel=2,
-        )
+        if bool((logits > largest).any()):
+            warnings.warn(
+                f"keys of causal attention have features of more than 2^{largest:.0f} times those "
+                "of the first key, which are cut there: queries and keys this large have no useful "
+                "estimate of softmax; train with model.qk_norm=true (docs/decisions/0019)",
+                stacklevel=2,
+            )
     return logits.clamp_(max=largest)

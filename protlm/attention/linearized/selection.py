@@ -1,7 +1,6 @@
-"""The backend of linear attention: `chosen_attention` chooses, checks and launches fused kernels.
+"""The backend of linear attention: fused kernels where they agree with float64 on a small case.
 
-On CUDA, fused kernels are first checked on a small case, once for each device, dtype and size: they
-may not compile there, or not correctly.
+They are checked once for each device, dtype and size: they may not compile, or not correctly.
 """
 
 import importlib.util
@@ -15,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result
 
-from protlm.attention.linearized.features import ExponentialFeatureMap, FeatureMap
+from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
 from protlm.attention.linearized.function import LinearAttention, Weighting
-from protlm.attention.linearized.generalized import GeneralizedFeatures
 from protlm.attention.linearized.normalization import Denominator, Normalizer
-from protlm.attention.linearized.positive import PositiveFeatures
+from protlm.attention.linearized.positive import ExponentialFeatureMap, PositiveFeatures
 from protlm.system.errors import UserError
 
 # Maps queries, keys, values and the mask to outputs.
@@ -64,42 +62,14 @@ class Case(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        feature_map: FeatureMap,
-        *,
-        causal: bool,
+        cls, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap, causal: bool
     ) -> "Case":
-        """Returns the case of these tensors."""
         dtypes = q_BHLK.dtype, k_BHLK.dtype, v_BHLC.dtype
         widths = q_BHLK.shape[-1], v_BHLC.shape[-1]
         rows_RK = feature_map.projection_RK
         num_rows = None if rows_RK is None else len(rows_RK)
         is_exponential = isinstance(feature_map, ExponentialFeatureMap)
         return cls(q_BHLK.device, *dtypes, *widths, num_rows, is_exponential, causal)
-
-    @property
-    def is_supported(self) -> bool:
-        """Whether there are fused kernels for these dtypes and widths."""
-        dtypes = self.query_dtype, self.key_dtype, self.value_dtype
-        width = max(self.key_width, self.value_width)
-        return (
-            all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.causal][self.value_dtype]
-        )
-
-    @property
-    def too_narrow(self) -> str:
-        """Why the compiler may err for a card of compute capability 9.0; an empty string if not."""
-        num_features = self.num_rows or self.key_width
-        is_narrow = num_features < _NARROWEST_ON_HOPPER and self.value_dtype == torch.bfloat16
-        if not (is_narrow and self.causal and is_hopper(self.device)):
-            return ""
-        return (
-            f"causal attention in bfloat16 needs {_NARROWEST_ON_HOPPER} features or more on this "
-            f"card, and has {num_features}"
-        )
 
 
 @assume_constant_result
@@ -117,13 +87,11 @@ def chosen_attention(
     backend: Backend, feature_map: FeatureMap, normalizer: Normalizer, case: Case
 ) -> Attend | None:
     """Returns attention by fused kernels, or None for PyTorch."""
-    is_card, is_demanded = _is_card(case.device), backend == Backend.triton
-    if is_demanded:
-        _refuse_unsupported(case)
-    elif backend == Backend.torch or not (is_card and has_fused(feature_map, normalizer)):
+    is_demanded = backend == Backend.triton
+    is_possible = _is_card(case.device) and has_fused(feature_map, normalizer)
+    if not is_demanded and (backend == Backend.torch or not is_possible):
         return None
-    # The interpreter on a CPU is what the tests compare with float64.
-    if is_card and not is_usable(is_demanded, *case):
+    if not is_usable(is_demanded, *case):
         return None
     return fused_attention(feature_map, causal=case.causal)
 
@@ -142,32 +110,12 @@ def _is_card(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _refuse_unsupported(case: Case) -> None:
-    given = "attention.backend=triton"
-    if not _HAS_TRITON:
-        raise UserError(
-            f"{given} needs the package triton, which comes with torch for CUDA; set "
-            "attention.backend=auto"
-        )
-    if not case.is_supported:
-        widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
-        raise UserError(
-            f"{given} takes heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
-            f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
-            f"{case.value_dtype}; set attention.backend=auto"
-        )
-    if case.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError(f"{given} needs a GPU, not {case.device}; set attention.backend=auto")
-
-
 # The compiler of torch calls it once, instead of tracing it; a cache of functools would be traced.
 @assume_constant_result
 def is_usable(is_demanded: bool, *sizes: Any) -> bool:
-    """Returns whether fused kernels agree with PyTorch; the first time, warns if they do not.
+    """Returns whether fused kernels are used in a case, which the compiler demands unpacked.
 
-    Args:
-        is_demanded: whether kernels that do not are refused.
-        sizes: the case, unpacked, as the compiler demands.
+    If not, it warns the first time, or refuses kernels that are demanded.
     """
     case = Case(*sizes)
     is_new = case not in _reasons
@@ -176,7 +124,7 @@ def is_usable(is_demanded: bool, *sizes: Any) -> bool:
     reason = _reasons[case]
     if reason and is_demanded:
         raise UserError(
-            f"attention.backend=triton: the fused kernels are wrong on {case.device}: {reason}; "
+            f"attention.backend=triton cannot be used on {case.device}: {reason}; "
             "set attention.backend=auto"
         )
     if reason and is_new:
@@ -189,11 +137,29 @@ def is_usable(is_demanded: bool, *sizes: Any) -> bool:
 
 
 def _reason(case: Case) -> str:
+    """Returns why fused kernels are not used; an empty string if they are."""
     if not _HAS_TRITON:
-        return "the package triton is missing"
-    if not case.is_supported:
-        return f"there are none for {case.key_width} channels in {case.value_dtype}"
-    return case.too_narrow or failure(case)
+        return "the package triton is missing, which comes with torch for CUDA"
+    widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
+    has_dtypes = {case.query_dtype, case.key_dtype, case.value_dtype} <= set(TOLERANCES)
+    if not has_dtypes or max(case.key_width, case.value_width) > widest[case.value_dtype]:
+        return (
+            f"they take heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
+            f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
+            f"{case.value_dtype}"
+        )
+    num_features = case.num_rows or case.key_width
+    is_narrow = num_features < _NARROWEST_ON_HOPPER and case.value_dtype == torch.bfloat16
+    if is_narrow and case.causal and is_hopper(case.device):
+        # The compiler may err there.
+        return (
+            f"causal attention in bfloat16 needs {_NARROWEST_ON_HOPPER} features or more on this "
+            f"card, and has {num_features}"
+        )
+    if _is_card(case.device):
+        return failure(case)
+    # The interpreter on a CPU is what the tests compare with float64.
+    return "" if os.environ.get("TRITON_INTERPRET") == "1" else "they need a GPU"
 
 
 def failure(case: Case) -> str:
@@ -237,16 +203,12 @@ def _small_map(case: Case, dtype: torch.dtype) -> FeatureMap:
 
 
 def _small_inputs(case: Case, length: int) -> list[Tensor]:
-    """Draws queries, keys, values, the gradient of the output, and the mask."""
     generator, device = torch.Generator().manual_seed(1), case.device
-    kinds = (
-        (case.query_dtype, case.key_width),
-        (case.key_dtype, case.key_width),
-        *((case.value_dtype, case.value_width),) * 2,
-    )
+    dtypes = case.query_dtype, case.key_dtype, case.value_dtype, case.value_dtype
+    widths = case.key_width, case.key_width, case.value_width, case.value_width
     drawn = [
         torch.randn(_BATCH, length, _HEADS, width, generator=generator).to(device, dtype)
-        for dtype, width in kinds
+        for dtype, width in zip(dtypes, widths, strict=True)
     ]
     mask_BL = torch.ones(_BATCH, length, dtype=torch.bool, device=device)
     mask_BL[1, length // 3 :] = False

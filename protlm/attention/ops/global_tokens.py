@@ -54,7 +54,6 @@ class GlobalTokens:
         return cls(position_BP, is_global_BL.gather(1, position_BP), is_global_BL)
 
     def take(self, x_BHLK: Tensor) -> Tensor:
-        """Returns the rows of a tensor at the P positions, BHPK."""
         return x_BHLK.take_along_dim(self.position_BP[:, None, :, None], dim=2)
 
     def put(self, x_BHLK: Tensor, rows_BHPK: Tensor) -> Tensor:
@@ -72,11 +71,7 @@ class GlobalTokens:
         return seen_BLP
 
     def visible(self, mask_BL: Tensor, *, causal: bool) -> Tensor:
-        """Returns which positions the P rows see: all true ones or, causal, those up to theirs.
-
-        Returns:
-            BPL; all false in rows that do not exist.
-        """
+        """Returns which positions the P rows see, BPL: all or, causal, those up to theirs."""
         visible_BPL = mask_BL[:, None] & self.exists_BP[..., None]
         if causal:
             position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)

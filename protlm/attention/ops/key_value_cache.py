@@ -33,7 +33,6 @@ class KeyValueCache:
 
     @property
     def slots(self) -> int:
-        """The number of slots M."""
         return self.k_BHMK.shape[2]
 
     def append(self, k_BHK: Tensor, v_BHC: Tensor, *, slot: int) -> "KeyValueCache":
@@ -52,10 +51,7 @@ class KeyValueCache:
         return replace(self, k_BHMK=k_BHMK, v_BHMC=v_BHMC)
 
     def ring_slot(self, first: int = 0) -> int:
-        """Returns the slot of the next position, where the slots from `first` on are a ring.
-
-        The slots before it are for the first positions.
-        """
+        """Returns the slot of the next position, in a ring after the first ones, which stay."""
         if self.length < first:
             return self.length
         return first + (self.length - first) % (self.slots - first)
@@ -70,12 +66,7 @@ class KeyValueCache:
         return position_M.where(is_stored_M, -1)
 
     def attend(self, q_BHK: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Computes softmax(q kᵀ / √K) v over the slots in use, or the visible ones, BHC.
-
-        Args:
-            q_BHK: queries.
-            visible: (M) or (H, M); without it the first `length` slots are visible.
-        """
+        """Computes softmax(q kᵀ / √K) v over the slots in use, or `visible` ones (M or HM), BHC."""
         # Until a ring is full, its end is empty. The order of keys does not matter.
         used = self.slots if visible is not None else self.length
         out_BH1C = F.scaled_dot_product_attention(

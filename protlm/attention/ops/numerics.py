@@ -2,9 +2,14 @@
 
 import math
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Calls a function of tensors without keeping its intermediate results for the backward pass.
+recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
@@ -23,10 +28,7 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def zero_padding(x_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
-    """Sets padded positions to 0.
-
-    Multiplying by a weight of 0 is not enough, because padding may contain NaN.
-    """
+    """Sets padded positions to 0; a weight of 0 would not do, because padding may be NaN."""
     return torch.where(mask_BL[:, None, :, None], x_BHLK, 0)
 
 
@@ -40,20 +42,14 @@ def visible_keys(mask_BL: Tensor, rows: slice, *, causal: bool) -> Tensor:
 
 
 def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
-    """Computes softmax over the visible entries of the last axis; all other weights are 0.
-
-    A row without visible entries is 0. `visible` broadcasts to the logits.
-    """
+    """Computes softmax over the visible entries of the last axis, 0 elsewhere and without any."""
     # The floor is finite, so that a row without visible entries is 0 below and not NaN.
     floor = torch.finfo(logits.dtype).min
     return logits.masked_fill(~visible, floor).softmax(dim=-1).masked_fill(~visible, 0)
 
 
 def softmax_weights(q_BHMK: Tensor, k_BHLK: Tensor, visible: Tensor) -> Tensor:
-    """Computes softmax(q kᵀ / √K) over the visible keys, BHML, in float32 or float64.
-
-    `visible` broadcasts to BHML; the weights of a query without visible keys are 0.
-    """
+    """Computes softmax(q kᵀ / √K) over the visible keys, BHML, in float32 or float64."""
     with no_autocast(q_BHMK):
         logits_BHML = upcast(q_BHMK) @ upcast(k_BHLK).mT / math.sqrt(q_BHMK.shape[-1])
     return visible_softmax(logits_BHML, visible)
@@ -62,7 +58,12 @@ def softmax_weights(q_BHMK: Tensor, k_BHLK: Tensor, visible: Tensor) -> Tensor:
 def padding_bias(mask_BL: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns what to add to the logits of keys, BL: 0, and at padding far less than any logit.
 
-    The bias is finite, so that a row that sees no key is the mean of its values and not NaN.
+    Finite, so that a row that sees no key is the mean of its values and not NaN.
     """
     zeros_BL = torch.zeros_like(mask_BL, dtype=dtype)
     return zeros_BL.masked_fill(~mask_BL, torch.finfo(dtype).min / 2)
+
+
+def at_once(x: Tensor, numbers: int, *, cpu: int, gpu: int) -> int:
+    """Returns how many parts of some numbers to compute together, to fit caches or occupy a GPU."""
+    return max((cpu if x.device.type == "cpu" else gpu) // numbers, 1)

@@ -37,14 +37,9 @@ class Projection:
     Directions are independent of each other, or orthogonal within blocks of K rows. A block is a
     uniform orthogonal matrix, a product (HD₁)(HD₂)(HD₃) of Walsh-Hadamard matrices and random
     signs, or a product of K⌈ln K⌉ Givens rotations. The rows of the last two are only approximately
-    uniform on the sphere, so that estimates of a kernel have a small bias.
-
-    Args:
-        num_features: rows R.
-        head_dim: width K of a query and a key.
-        sampling: the distribution of the directions; blocks are independent of each other.
-        row_norms: `chi`, so that a row is N(0, I), or `sqrt_dim`, so that all norms are √K.
-        antithetic: whether rows R/2 to R - 1 are the negatives of rows 0 to R/2 - 1.
+    uniform on the sphere, so that estimates of a kernel have a small bias. Norms are `chi`, so that
+    a row is N(0, I), or all √K. Of `antithetic` rows, the second half are the negatives of the
+    first.
     """
 
     num_features: int

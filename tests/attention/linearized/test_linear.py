@@ -1,17 +1,23 @@
-"""Linear attention as autograd functions: gradients, dtypes, checkpointing."""
+"""Linear attention: gradients, tiles, threads, compilation, and rounding as by tensor cores."""
 
-import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
+from protlm.attention.linearized import operands
+from protlm.attention.ops import products
 from protlm.system.errors import UserError
-from tests.attention.test_contract import assert_reference
+from tests.attention.test_contract import assert_reference, errors
+from tests.attention.truth import HAS_FAR_KEYS
 from tests.marks import slow_but
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
@@ -23,7 +29,7 @@ MODES = pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional"
 def test_blocks_of_rows_join(
     performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_reference(performer, causal, length, make_inputs)
+    assert_reference(performer, causal, make_inputs(length))
 
 
 @pytest.mark.slow
@@ -31,7 +37,7 @@ def test_blocks_of_rows_join(
 def test_blocks_of_rows_join_with_further_options(
     further_performer: Any, causal: bool, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_reference(further_performer, causal, 600, make_inputs)
+    assert_reference(further_performer, causal, make_inputs(600))
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
@@ -64,7 +70,7 @@ COMPILED = [
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:keys of causal attention")
+@HAS_FAR_KEYS
 @pytest.mark.parametrize(("name", "is_causal", "scale"), slow_but(COMPILED, COMPILED[0]))
 def test_torch_compile_sees_one_graph_with_the_same_result(
     name: str, is_causal: bool, scale: float, make_inputs: Callable[..., Any]
@@ -143,64 +149,92 @@ def test_absolute_rows_of_a_map_with_an_output_norm_sum_to_one(
     torch.testing.assert_close(found, weights / (totals + (totals == 0)), rtol=1e-10, atol=1e-10)
 
 
-BAD_SETTINGS = {
-    "no features": ("performer_softmax", {"num_features": 0}, "num_features=0 must be at least 1"),
-    "null features": ("performer_softmax", {"num_features": None}, "num_features=null must be"),
-    "a word": ("performer_softmax", {"num_features": "many"}, "num_features=many must be"),
-    "no redraw": ("performer_softmax", {"redraw_every": 0}, "redraw_every=0 must be at least 1"),
-    "redraw of nothing": ("performer_relu", {"redraw_every": 5}, "needs a projection"),
-    "odd pairs": ("performer_softmax", {"antithetic": True, "num_features": 7}, "num_features=7"),
-    "odd sines": (
-        "performer_softmax",
-        {"estimator": "trigonometric", "num_features": 7, "denominator_floor": 1.0},
-        "num_features=7 must be an even number",
-    ),
-    "no guard": ("performer_softmax", {"estimator": "trigonometric"}, "denominator_floor=null"),
-    "no use": ("performer_softmax", {"denominator_floor": 1.0}, "denominator_floor=1.0 has no use"),
-    "pairs of sines": (
-        "performer_softmax",
-        {"estimator": "trigonometric", "antithetic": True, "denominator_floor": 1.0},
-        "antithetic=true has no effect",
-    ),
-    "OPRF of SMREG": (
-        "performer_softmax",
-        {"estimator": "regularized", "optimal_for": 2.0},
-        "optimal_for=2.0 is for positive features",
-    ),
-    "OPRF of none": ("performer_softmax", {"optimal_for": 0.0}, "optimal_for=0.0 must be above 0"),
-    "OPRF of all": ("performer_softmax", {"optimal_for": 1e9}, "at most 200"),
-    "floor and norm": (
-        "performer_generalized",
-        {"normalizer": "rmsnorm", "denominator_floor": 1.0},
-        "denominator_floor=1.0 has no effect",
-    ),
-    "negative kernel": ("performer_generalized", {"kernel": "tanh"}, "denominator_floor=0.01"),
-    "mirrored cosines": (
-        "performer_generalized",
-        {"kernel": "cos", "antithetic": True, "denominator_floor": 1.0},
-        "antithetic=true has no effect",
-    ),
-    "rows without a projection": (
-        "performer_generalized",
-        {"num_features": None, "projection": "iid"},
-        "projection=iid needs a projection",
-    ),
-    "no kernel": ("performer_generalized", {"kernel": "swish"}, "there are: abs, cos, elu, exp"),
-    "negative eps": ("performer_relu", {"kernel_epsilon": -1.0}, "kernel_epsilon=-1.0 must be"),
-    "no such rows": (
-        "performer_softmax",
-        {"projection": "random"},
-        "projection=random does not exist",
-    ),
-    "hadamard": ("performer_softmax", {"projection": "hadamard"}, "power of two, not 24"),
-    "word": ("performer_softmax", {"antithetic": "yes"}, "yes must be true or false"),
-}
+LENGTH = 257
 
 
-@pytest.mark.parametrize("case_name", BAD_SETTINGS)
-def test_a_bad_setting_is_rejected_with_a_suggestion(case_name: str) -> None:
-    name, options, message = BAD_SETTINGS[case_name]
-    sizes = {"num_heads": 2, "head_dim": 24, "model_dim": 48, "max_length": 64}
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        create(name, options, **sizes)
-    assert str(error.value).startswith("attention.")
+@pytest.fixture
+def rounds_operands(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Rounds operands as tensor cores do; holds the dtypes of the products so far."""
+    seen: list[torch.dtype] = []
+
+    def emulated(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        seen.append(dtype)
+        # Products of bfloat16 are exact in float32.
+        return x.to(dtype).float() @ y.to(dtype).float()
+
+    monkeypatch.setattr(operands, "operand_dtype", lambda _: torch.bfloat16)
+    monkeypatch.setattr(products, "_rounded_product", emulated)
+    return seen
+
+
+def test_errors_are_within_the_budget(
+    performer: Any,
+    causal: bool,
+    make_inputs: Callable[..., Any],
+    rounds_operands: list[torch.dtype],
+) -> None:
+    out, dq, dk, *others = errors(performer, causal, make_inputs(LENGTH).to(torch.bfloat16))
+    assert rounds_operands
+    assert max(out, *others) <= 1e-2
+    # Differences of sums over the values, which cancel where a position sees few keys.
+    assert max(dq, dk) <= 4e-2
+
+
+@HAS_FAR_KEYS
+def test_the_future_has_no_influence(
+    performer: Any, make_inputs: Callable[..., Any], rounds_operands: list[torch.dtype]
+) -> None:
+    mechanism, inputs = performer.create(), make_inputs(LENGTH).to(torch.bfloat16)
+    k_BHLK, v_BHLC = inputs.k_BHLK.clone(), inputs.v_BHLC.clone()
+    k_BHLK[:, :, 100] *= 30
+    v_BHLC[:, :, 100:] *= 1e4
+    changed = inputs._replace(k_BHLK=k_BHLK, v_BHLC=v_BHLC)
+    before, after = (x.run(mechanism, causal=True) for x in (inputs, changed))
+    assert rounds_operands
+    assert torch.equal(before[:, :, :100], after[:, :, :100])
+    assert not torch.equal(before, after)
+
+
+class Products(TorchDispatchMode):
+    """Records the dtypes of the operands and the result of each product of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.strip("_")
+        if name in {"mm", "bmm", "addmm", "baddbmm"}:
+            operands = args[1 if "add" in name else 0 :][:2]
+            assert operands[0].dtype == operands[1].dtype
+            self.made[operands[0].dtype, out.dtype] += 1
+        return out
+
+
+def products_on_cuda(inputs: Any, *, causal: bool) -> Counter[tuple[torch.dtype, torch.dtype]]:
+    """Counts the products of a forward and backward pass, without computing them."""
+    options = {"num_features": 32, "backend": "torch"}
+    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": LENGTH}
+    mechanism = create("performer_relu", options, **sizes).to("meta")
+    inputs = type(inputs)(*(x.to("meta") for x in inputs)).differentiable()
+    with PretendedCuda(), Products() as products:
+        out = inputs.run(mechanism, causal=causal)
+        torch.autograd.backward([out], [torch.empty_like(out)])
+    return products.made
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional", "causal"])
+def test_on_cuda_only_bfloat16_is_rounded_and_sums_are_float32(
+    is_causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    inputs = make_inputs(LENGTH)
+    rounded = products_on_cuda(inputs.to(torch.bfloat16), causal=is_causal)
+    plain = products_on_cuda(inputs.to(torch.float32), causal=is_causal)
+    is_rounded, is_plain = (torch.bfloat16, torch.float32), (torch.float32, torch.float32)
+    assert set(rounded) == {is_rounded, is_plain} and set(plain) == {is_plain}
+    # The rows multiply queries and keys in the forward and in the backward pass, and two gradients.
+    assert rounded[is_plain] == 6
+    # Six products of features, states and values; causal attention also has those within chunks.
+    assert rounded[is_rounded] > 6 if is_causal else rounded[is_rounded] == 6
+    assert plain.total() == rounded.total()

@@ -7,8 +7,8 @@ keys far above the first key's, and is compared with a formula that does so.
 
 import math
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from protlm.attention import create
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.operands import largest_rise
 from protlm.attention.performer_softmax import PerformerSoftmax
+from tests.attention.truth import HAS_FAR_KEYS
 from tests.marks import slow_but
 
 HEADS, DIM, WIDE, FEATURES, LENGTH = 2, 64, 512, 64, 150
@@ -30,47 +31,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide": {"optimal_for": 200.0},
 }
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-pytestmark = pytest.mark.filterwarnings("ignore:keys of causal attention")
+pytestmark = HAS_FAR_KEYS
 
 
-class Inputs(NamedTuple):
-    """Queries, keys and values, and where there is no padding."""
+@pytest.fixture
+def wide_inputs(make_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws inputs of the contract with wide queries and keys, which float32 represents."""
 
-    q_BHLK: Tensor
-    k_BHLK: Tensor
-    v_BHLC: Tensor
-    mask_BL: Tensor
+    def make(scale: float, *, length: int = LENGTH, head_dim: int = DIM) -> Any:
+        x = make_inputs(length, head_dim=head_dim, seed=int(scale))
+        return x._replace(q_BHLK=scale * x.q_BHLK, k_BHLK=scale * x.k_BHLK).to(torch.float32)
 
-    def to(self, dtype: torch.dtype) -> "Inputs":
-        """The same values in another dtype, as leaves that require gradients."""
-        heads = (x.detach().to(dtype, copy=True).requires_grad_() for x in self[:3])
-        q_BHLK, k_BHLK, v_BHLC = heads
-        return Inputs(q_BHLK, k_BHLK, v_BHLC, self.mask_BL)
-
-    def run(self, mechanism: PerformerSoftmax, *, causal: bool) -> Tensor:
-        """The output of a mechanism."""
-        return mechanism(
-            *self[:3], hidden_BLD=self.v_BHLC[:, 0], mask_BL=self.mask_BL, causal=causal
-        )
-
-
-def inputs(
-    scale: float, *, length: int = LENGTH, value: float = math.nan, dim: int = DIM
-) -> Inputs:
-    """Three samples: whole, padded at both ends, and with a gap; `value` in the padding."""
-    generator = torch.Generator().manual_seed(int(scale))
-    heads = torch.randn(3, 3, HEADS, length, dim, generator=generator)
-    mask_BL = torch.ones(3, length, dtype=torch.bool)
-    mask_BL[1, : length // 5] = mask_BL[1, -length // 4 :] = False
-    mask_BL[2, length // 3 : length // 2] = False
-    heads = heads.masked_fill(~mask_BL[:, None, :, None], value)
-    return Inputs(scale * heads[0], scale * heads[1], heads[2], mask_BL)
-
-
-def whole_inputs(scale: float, *, length: int = LENGTH) -> Inputs:
-    """The same without padding."""
-    x = inputs(scale, length=length, value=0.5)
-    return x._replace(mask_BL=torch.ones_like(x.mask_BL))
+    return make
 
 
 def mechanism(options: Mapping[str, Any], dim: int = DIM) -> PerformerSoftmax:
@@ -87,7 +59,7 @@ def mechanism(options: Mapping[str, Any], dim: int = DIM) -> PerformerSoftmax:
     return made
 
 
-def logits(performer: PerformerSoftmax, x: Inputs) -> tuple[Tensor, Tensor]:
+def logits(performer: PerformerSoftmax, x: Any) -> tuple[Tensor, Tensor]:
     """Lemma 1's logits of queries and keys, natural logarithms, from the projection alone."""
     assert performer.projection is not None
     rows_RK = performer.projection.to(x.q_BHLK.dtype)
@@ -105,7 +77,7 @@ def logits(performer: PerformerSoftmax, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def weights(
-    performer: PerformerSoftmax, x: Inputs, *, causal: bool, dtype: torch.dtype | None = None
+    performer: PerformerSoftmax, x: Any, *, causal: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The normalized weights, BHLL, by logarithms of the sums over features and over keys.
 
@@ -124,14 +96,14 @@ def weights(
     return scores.masked_fill(~visible, -1e300).softmax(dim=-1) * visible
 
 
-def results(out: Tensor, x: Inputs) -> list[Tensor]:
+def results(out: Tensor, x: Any) -> list[Tensor]:
     """The output, and the gradients of q, k and v for a fixed random cotangent."""
     generator = torch.Generator().manual_seed(3)
     cotangent = torch.randn(out.shape, generator=generator).to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, x[:3], cotangent)]
 
 
-def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
+def budget(performer: PerformerSoftmax, x: Any, dtype: torch.dtype) -> float:
     """The relative error of a weight that rounding its logits may make.
 
     A logit is a sum of some √K terms of random signs, each rounded, of at most the size of the
@@ -148,14 +120,16 @@ def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scale", slow_but(SCALES, 6.0, 20.0))
 @pytest.mark.portable
-def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, causal: bool) -> None:
+def test_outputs_and_gradients_are_the_reference(
+    scale: float, variant: str, causal: bool, wide_inputs: Callable[..., Any]
+) -> None:
     dim = WIDE if variant == "wide" else DIM
-    performer = mechanism(VARIANTS[variant], dim)
-    x, clean = inputs(scale, dim=dim), inputs(scale, value=0.0, dim=dim).to(torch.float64)
+    performer, x = mechanism(VARIANTS[variant], dim), wide_inputs(scale, head_dim=dim)
+    clean = x.with_padding(0.0).to(torch.float64).differentiable()
     for dtype in (torch.float32, torch.float64):
         map_ = weights(performer, clean, causal=causal, dtype=dtype)
         wanted = results(map_ @ clean.v_BHLC, clean)
-        leaves = x.to(dtype)
+        leaves = x.to(dtype).differentiable()
         bound = budget(performer, clean, dtype)
         found = results(leaves.run(performer, causal=causal), leaves)
         for one, other in zip(found, wanted, strict=True):
@@ -168,11 +142,11 @@ def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, cau
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_steps_are_the_reference(scale: float) -> None:
+def test_steps_are_the_reference(scale: float, wide_inputs: Callable[..., Any]) -> None:
     """And not cut: their reference rises from step to step."""
     performer = mechanism({})
     assert isinstance(performer, Recurrent)
-    x = whole_inputs(scale)
+    x = wide_inputs(scale).without_padding()
     expected = weights(performer, x.to(torch.float64), causal=True) @ x.v_BHLC.double()
     state = performer.initial_state(x.k_BHLK[:, :, 0], x.v_BHLC[:, :, 0])
     size, outs = state.numel(), []
@@ -190,10 +164,11 @@ def test_steps_are_the_reference(scale: float) -> None:
 @CAUSAL
 @pytest.mark.parametrize("normalizer", ["denominator", "rmsnorm"])
 @pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_maps_are_the_reference(scale: float, normalizer: str, causal: bool) -> None:
-    performer = mechanism({"normalizer": normalizer})
-    x = inputs(scale)
-    clean = inputs(scale, value=0.0).to(torch.float64)
+def test_maps_are_the_reference(
+    scale: float, normalizer: str, causal: bool, wide_inputs: Callable[..., Any]
+) -> None:
+    performer, x = mechanism({"normalizer": normalizer}), wide_inputs(scale)
+    clean = x.with_padding(0.0).to(torch.float64)
     rows = slice(40, 97)
     found = performer.attention_map(
         *x[:2], hidden_BLD=x.v_BHLC[:, 0], mask_BL=x.mask_BL, causal=causal, rows=rows
@@ -204,9 +179,11 @@ def test_maps_are_the_reference(scale: float, normalizer: str, causal: bool) -> 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 @pytest.mark.parametrize("position", [1, 63, 64, 600])
-def test_the_past_does_not_see_the_future(position: int, scale: float) -> None:
+def test_the_past_does_not_see_the_future(
+    position: int, scale: float, wide_inputs: Callable[..., Any]
+) -> None:
     """Whether later logits rise far above those before, or fall far below, or are not a number."""
-    performer, x = mechanism({}), whole_inputs(scale, length=650)
+    performer, x = mechanism({}), wide_inputs(scale, length=650).without_padding()
     before = x.run(performer, causal=True)
     assert performer.projection is not None
     # The key with the largest logit of the first feature, |ω|²/2.
@@ -221,39 +198,32 @@ def test_the_past_does_not_see_the_future(position: int, scale: float) -> None:
         assert not torch.equal(before, after)
 
 
-def test_a_sample_of_wide_keys_changes_no_bit_of_another() -> None:
-    performer, results_ = mechanism({}), []
-    for factor in (1.0, 20.0):
-        x = inputs(1.0, value=0.5)
-        k_BHLK = x.k_BHLK.clone()
-        k_BHLK[1:] *= factor
-        x = x._replace(k_BHLK=k_BHLK).to(torch.float32)
-        out = x.run(performer, causal=True)
-        results_.append([out, *torch.autograd.grad(out[0].square().sum(), x[:3])])
-    for one, other in zip(*results_, strict=True):
-        assert torch.equal(one[0], other[0])
-
-
 @CAUSAL
 @pytest.mark.parametrize("scale", [6.0, 20.0])
-def test_several_tiles_are_one(scale: float, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_tiles_are_one(
+    scale: float,
+    causal: bool,
+    wide_inputs: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """References and states that cross tiles, and padding that fills whole tiles."""
     performer, found = mechanism({}), []
     for positions in (1 << 11, 64):
-        monkeypatch.setattr("protlm.attention.ops.tiles._CPU_POSITIONS", positions)
-        x = inputs(scale, length=400).to(torch.float64)
+        monkeypatch.setattr("protlm.attention.linearized.tiles._CPU_POSITIONS", positions)
+        x = wide_inputs(scale, length=400).to(torch.float64).differentiable()
         found.append(results(x.run(performer, causal=causal), x))
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-11 * other.norm()
 
 
 @pytest.mark.filterwarnings("default:keys of causal attention")
-def test_a_cut_is_told() -> None:
-    """Only if there is one, and with the remedy."""
+def test_a_cut_is_told(wide_inputs: Callable[..., Any]) -> None:
+    """Only if there is one, even among NaN, and with the remedy."""
     performer = mechanism({})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        inputs(1.0).run(performer, causal=True)
-        inputs(11.0).run(performer, causal=False)
+        wide_inputs(1.0).run(performer, causal=True)
+        wide_inputs(11.0).run(performer, causal=False)
+        wide_inputs(1.0)._replace(mask_BL=torch.ones(3, LENGTH) > 0).run(performer, causal=True)
     with pytest.warns(UserWarning, match=r"more than 2\^64 times .* model\.qk_norm=true"):
-        inputs(11.0).run(performer, causal=True)
+        wide_inputs(11.0).run(performer, causal=True)

@@ -6,12 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protlm.attention.linearized.fused import (
-    bidirectional_kernels,
-    causal_gradients,
-    causal_kernels,
-)
-from protlm.attention.linearized.fused.launch import (
+from protlm.attention.linearized.fused import bidirectional_kernels, causal_kernels
+from protlm.attention.linearized.fused.blocks import (
     CAUSAL,
     FORWARD,
     GRADIENTS,
@@ -46,22 +42,11 @@ def attention(
     epsilon: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes attention.
+    """Computes attention of q, k and v in bfloat16 or float32; `causal` by chunks.
 
-    Args:
-        q_BHLK: queries, in bfloat16 or float32, like keys and values.
-        k_BHLK: keys.
-        v_BHLC: values.
-        mask_BL: false at padding.
-        w_RK: rows w, float32, contiguous.
-        bias_R: c of positive features, float32; None for ReLU.
-        epsilon: ε of ReLU.
-        causal: whether a query sees only its own key and those before it.
-
-    Returns:
-        The output, BHLC, in the dtype of the values. For the gradients: D or its logarithm, BHL;
-        if bidirectional, S, BHRC, and z, BHR, and if causal, an empty tensor and M, BHR, which is
-        empty for ReLU. All but S are in float32.
+    Returns the output, BHLC, in the dtype of the values. For the gradients: D or its logarithm,
+    BHL; if bidirectional, S, BHRC, and z, BHR, and if causal, an empty tensor and M, BHR, which is
+    empty for ReLU. All but S are in float32.
     """
     rows, compute = _Rows(w_RK, bias_R, epsilon), _causal if causal else _bidirectional
     with on_device(q_BHLK):
@@ -182,20 +167,18 @@ def _causal_gradients(
     states = grid.states_like(v_BHLC)
     grid.over_features(causal_kernels.sum_keys, k, v, mask, *rows_and_m, *states)
     back.over_positions(
-        causal_gradients.query_gradients,
+        causal_kernels.query_gradients,
         *(q, k, v, mask, *rows_and_m, *states, out, totals_BHL, dout, dq, along_BHL),
     )
     # The sums over the queries take the place of the states.
     grid.over_features(
-        causal_gradients.sum_queries,
-        *(q, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states),
+        causal_kernels.sum_queries, *(q, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states)
     )
     grid.over_positions(
-        causal_gradients.value_gradients,
-        *(q, k, mask, *rows_and_m, totals_BHL, dout, states[0], dv),
+        causal_kernels.value_gradients, *(q, k, mask, *rows_and_m, totals_BHL, dout, states[0], dv)
     )
     back.over_positions(
-        causal_gradients.key_gradients,
+        causal_kernels.key_gradients,
         *(q, k, v, mask, *rows_and_m, totals_BHL, dout, along_BHL, *states, dk),
     )
     return dq_BHLK, dk_BHLK, dv_BHLC

@@ -1,4 +1,7 @@
-"""Chunks of 64 positions, and running sums over them: the states of causal linear attention."""
+"""Tiles, which are computed together, their chunks of 64 positions, and running sums over those."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +9,49 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from protlm.attention.ops.products import matrix_product
-from protlm.attention.ops.tiles import CHUNK, Tile
+
+CHUNK = 64
+# On a CPU the features of a tile stay in cache: at most a MiB of float32 per thread.
+_CPU_NUMBERS, _CPU_POSITIONS = 1 << 18, 1 << 11
+_GPU_NUMBERS, _GPU_POSITIONS = 1 << 26, 1 << 20
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A range of samples, heads and positions."""
+
+    samples: slice
+    heads: slice
+    rows: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        return x[self.samples, self.heads, self.rows]
+
+
+def tiles(x_BHLK: Tensor, *, num_features: int, memory_divisor: int = 1) -> Iterator[list[Tile]]:
+    """Yields, for each group of sequences, the tiles of its positions from left to right.
+
+    Linear attention computes the R features of one tile at a time; `memory_divisor` divides the
+    memory that they may occupy.
+    """
+    batch, heads, length, _ = x_BHLK.shape
+    assert length > 0
+    if x_BHLK.device.type == "cpu":
+        # torch.compile cannot ask for the number of threads.
+        threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+        numbers, positions = _CPU_NUMBERS * threads, _CPU_POSITIONS * threads
+    else:
+        numbers, positions = _GPU_NUMBERS, _GPU_POSITIONS
+    positions = min(numbers // (num_features * memory_divisor), positions) // CHUNK * CHUNK
+    rows = _slices(length, max(positions, CHUNK))
+    head_slices = _slices(heads, max(positions // length, 1))
+    for samples in _slices(batch, max(positions // (length * heads), 1)):
+        for some_heads in head_slices:
+            yield [Tile(samples, some_heads, some_rows) for some_rows in rows]
+
+
+def _slices(total: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def chunked(x_BHLR: Tensor) -> Tensor:
@@ -24,9 +69,8 @@ def positions(chunks: Tensor, tile: Tile) -> Tensor:
 class States:
     """Running sums of products over the chunks before each one; in reverse, over those after it.
 
-    Attributes:
-        last: the sum over all chunks so far, (B, H, C + 1, R); None for 0. The next tile
-            overwrites it.
+    `last` is the sum over all chunks so far, (B, H, C + 1, R); None for 0. The next tile
+    overwrites it.
     """
 
     def __init__(self, *, reverse: bool = False) -> None:
@@ -37,13 +81,8 @@ class States:
     def add_products(self, x: Tensor, y: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """Adds a tile of S chunks, from left to right; in reverse, from right to left.
 
-        Args:
-            x: (B, H, S, C + 1, 64).
-            y: (B, H, S, 64, R).
-            dtype: what operands are rounded to, as in `products.product`.
-
-        Returns:
-            (B, H, S, C + 1, R): the sum at the beginning of each chunk, valid until the next tile.
+        x is (B, H, S, C + 1, 64) and y (B, H, S, 64, R). Returns the sum at the beginning of each
+        chunk, (B, H, S, C + 1, R), valid until the next tile.
         """
         is_plain = x.device.type == "cpu" and not is_compiling()
         # Tiles of several sequences are short, and do not fit the layout of the buffer.

@@ -22,10 +22,8 @@ def floor_of(x: Tensor) -> float:
 class SoftmaxSums:
     """The sums Σ_j e^(x_j - r) v_j and Σ_j e^(x_j - r) and their reference r.
 
-    The shapes are (..., rows, channels). The reference is about the largest exponent x_j; it
-    cancels in the mean, and so it has no gradient. The denominator may have one channel for all
-    those of the numerator, and the reference may have one row for all. The first axis counts
-    samples, as in a `State`.
+    The shapes are (..., rows, channels). r is about the largest exponent; it cancels in the mean,
+    and so has no gradient. The denominator may have one channel for all, and the reference one row.
     """
 
     reference: Tensor
@@ -52,7 +50,6 @@ class SoftmaxSums:
         return self.each(lambda x: x[rows_B])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "SoftmaxSums":
-        """Applies a function to each of the three tensors."""
         tensors = (self.reference, self.numerator, self.denominator)
         return SoftmaxSums(*map(function, tensors))
 
@@ -74,11 +71,9 @@ class SoftmaxSums:
         return SoftmaxSums(self.reference, numerator, denominator)
 
     def scaled(self, factors: Tensor) -> "SoftmaxSums":
-        """Multiplies the sums by factors."""
         return SoftmaxSums(self.reference, factors * self.numerator, factors * self.denominator)
 
     def plus(self, other: "SoftmaxSums") -> "SoftmaxSums":
-        """Adds two sums, with the larger reference."""
         reference = torch.maximum(self.reference, other.reference)
         mine, others = ((x.reference - reference).exp() for x in (self, other))
         return SoftmaxSums(
@@ -148,12 +143,7 @@ def triangle(exponents: Tensor, values: Tensor, weights: Tensor) -> SoftmaxSums:
     Rows of the second half see all keys of the first half, so that a product with one reference,
     the largest exponent of the first half, loses nothing that matters to any of them. Two smaller
     triangles remain. One reference for the whole block would lose a row whose own keys are far
-    below a later one.
-
-    Args:
-        exponents: x, (..., rows, channels or 1).
-        values: (..., rows, channels).
-        weights: (..., rows, rows); those above the diagonal are not used.
+    below a later one. Exponents are (..., rows, channels or 1).
     """
     size = exponents.shape[-2]
     if size == 1:

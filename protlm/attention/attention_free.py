@@ -1,19 +1,120 @@
-"""Attention-free transformers in which only pairs of near positions have a bias."""
+"""What the attention-free transformers share: gate, masks, maps and windows of biases."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self, final
+from functools import partial
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.aft.base import AttentionFree
-from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
-from protlm.attention.base import Recurrent
-from protlm.attention.ops.blocks import from_blocks, to_blocks, with_neighbors
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
+from protlm.attention.ops.blocks import from_blocks, to_blocks, with_margins
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import no_autocast, upcast
+from protlm.attention.ops.numerics import (
+    at_once,
+    no_autocast,
+    recomputed,
+    upcast,
+    visible_keys,
+    zero_padding,
+)
+from protlm.attention.ops.sums import SoftmaxSums, floor_of, triangle
+
+# (heads, exponents, values) -> means without the gate; the tensors are (B, H, L, channels).
+Mixer = Callable[[slice, Tensor, Tensor], Tensor]
+
+# Elements of the values of heads that are computed together; on a CPU they fit into its cache.
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 18, 1 << 28
+
+
+class AttentionFree(Attention):
+    """Base of mechanisms Y_i = σ(q_i) ⊙ Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij), x = k.
+
+    Rotary positions are not applied: they are meant for products of queries and keys, and there are
+    none here. With rotated keys the weight e^x would depend on the absolute position, up to
+    15-fold.
+    """
+
+    qk_norm = QueryKeyNorms.none
+    takes_rotary: ClassVar[bool] = False
+    is_map_times_values = False
+    map_meaning: ClassVar[str] = (
+        "the weight of value j in output i before the gate, mean over the head's channels"
+    )
+
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
+        assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
+        with no_autocast(v_BHLC):
+            return self._outputs(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal=causal)
+
+    @torch.no_grad()
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
+        hidden_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
+        with no_autocast(k_BHLK):
+            exponents = self._masked_exponents(k_BHLK, mask_BL)
+            bias = self._bias(rows, k_BHLK.shape[2], causal=causal)
+            # One channel at a time, since a channel has as many weights as a map.
+            map_BHML = exponents.new_zeros(*k_BHLK.shape[:2], *hidden_B1ML.shape[2:])
+            for exponents_BHL in exponents.unbind(dim=-1):
+                logits = exponents_BHL[:, :, None] + bias
+                weights_BHML = logits.masked_fill(hidden_B1ML, floor_of(k_BHLK)).softmax(dim=-1)
+                map_BHML += weights_BHML / exponents.shape[-1]
+        return map_BHML.masked_fill(hidden_B1ML, 0)
+
+    def _outputs(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
+    ) -> Tensor:
+        means_of = self._mixer(q_BHLK.shape[2], causal=causal)
+        numbers = v_BHLC[:, 0].numel()
+        size = at_once(v_BHLC, numbers, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
+        # The gradient of a split is one tensor; every slice would have one for all heads.
+        groups = zip(*(x.split(size, dim=1) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
+        outs = [
+            # Intermediate results are recomputed in the backward pass, not stored.
+            recomputed(
+                self._gated_means,
+                *group,
+                mask_BL,
+                partial(means_of, slice(index * size, (index + 1) * size)),
+            )
+            for index, group in enumerate(groups)
+        ]
+        return torch.cat(outs, dim=1)
+
+    def _gated_means(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        mask_BL: Tensor,
+        means_of: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        exponents = self._masked_exponents(k_BHLK, mask_BL)
+        means_BHLC = means_of(exponents, upcast(zero_padding(v_BHLC, mask_BL)))
+        gate_BHLK = upcast(zero_padding(q_BHLK, mask_BL)).sigmoid()
+        return zero_padding(gate_BHLK * means_BHLC, mask_BL).to(v_BHLC.dtype)
+
+    def _masked_exponents(self, k_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
+        exponents = self._exponents(upcast(zero_padding(k_BHLK, mask_BL)))
+        return exponents.masked_fill(~mask_BL[:, None, :, None], floor_of(k_BHLK))
+
+    def _exponents(self, keys: Tensor) -> Tensor:
+        """Returns x for keys (..., K): of every channel, or (..., 1) for all of them."""
+        return keys
+
+    @abstractmethod
+    def _mixer(self, length: int, *, causal: bool) -> Mixer:
+        """Returns the means of some heads; exponents at padding are very low, and values 0."""
+
+    @abstractmethod
+    def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
+        """Returns w of some rows, broadcastable to HML; any value where a row cannot see a key."""
+
 
 _STANDARD_DEVIATION = 0.01
 # The products of smaller blocks would be too small to be efficient.
@@ -29,18 +130,13 @@ class PositionBiases(nn.Module):
         self.u = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
         self.v = nn.Parameter(_STANDARD_DEVIATION * torch.randn(max_length, rank))
 
-    def rows(self, rows: slice, length: int) -> Tensor:
-        """Returns the biases of some rows and the first `length` keys, ML."""
-        return rows_of_biases(rows, length, self.u, self.v)
-
     def blocks(self, length: int, size: int, *, causal: bool) -> Tensor:
         """Returns the biases of each block's rows and the keys of the block and its neighbors.
 
-        Returns:
-            (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
+        (1, S, M, 2M), or (1, S, M, 3M) unless causal; 0 beyond the ends.
         """
         u, v = (to_blocks(upcast(x[None, None, :length]), size) for x in (self.u, self.v))
-        return (u @ with_neighbors(v, before=1, after=0 if causal else 1).mT)[0]
+        return (u @ with_margins(v, before=size, after=0 if causal else size).mT)[0]
 
 
 def rows_of_biases(rows: slice, length: int, u: Tensor, v: Tensor) -> Tensor:
@@ -61,9 +157,7 @@ def block_size(window: int, length: int) -> int:
 def offsets(size: int, *, causal: bool, device: torch.device) -> Tensor:
     """Returns i - j of a block's rows i and the keys j of the block and its neighbors.
 
-    Returns:
-        (size, 2 size) for the block before and its own, or, unless causal, (size, 3 size) with the
-        one after.
+    (size, 2 size) with the block before and its own, or (size, 3 size) with the one after.
     """
     row = torch.arange(size, device=device)
     key = torch.arange(-size, size if causal else 2 * size, device=device)
@@ -89,12 +183,8 @@ def windowed_means(
 ) -> Tensor:
     """Computes Σ_j e^(x_j + w_ij) v_j / Σ_j e^(x_j + w_ij) for each i, over all j or j ≤ i.
 
-    Args:
-        weights: e^w of all heads.
-        heads: the heads of the exponents and values.
-        exponents: x, (B, H, L, K), or (B, H, L, 1) if all channels have the same.
-        values: (B, H, L, C).
-        causal: whether row i sees only j ≤ i.
+    x is (B, H, L, K), or (B, H, L, 1) if all channels have the same; weights are those of all
+    heads.
     """
     if len(weights.near) > 1:
         weights = WindowWeights(weights.near[heads], weights.far[heads])
@@ -110,9 +200,9 @@ def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxS
     terms = (exponents - reference).exp()
 
     def over_all(terms: Tensor) -> Tensor:
-        near = torch.einsum(
-            "...ml,b...lc->b...mc", weights.near, with_neighbors(terms, before=1, after=1)
-        )
+        size = terms.shape[-2]
+        around = with_margins(terms, before=size, after=size)
+        near = torch.einsum("...ml,b...lc->b...mc", weights.near, around)
         totals = terms.sum(dim=-2, keepdim=True)
         before, after = (_before_previous(x) for x in (totals, totals.flip(-3)))
         return near + weights.far * (before + after.flip(-3))
@@ -126,10 +216,7 @@ def _before_previous(totals: Tensor) -> Tensor:
 
 
 def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxSums:
-    """Computes the sums of every row over the positions up to it.
-
-    Each part has its own reference, and does not depend on what follows the row.
-    """
+    """Computes the sums of every row up to it: no reference depends on what follows the row."""
     terms = SoftmaxSums.terms(exponents, values)
     totals = terms.total().each(lambda x: x.squeeze(-2))
     far = totals.running().shifted(2, -2).each(lambda x: x[..., None, :])
@@ -160,10 +247,7 @@ class WindowedState:
 
 
 class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
-    """An attention-free transformer whose w_ij is 0 where j is outside the window of i.
-
-    Decoding keeps the positions of one causal window, and two sums over everything before it.
-    """
+    """An attention-free transformer whose w_ij is 0 where j is outside the window of i."""
 
     # Positions of a causal window, the row's own one included.
     _window: int
