@@ -138,13 +138,6 @@ def test_no_argument_can_vanish() -> None:
 def test_names_say_what_is_inside() -> None:
     vague = {"utils", "util", "helpers", "helper", "common", "misc"}
     assert [where(path) for path in PACKAGES if vague & {path.stem, path.parent.name}] == []
-    classes = [
-        f"{where(path)} {node.name}"
-        for path in PACKAGES
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Handler"))
-    ]
-    assert classes == []
 
 
 def names_in(path: Path) -> Iterator[str]:
