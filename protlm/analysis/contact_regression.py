@@ -16,8 +16,7 @@ import numpy as np
 
 from protlm.analysis.head_statistics import residue_rows
 from protlm.analysis.precision import MIN_SEPARATION
-from protlm.analysis.proteins import Protein
-from protlm.analysis.structures import Structure, contact_map
+from protlm.analysis.structures import Protein, Structure, contact_map
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json

@@ -9,11 +9,11 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.ablation import ablate_heads
 from protlm.analysis.contact_regression import features
 from protlm.analysis.head_survey import HeadSurvey, head_clusters, head_distances, survey_heads
 from protlm.analysis.precision import left_out, percent, scores
-from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.replacement import ablate_heads
+from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 

@@ -16,7 +16,7 @@ from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.reader import SplitReader
 from protlm.data.tables import read_labels
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.features import compositions, three_mers
+from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel

@@ -10,8 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.contact_regression import check_disjoint
-from protlm.analysis.proteins import structures_folder
-from protlm.analysis.structures import Structure, read_folder
+from protlm.analysis.structures import Structure, read_folder, structures_folder
 from protlm.downstream.labels import UNLABELED
 from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe

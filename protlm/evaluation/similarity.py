@@ -11,16 +11,16 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.attention_properties import (
+from protlm.analysis.bootstrap import Metrics, draws
+from protlm.analysis.head_survey import (
     PropertySums,
     check_threshold,
-    pooled,
     property_sums,
+    summed,
 )
-from protlm.analysis.bootstrap import Metrics, draws
-from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.score_metrics import spearman
+from protlm.downstream.metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
@@ -132,7 +132,7 @@ def _interval(
     divided, arcs = form == "divided", form == "threshold"
 
     def of(some: np.ndarray) -> tuple[dict[str, Any], int]:
-        both = pooled([sums[n] for n in some])
+        both = summed([sums[n] for n in some])
         observed, total = both.observed, both.total
         if arcs:
             observed, total = both.observed_arcs, both.total_arcs

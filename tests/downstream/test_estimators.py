@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import Estimator, score
-from protlm.downstream.mutations import Substitution, Variant, parse_mutant, parse_sequence
-from protlm.downstream.predictions import Predictor
+from protlm.downstream.estimators import Estimator, Predictor, score
+from protlm.downstream.variants import Substitution, Variant, parse_mutant, parse_sequence
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ModelOutput
 from protlm.system.errors import UserError

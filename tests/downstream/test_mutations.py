@@ -2,7 +2,7 @@
 
 import pytest
 
-from protlm.downstream.mutations import Substitution, Variant, parse_mutant, parse_sequence
+from protlm.downstream.variants import Substitution, Variant, parse_mutant, parse_sequence
 from protlm.system.errors import InputDataError
 
 WILD_TYPE = "MKTAYIAK"

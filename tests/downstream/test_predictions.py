@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.predictions import Predictor, Query
+from protlm.downstream.estimators import Predictor, Query
 from protlm.system.errors import UserError
 from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 

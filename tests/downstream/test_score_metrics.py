@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
 
-from protlm.downstream.mutations import Variant, parse_mutant
-from protlm.downstream.score_metrics import (
+from protlm.downstream.metrics import (
     METRICS,
     _resamples,
     agreement,
@@ -22,7 +21,7 @@ from protlm.downstream.score_metrics import (
     spearman,
     top_recall,
 )
-from protlm.downstream.variants import Assay
+from protlm.downstream.variants import Assay, Variant, parse_mutant
 
 MEASURED = np.array(
     [

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.downstream.mutations import Variant, parse_mutant
-from protlm.downstream.variants import Assay, read_reference, read_variants
+from protlm.downstream.variants import Assay, Variant, parse_mutant, read_reference, read_variants
 from protlm.system.errors import InputDataError
 
 WILD_TYPE = "MKTAYIAK"

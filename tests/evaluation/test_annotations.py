@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis import attention_properties
-from protlm.analysis.attention_properties import (
-    pooled,
+from protlm.analysis import head_survey
+from protlm.analysis.head_survey import (
     property_sums,
     sign_flip_p_values,
+    summed,
 )
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.vocabulary import STANDARD
@@ -51,7 +51,7 @@ def test_sums_are_those_of_a_loop_over_pairs(
         padded = torch.nn.functional.pad(torch.from_numpy(maps), (1, 1))
         return [(n, list(map_HML.split(5, dim=1))) for n, map_HML in enumerate(padded, start=1)]
 
-    monkeypatch.setattr(attention_properties, "residue_rows", blocks)
+    monkeypatch.setattr(head_survey, "residue_rows", blocks)
     f = generator.random((2, LENGTH, LENGTH)) < 0.3
     known = generator.random((LENGTH, LENGTH)) < 0.8
     found = property_sums(model, SEQUENCE, f, known, threshold=0.3)
@@ -68,7 +68,7 @@ def test_sums_are_those_of_a_loop_over_pairs(
                 if at:
                     expected += sum(a[p] for p in at) * np.mean([f[k][p] for p in at])
             assert found.expected[head, k] == pytest.approx(expected)
-    assert pooled([found, found]).total == pytest.approx(2 * found.total)
+    assert summed([found, found]).total == pytest.approx(2 * found.total)
 
 
 def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
@@ -77,7 +77,7 @@ def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
     """A head that sees only distance gets exactly its expectation."""
     distance = np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))
     local = torch.nn.functional.pad(torch.from_numpy(np.exp(-distance / 3.0)), (1, 1))[None]
-    monkeypatch.setattr(attention_properties, "residue_rows", lambda *_: [(1, [local])])
+    monkeypatch.setattr(head_survey, "residue_rows", lambda *_: [(1, [local])])
     f = np.random.default_rng(1).random((3, LENGTH, LENGTH)) < 0.2
     everything = np.ones((LENGTH, LENGTH), dtype=bool)
     found = property_sums(model, SEQUENCE, f, everything, threshold=0.3)
@@ -214,7 +214,7 @@ def test_features_are_measured_on_the_proteins_that_have_them(
         heads = torch.nn.functional.pad(torch.stack([third, before]), (1, 1))
         return [(layer, [heads]) for layer in (1, 2)]
 
-    monkeypatch.setattr(attention_properties, "residue_rows", blocks)
+    monkeypatch.setattr(head_survey, "residue_rows", blocks)
     settings = {"name": "annotations", "structures": folder, "uniprot": str(path)}
     made = create("annotations", settings)
     with pytest.warns(UserWarning, match="1 of 4 records rejected: 1 length differs"):

@@ -9,7 +9,7 @@ import pytest
 
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.features import compositions, three_mers
+from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.ablation import mean_outputs, without_head
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.head_survey import (
     HeadSurvey,
@@ -16,9 +15,9 @@ from protlm.analysis.head_survey import (
     head_clusters,
     head_distances,
     head_precisions,
+    rollout,
 )
-from protlm.analysis.replacement import masked_scores
-from protlm.analysis.rollout import rollout
+from protlm.analysis.replacement import masked_scores, mean_outputs, without_head
 from protlm.attention import names
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT

@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 
-from protlm.report.codes import Codes, binned
+from protlm.report.heads import Codes, binned
 
 
 def weights(kind: str) -> np.ndarray:

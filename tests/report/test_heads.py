@@ -14,10 +14,8 @@ from protlm.analysis.structures import contact_map, read_structure
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.report import heads as module
-from protlm.report.codes import Codes
-from protlm.report.heads import STATISTICS, inspected_heads
-from protlm.report.predictions import predicted_distributions
-from protlm.report.protein import InspectedProtein
+from protlm.report.heads import STATISTICS, Codes, inspected_heads
+from protlm.report.protein import InspectedProtein, predicted_distributions
 from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
