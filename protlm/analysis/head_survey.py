@@ -28,14 +28,10 @@ POOLED = 64
 @final
 @dataclass
 class HeadSurvey:
-    """The results of every protein, first axis of the arrays.
+    """The `head_statistics` and `sink_mass` of proteins, [proteins, N, H], and pooled maps HPP.
 
-    Attributes:
-        statistics: the `head_statistics` and `sink_mass` by name, [proteins, N, H];
-            `offset_profile` has O more.
-        precisions: P@L of the map of each head alone, symmetrized and corrected, over pairs 6 or
-            more apart, [proteins, N, H]; NaN without a pair; empty without structures.
-        pooled: the pooled maps of all heads, HPP, of each protein.
+    The precisions are P@L of the map of each head alone, symmetrized and corrected, over pairs 6 or
+    more apart, [proteins, N, H]: NaN without a pair, empty without structures.
     """
 
     statistics: dict[str, np.ndarray]

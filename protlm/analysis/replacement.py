@@ -196,11 +196,8 @@ def ablate_heads(
     """Measures predictions without each head, one head at a time.
 
     The contact regression is fitted to the intact model on the proteins `fit`, which are empty if
-    `proteins` have no structures. An ablated head also leaves the regression.
-
-    Returns:
-        `intact` with accuracy and P@L of the model, and `changes`: for each head the change of
-        accuracy, of nats a residue and of P@L (pairs 6 or more apart), with paired intervals.
+    `proteins` have no structures. An ablated head also leaves the regression. `changes` are of
+    accuracy, nats a residue and P@L (pairs 6 or more apart), with paired intervals.
     """
     sequences = sequences_of(proteins)
     means_NHC = mean_outputs(model, sequences)

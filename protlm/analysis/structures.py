@@ -45,16 +45,11 @@ _CB_BOND, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
 @final
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """One protein chain.
+    """One protein chain, the identifier of which is the name of its file without endings.
 
-    Attributes:
-        identifier: the file's name without .pdb, .ent, .cif, .mmcif and .gz, such as `1fuk_A`.
-        sequence: one letter a residue, also of those without coordinates; X where unknown.
-        cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
-        backbone_L43: coordinates of N, CA, C and O.
-        chain: its name in the file, which also has the `other_chains`.
-        other_chains: those of proteins.
-        notes: what the user should know of the file, a line each.
+    The sequence has one letter a residue, also of those without coordinates, X where unknown. Of Cβ
+    and of the backbone, N, CA, C and O, it has coordinates in ångström, NaN where unresolved. The
+    file has the `other_chains` of proteins, too; `notes` are lines on it for the user.
     """
 
     identifier: str

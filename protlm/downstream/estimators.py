@@ -165,13 +165,10 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of variants, and how well the model predicts their wild type.
+    """The scores of variants in nats, float64, and their formula.
 
-    Attributes:
-        values: one for each variant, float64, in nats.
-        perplexity: of the wild type at the positions that the estimator predicts without seeing
-            their residues; None if it does not predict any.
-        definition: the formula of the values.
+    The perplexity is of the wild type at the positions that the estimator predicts without seeing
+    their residues; None if it does not predict any.
     """
 
     values: np.ndarray

@@ -32,12 +32,7 @@ _MOST_DRAWN, _FEWEST = 20_000_000, 100
 
 @dataclass(frozen=True)
 class Agreement(Metrics):
-    """The metrics of an assay.
-
-    Attributes:
-        num_variants: the number of variants with a measured score.
-        classes: what AUC and MCC divide the measured variants by: `bins` or `median`.
-    """
+    """The metrics of the measured variants of an assay, in classes by `bins` or `median`."""
 
     num_variants: int
     classes: str
@@ -182,9 +177,6 @@ def averages(values: Mapping[str, float], assays: Mapping[str, Assay]) -> dict[s
     """Averages a metric over assays as ProteinGym does; assays where it is NaN are left out.
 
     Assays of a protein are averaged, then proteins of a selection type, then the types.
-
-    Returns:
-        The average of each selection type, and that of the types as `mean of types`, if any.
     """
     groups: dict[str, dict[str, list[float]]] = {}
     for name, value in values.items():
@@ -218,16 +210,10 @@ def label_scores(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Metrics:
-    """Compares outputs with labels.
+    """Compares outputs, numbers or logits [examples, outputs], with labels.
 
-    Args:
-        outputs: numbers or logits, [examples, outputs].
-        values: as in `Targets`.
-        groups: the protein of each row.
-        task: the kind of the labels.
-        units: the cluster of each row, drawn together; None draws proteins.
-        seed: seed of the resampling.
-        resamples: the number of resamples.
+    The values are as in `Targets`, the groups are the protein of each row, and the units its
+    cluster, which is drawn whole; None draws proteins.
     """
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     _, unit_of = np.unique((groups if units is None else units)[first], return_inverse=True)

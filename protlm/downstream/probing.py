@@ -28,15 +28,10 @@ _CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fitted linear model, its choices and its scores on the test proteins.
+    """A fitted linear model, its choices, and its scores and outputs on the test proteins.
 
-    Attributes:
-        fitted: the linear model.
-        layer: the layer of the embedding; None without a model.
-        penalty: lambda or C; None of the constant.
-        by_layer: the score of each layer on the proteins that it was chosen on.
-        scores: the metrics.
-        outputs: of the test rows, float64 [rows, outputs].
+    Without a model there is no layer; the penalty is lambda or C, None of the constant. `by_layer`
+    has the score of each layer on the proteins that it was chosen on.
     """
 
     fitted: LinearModel
@@ -73,9 +68,6 @@ def probe(
 
     Mean embeddings are of the residues that the model accepts, the first ones. `report` gets the
     name of each predictor before its work.
-
-    Returns:
-        Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}

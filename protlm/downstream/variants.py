@@ -169,18 +169,11 @@ class _RejectedError(InputDataError):
 
 @dataclass(frozen=True)
 class VariantTable:
-    """The rows of a table, and the variants that they contain.
+    """The rows of a table, and the variants of those that are `scored`, by their numbers.
 
-    Attributes:
-        columns: the header.
-        rows: the cells, as text.
-        variants: one for each row that is scored.
-        measured: the column DMS_score of these, float64, NaN where it is empty; None without the
-            column.
-        is_fit: the column DMS_score_bin of these, False where DMS_score is empty; None without
-            either column.
-        scored: the numbers of these rows.
-        unscored: line and reason of the others.
+    Of these variants, `measured` is the column DMS_score, NaN where it is empty, and `is_fit` the
+    column DMS_score_bin, False where DMS_score is empty; None without a column. `unscored` has line
+    and reason of the other rows.
     """
 
     columns: list[str]

@@ -129,7 +129,6 @@ class Accuracy(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for the model and each baseline."""
         rows, notes = [], []
         for split, values in results.items():
             cropped = values["cropped"]

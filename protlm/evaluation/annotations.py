@@ -120,7 +120,6 @@ class Annotations(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each property: the head with the highest ratio to the expected one."""
         values, rows = results[NO_SPLIT], []
         proteins_with = values["proteins_with"]
         for name in values["background"]:

@@ -88,7 +88,6 @@ class Contacts(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and range, and for each group."""
         values = results[NO_SPLIT]
         used = values["heads_used"]
         # Without a head all pairs are equally probable, and their order is random.

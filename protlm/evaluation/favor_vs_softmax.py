@@ -103,7 +103,6 @@ class FavorVsSoftmax(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each layer and number of features, the mean over heads, and for all."""
         values, rows = results[NO_SPLIT], []
         own, exact = ("own attention", values["attention"]), ("all", "softmax")
         for name, place in (("own", own), ("softmax", exact)):

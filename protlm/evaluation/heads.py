@@ -77,7 +77,6 @@ class Heads(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each head, at most 16, and for the means of all heads."""
         values = results[NO_SPLIT]
         found = {who: _arrays(values[who]) for who in ("model", "random_weights")}
         order = _order(found["model"])

@@ -76,7 +76,6 @@ class Jacobian(Evaluation):
         return {**scores, **counts, "definition": DEFINITION}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and range, and for each group."""
         values = results[NO_SPLIT]
         rows = table_rows(values, (MODEL, RANDOM, NEAREST))
         return ResultTable(("Jacobian", *COLUMNS), rows, caption(values))

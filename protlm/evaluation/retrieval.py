@@ -78,7 +78,6 @@ class Retrieval(Evaluation):
         return {**result, **counts, "gallery": len(gallery), "column": self.column, "layer": layer}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         rows, lines = [], []
         for split, values in results.items():
             lines.append(

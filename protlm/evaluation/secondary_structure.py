@@ -53,7 +53,6 @@ class SecondaryStructure(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         values = results[NO_SPLIT]
         headings, *rows = metric_rows(values, "secondary structure by")
         proteins, residues = values["proteins"]["test"], values["residues"]["test"]

@@ -46,10 +46,8 @@ def correlation_with_blosum(fractions: np.ndarray, background: np.ndarray | None
     `fractions` has the fraction of each head's attention to each amino acid, [heads, 20]. With the
     frequencies of the amino acids as background, fractions are divided by it, and the mean over
     amino acids is subtracted in each head; without the subtraction, the division would have no
-    effect on a correlation over heads.
-
-    Returns:
-        {"pearson", "spearman"}; NaN if fewer than three heads or a constant amino acid are left.
+    effect on a correlation over heads. NaN if fewer than three heads or a constant amino acid are
+    left.
     """
     if background is not None:
         fractions = fractions / background
@@ -98,7 +96,6 @@ class Similarity(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and form."""
         values, rows = results[NO_SPLIT], []
         above = f"pairs with a ≥ {values['threshold']:g}"
         names = ("weights", "weights / background, centered", above)
