@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
 
-from benchmarks import attention_contenders, gpu, harness, roofline
+from benchmarks import attention_contenders, harness, roofline
 from benchmarks.attention_passes import Case, standard_normal_inputs
-from benchmarks.gpu_page import page_text
 from benchmarks.harness import QUICK, Comparison, Ratio, take_turns
 from benchmarks.mechanism_costs import traced
 from protlm.analysis.contact_regression import apc
@@ -110,20 +108,6 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     (out / "settings.json").rename(out / "results.json")
     with pytest.raises(SystemExit, match=r"has no settings\.json"):
         keep_settings(Namespace(out=out, steps=9), "steps")
-
-
-def test_a_failed_step_keeps_its_results_and_is_on_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code = "print('{\"length\": 8}')\nraise RuntimeError('no kernel')"
-    (tmp_path / "step_of_a_test.py").write_text(code)
-    steps = [gpu.Step("x", ("step_of_a_test",), 60)]
-    (outcome,) = gpu.run(steps, end=time.monotonic() + 60, patience=1)
-    assert outcome.results == [{"length": 8}]
-    assert outcome.failure == "ended with 1: RuntimeError: no kernel"
-    page = page_text({"machine": ([], ""), "resume": ([], outcome.failure)})
-    assert "The step ended with 1: RuntimeError: no kernel." in page
 
 
 def test_peers_are_pinned_and_stay_out_of_the_lock() -> None:

@@ -63,7 +63,6 @@ def hydrogen_bonds(backbone_L43: np.ndarray, sequence: str) -> np.ndarray:
 
 
 def _is_linked(backbone_L43: np.ndarray) -> np.ndarray:
-    """Returns whether a peptide bond joins each residue to the next, bool [L-1]."""
     return np.linalg.norm(backbone_L43[:-1, 2] - backbone_L43[1:, 0], axis=-1) < (
         _LONGEST_PEPTIDE_BOND
     )

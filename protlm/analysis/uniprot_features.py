@@ -110,7 +110,6 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: in
 def _proteins(
     path: Path, max_residues: int, left_out: Counter[str], tally: Tally
 ) -> Iterator[AnnotatedProtein]:
-    """Yields the proteins of a file that are short enough and have usable features."""
     with (
         SequenceFile(path, ReadOptions(features=True)) as file,
         JobProgress(f"reading {path.name}", None) as progress,

@@ -230,5 +230,4 @@ def residue_baselines(
 
 
 def _numbers(sequence: str) -> np.ndarray:
-    """Returns the numbers of letters among the residues of the vocabulary, int64."""
     return VOCABULARY.encode(sequence).astype(np.int64) - _FIRST

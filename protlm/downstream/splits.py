@@ -176,5 +176,4 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
 
 
 def _numbers(names: Sequence[str]) -> np.ndarray:
-    """Returns equal numbers for equal names, int64."""
     return np.unique(np.array(names), return_inverse=True)[1].reshape(-1)

@@ -108,7 +108,6 @@ class Heads(Evaluation):
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Returns nested lists that JSON can hold, with None in the place of NaN."""
     plain = values.astype(object)
     plain[np.isnan(values)] = None
     return plain.tolist()
@@ -120,7 +119,6 @@ def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _order(found: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
-    """Returns the layers and heads by contact precision, or by entropy where it is not known."""
     key = -found["contact_precision"] if "contact_precision" in found else found["entropy"]
     order = np.argsort(key, axis=None, kind="stable")
     return [(int(place) // key.shape[1], int(place) % key.shape[1]) for place in order]

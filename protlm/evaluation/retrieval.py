@@ -101,7 +101,6 @@ class Retrieval(Evaluation):
         queries: list[str],
         gallery: list[str],
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields pairs of predictor and similarities [queries, gallery]."""
         layer = model.layer_number(self.layer, first=0)
         size = data.tokens_per_batch
         for who, one in compared(model, self.seed).items():
@@ -120,7 +119,6 @@ class Retrieval(Evaluation):
 def _labeled(
     split: SplitReader, samples: Iterable[int], label_of: Mapping[str, str]
 ) -> tuple[list[str], np.ndarray]:
-    """Returns the sequences that have a label, and their labels."""
     named = [(sample, label_of.get(split.identifier(sample))) for sample in samples]
     kept = [(sample, label) for sample, label in named if label is not None]
     sequences = [VOCABULARY.decode(split[sample]) for sample, _ in kept]

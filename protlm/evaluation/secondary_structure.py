@@ -63,7 +63,6 @@ class SecondaryStructure(Evaluation):
 
 
 def _read(directory: Path, max_residues: int | None) -> tuple[list[Structure], list[str]]:
-    """Returns the structures that have states, and the names of the others."""
     found, left_out = read_folder(directory, max_residues)
     resolved = [structure for structure in found if state_labels(structure).strip(UNLABELED)]
     if not resolved:

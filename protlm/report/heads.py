@@ -269,5 +269,4 @@ def _strongest(map_LL: np.ndarray) -> list[tuple[int, int, float]]:
 
 
 def _short(value: float) -> float:
-    """Rounds to six significant digits."""
     return float(f"{value:.6g}")

@@ -69,7 +69,6 @@ def _shortened(text: str) -> str:
 
 
 def _coordinates(atoms_L3: np.ndarray) -> list[list[float] | None]:
-    """Returns coordinates to 0.01 Å; None where an atom is missing."""
     return [
         None if np.isnan(atom_3).any() else [round(float(x), 2) for x in atom_3]
         for atom_3 in atoms_L3

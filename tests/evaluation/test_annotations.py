@@ -74,19 +74,6 @@ def test_sums_are_those_of_a_loop_over_pairs(
     assert summed([found, found]).total == pytest.approx(2 * found.total)
 
 
-def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
-    model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A head that sees only distance gets exactly its expectation."""
-    distance = np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))
-    local = torch.nn.functional.pad(torch.from_numpy(np.exp(-distance / 3.0)), (1, 1))[None]
-    monkeypatch.setattr(head_survey, "residue_rows", lambda *_: [(1, [local])])
-    f = np.random.default_rng(1).random((3, LENGTH, LENGTH)) < 0.2
-    everything = np.ones((LENGTH, LENGTH), dtype=bool)
-    found = property_sums(model, SEQUENCE, f, everything, threshold=0.3)
-    np.testing.assert_allclose(found.observed, found.expected, rtol=1e-12)
-
-
 def test_corrected_p_values_are_those_of_all_assignments() -> None:
     """Seven proteins have 128 assignments of signs, enumerated here."""
     differences = np.random.default_rng(3).normal(0.5, size=(7, 5, 2))
@@ -301,12 +288,6 @@ def test_xml_and_flat_file_have_the_same_sites() -> None:
         "binding_site",
         "active_site",
     }
-
-
-def test_proteins_are_limited_in_number_and_length() -> None:
-    path = FIXTURES / "emboss_swissprot_100.dat.gz"
-    found = read_annotated(path, max_proteins=3, max_residues=300, seed=0).proteins
-    assert len(found) == 3 and all(len(protein.sequence) <= 300 for protein in found)
 
 
 def orthologs(*families: str, number: int = 4) -> list[str]:

@@ -15,7 +15,7 @@ from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from tests.small_models import small_model
 
@@ -201,3 +201,39 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
         (folder / path.name.removesuffix(".gz")).unlink()
     with pytest.raises(InputDataError, match="no structure with a complete residue"):
         create("mine", settings).run(model, None)
+
+
+# The name of an evaluation and one of its settings, and what is said.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "contacts",
+        {"max_residues": None},
+        "mine.max_residues=null must be a whole number",
+    ),
+    ("heads", {"ablate": "yes"}, "evaluation.mine.ablate=yes must be true or false"),
+    ("masked", {"mask_fraction": "15%"}, "evaluation.mine.mask_fraction=15% must be a number"),
+    ("favor_vs_softmax", {"features": 256}, "evaluation.mine.features=256 must be a list"),
+    ("similarity", {"seed": -1}, "evaluation.mine.seed=-1 must be at least 0"),
+    ("retrieval", {}, "retrieval.labels=TABLE"),
+    ("retrieval", {"labels": "x", "max_gallery": 0}, "max_gallery=0 leaves an empty"),
+    ("sequence_labels", {"labels": "x"}, "sequence_labels.sequences has no value"),
+    ("heads", {"max_proteins": 0}, "max_proteins=0 excludes every protein"),
+    ("jacobian", {"max_residues": 0}, "max_residues=0 excludes every protein"),
+    ("contacts", {"max_residues": 0}, "max_residues=0 excludes every protein"),
+    ("favor_vs_softmax", {"draws": 1}, "draws=1 has no variance"),
+    ("favor_vs_softmax", {"features": [0]}, "must be numbers of 1 or more"),
+    ("annotations", {"threshold": 0.0}, "threshold=0.0 must be above 0"),
+    ("similarity", {"threshold": 1.5}, "threshold=1.5 must be above 0"),
+    ("accuracy", {"objective": "span"}, "objective=span is not one of: causal, masked"),
+    ("masked", {"max_length": 2}, "max_length=2 must be at least 3"),
+    ("masked", {"concatenated": True}, "needs the length of rows; type max_length=TOKENS too"),
+]
+NEEDED = {"contacts": {"structures": "x", "fit_structures": "x"}}
+NEEDED["masked"] = {"name": "accuracy", "objective": "masked"}
+
+
+@pytest.mark.parametrize("name, settings, words", REFUSED)
+def test_settings_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        create("mine", {"name": name, **NEEDED.get(name, {}), **settings})
+    assert words in str(refused.value)

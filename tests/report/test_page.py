@@ -115,11 +115,6 @@ def test_scripts_are_short_and_all_in_the_page() -> None:
     assert all(text.startswith('"use strict";\n// ') for text in found.values())
 
 
-def test_a_number_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        json_for_html({"weight": float("nan")})
-
-
 def test_every_label_in_the_page_has_an_element(elements: Elements) -> None:
     ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -146,21 +141,16 @@ def test_a_decoded_weight_is_within_half_a_step(kind: str) -> None:
     assert codes.decode().flat[np.abs(map_LL).argmax()] == map_LL.flat[np.abs(map_LL).argmax()]
 
 
-def test_rounding_below_zero_is_not_a_negative_weight() -> None:
-    assert not Codes.of(np.array([1.0, -1e-8])).is_signed
-    assert Codes.of(np.array([1.0, -1e-8])).decode().tolist() == [1.0, 0.0]
-
-
-def test_a_map_of_zeros_has_codes_of_zero() -> None:
-    codes = Codes.of(np.zeros((3, 3)))
-    assert codes.scale == 0.0
-    assert codes.decode().tolist() == np.zeros((3, 3)).tolist()
-
-
-def test_plain_values_have_the_codes_row_by_row() -> None:
-    plain = Codes.of(np.array([[0.0, 1.0], [0.25, 4.0]])).to_plain()
-    assert plain["scale"] == 4.0
+def test_codes_of_zeros_and_rounding_row_by_row() -> None:
+    rounded, zeros = Codes.of(np.array([1.0, -1e-8])), Codes.of(np.zeros((3, 3)))
+    assert not rounded.is_signed and rounded.decode().tolist() == [1.0, 0.0]
+    assert zeros.scale == 0.0 and not zeros.decode().any()
+    codes = Codes.of(np.array([[0.0, 1.0], [0.25, 4.0]]))
+    plain = codes.to_plain()
+    assert plain["scale"] == 4.0 and codes.num_bytes == len(plain["codes"])
     assert list(base64.b64decode(plain["codes"])) == [0, 128, 64, 255]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_for_html({"weight": float("nan")})
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 31, 40])
