@@ -42,14 +42,13 @@ from tests.marks import slow_but
 ROOT = Path(__file__).resolve().parent.parent
 GPU_PAGE = ROOT / "docs" / "gpu.md"
 MODULES = [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("[bs]*s/*.py"))]
-# The smallest setting of each script that ends within a minute, and what it prints. Others need a
-# GPU, a trained model or data that is not shipped.
+# The smallest setting of each script that ends within a minute, and what it prints. Others take
+# longer, or need a GPU, a trained model or data that is not shipped.
 SMALLEST = {
     "benchmarks.attention --quick --lengths 16 --dtypes fp32": "times as fast as SDPA",
     "benchmarks.data --quick": "times as fast as Biopython",
     "benchmarks.embedding --quick --proteins 9 --lengths 40": "times as fast as EsmModel",
     "benchmarks.gpu_step kernels --quick --device cpu": "needs a GPU",
-    "benchmarks.linearized --quick --lengths 20 40": "times as fast as softmax",
     "benchmarks.mechanisms --quick --lengths 16 --mechanisms softmax hybrid": "hybrid",
     "benchmarks.overhead --quick model=tiny data.max_length=64 schedule.warmup_steps=0": "adds",
     "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",
