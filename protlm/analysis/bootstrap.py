@@ -32,11 +32,8 @@ def ratio_interval(
 ) -> dict[str, Any]:
     """Returns Σ totals / Σ counts over proteins, with its interval over proteins.
 
-    The totals are, for instance, the correct predictions of each protein or, for a paired
-    comparison, differences of two totals. Counts are 1 by default, which makes the ratio a mean.
-
-    Returns:
-        {"mean", "low", "high", "count"}, where `count` is the number of proteins.
+    Counts are 1 by default, which makes the ratio a mean; `count` is the number of proteins. For a
+    paired comparison, the totals are differences of two totals.
     """
     totals = np.asarray(totals, dtype=np.float64)
     counts = np.ones(len(totals)) if counts is None else np.asarray(counts, dtype=np.float64)
@@ -49,11 +46,9 @@ def ratio_interval(
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics by name, on the same resamples for all that are compared.
+    """Metrics by name, NaN where undefined, and those of each resample, [resamples, metrics].
 
-    Attributes:
-        values: the metrics; NaN where one is undefined.
-        resampled: the same of each resample, float64 [resamples, metrics].
+    The resamples are the same for all that are compared.
     """
 
     values: Mapping[str, float]

@@ -14,11 +14,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 
 _LETTERS = [VOCABULARY[letter] for letter in STANDARD]
-
-
 _NUM = len(_LETTERS)
-
-
 # Bytes of the rows of the Jacobian that are held in memory, in two blocks.
 _MAX_BYTES = 1 << 29
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from protlm.analysis.head_statistics import residue_rows
 from protlm.analysis.precision import MIN_SEPARATION
-from protlm.analysis.proteins import Protein
-from protlm.analysis.structures import Structure, contact_map
+from protlm.analysis.structures import Protein, Structure, contact_map
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json
@@ -113,13 +112,9 @@ def _each_head(
 class ContactRegression:
     """L1-penalized logistic regression from heads to contacts, over pairs 6 or more apart.
 
-    H in its suffixes counts the heads of all layers.
-
-    Args:
-        seed: seed of the solver's order of coordinates.
-        scaled: divide the features of each head by their standard deviation before the fit. The
-            paper does not; then the penalty removes every head whose maps are nearly flat, as
-            those of linear attention are.
+    H in its suffixes counts the heads of all layers. If scaled, the features of each head are
+    divided by their standard deviation before the fit. In the paper they are not; then the penalty
+    removes every head whose maps are nearly flat, as those of linear attention are.
     """
 
     def __init__(self, *, seed: int = 0, scaled: bool = True) -> None:
@@ -177,7 +172,6 @@ class ContactRegression:
         return int(np.count_nonzero(self.weights_H))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for `from_dict`."""
         return {
             "seed": self.seed,
             "weights": self.weights_H.tolist(),
@@ -186,7 +180,6 @@ class ContactRegression:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
-        """Creates the regression from the values of `to_dict`."""
         regression = cls(seed=int(values["seed"]))
         regression.weights_H = np.array(values["weights"], dtype=np.float64)
         regression.intercept = float(values["intercept"])
@@ -233,11 +226,8 @@ def digest(sequence: str) -> str:
 
 def write_fit(fit: SavedFit, path: Path) -> None:
     """Writes a fit."""
-    content = {
-        "model_hash": fit.model_hash,
-        "fitted_to": sorted(fit.fitted_to),
-        **fit.regression.to_dict(),
-    }
+    hashes = {"model_hash": fit.model_hash, "fitted_to": sorted(fit.fitted_to)}
+    content = {**hashes, **fit.regression.to_dict()}
     with complete_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -18,14 +18,10 @@ _MIN_BRIDGE = 3
 
 
 def secondary_structure(backbone_L43: np.ndarray, sequence: str) -> str:
-    """Returns the state of each residue: H for helix, E for strand, C for coil.
+    """Returns the state of each residue, a string of `STATES`; unresolved residues are C.
 
-    Args:
-        backbone_L43: coordinates of N, CA, C and O in ångström, float64; NaN where unresolved.
-        sequence: the residues, of which prolines donate no hydrogen.
-
-    Returns:
-        A string of `STATES`, one letter a residue; unresolved residues are C.
+    The backbone has the coordinates of N, CA, C and O in ångström, NaN where unresolved. Prolines
+    of the sequence donate no hydrogen.
     """
     length = len(backbone_L43)
     bond_LL = hydrogen_bonds(backbone_L43, sequence)
@@ -67,7 +63,6 @@ def hydrogen_bonds(backbone_L43: np.ndarray, sequence: str) -> np.ndarray:
 
 
 def _is_linked(backbone_L43: np.ndarray) -> np.ndarray:
-    """Returns whether a peptide bond joins each residue to the next, bool [L-1]."""
     return np.linalg.norm(backbone_L43[:-1, 2] - backbone_L43[1:, 0], axis=-1) < (
         _LONGEST_PEPTIDE_BOND
     )

@@ -32,7 +32,6 @@ DEFINITION = (
     "medium 12 to 23, long 24 and more; mean over proteins with such pairs, 95 % bootstrap interval"
 )
 
-
 # P@L of each protein by separation and divisor, as `precisions` returns it.
 Precisions = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -48,9 +47,6 @@ def top_pairs(
 
     L is the number of resolved residues; unresolved pairs are excluded. Ties are broken at random
     with a fixed seed. A range with fewer pairs returns all of them.
-
-    Args:
-        separation: j - i is at least the first and, unless it is None, less than the second.
     """
     low, high = separation
     rows, columns = np.triu_indices(len(contacts_LL), low)
@@ -102,9 +98,7 @@ def precisions(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Computes the precision of each protein from probabilities and contact maps.
 
-    Returns:
-        {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": float64 [proteins]}}; NaN for
-        proteins without a pair in the range, or of fewer than `divisor` residues.
+    It is NaN for proteins without a pair in the range, or of fewer than `divisor` residues.
     """
     rows = [
         precision_at(probabilities_LL, contacts_LL, separation, divisor)
@@ -124,12 +118,7 @@ def precisions(
 def scores(
     proteins: Iterable[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Computes precision by range and number of pairs from probabilities and contact maps.
-
-    Returns:
-        {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": {"mean", "low", "high",
-        "count"}}}: as `mean_precision` of the `precisions`.
-    """
+    """Returns the `mean_precision` of the `precisions`."""
     return _means(precisions(proteins), slice(None), seed)
 
 

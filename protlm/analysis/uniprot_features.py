@@ -63,13 +63,10 @@ class AnnotatedProtein(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """Proteins with features, in the order in which they were drawn, without relatives; and counts.
+    """Proteins with features, in the order in which they were drawn, without relatives.
 
-    Attributes:
-        num_in_file: the proteins of the file that could be drawn.
-        num_drawn: those that were drawn, of which relatives were left out.
-        left_out: the features that were left out in the file, by reason.
-        rejected: the records that could not be read, by reason.
+    And counts: of the proteins of the file that could be drawn, of those drawn, and by reason of
+    features left out in the file and of records rejected.
     """
 
     proteins: list[AnnotatedProtein]
@@ -113,7 +110,6 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: in
 def _proteins(
     path: Path, max_residues: int, left_out: Counter[str], tally: Tally
 ) -> Iterator[AnnotatedProtein]:
-    """Yields the proteins of a file that are short enough and have usable features."""
     with (
         SequenceFile(path, ReadOptions(features=True)) as file,
         JobProgress(f"reading {path.name}", None) as progress,

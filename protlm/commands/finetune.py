@@ -14,10 +14,16 @@ from protlm.checkpoints.format import Checkpoint, export
 from protlm.commands.finetune_run import MERGED, fingerprint, refuse_complete, run_folder
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import LinearModel, fit, trainable
-from protlm.downstream.probe_files import Probe, write_probe
-from protlm.downstream.probe_results import Result, print_result, write_predictions, write_result
+from protlm.downstream.metrics import LABEL_METRICS, label_scores
+from protlm.downstream.probe_results import (
+    Probe,
+    Result,
+    print_result,
+    write_predictions,
+    write_probe,
+    write_result,
+)
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
 from protlm.downstream.splits import Split, held_out, leakage, split_of
 from protlm.downstream.tasks import Targets, Task
@@ -225,7 +231,7 @@ def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
 
 def _metric(task: Task) -> Metric:
     """Returns the first metric of the labels."""
-    name = METRICS[task][0]
+    name = LABEL_METRICS[task][0]
 
     def of(outputs: np.ndarray, values: np.ndarray, groups: np.ndarray) -> float:
         return label_scores(outputs, values, groups, task, resamples=0).values[name]

@@ -9,8 +9,7 @@ import numpy as np
 from protlm.commands.score_results import check_table_output, write_table
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
-from protlm.downstream.probe_files import Probe, read_probe
-from protlm.downstream.probe_results import output_cells, output_columns
+from protlm.downstream.probe_results import Probe, output_cells, output_columns, read_probe
 from protlm.downstream.tasks import Task
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings

@@ -5,8 +5,14 @@ from itertools import count
 from pathlib import Path
 
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
-from protlm.downstream.probe_files import Probe, write_probe
-from protlm.downstream.probe_results import Result, print_result, write_predictions, write_result
+from protlm.downstream.probe_results import (
+    Probe,
+    Result,
+    print_result,
+    write_predictions,
+    write_probe,
+    write_result,
+)
 from protlm.downstream.probing import MODEL, ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.loading import load_model

@@ -25,15 +25,21 @@ from protlm.data.records.proteins import one_protein
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
     Estimator,
+    Predictor,
     Scores,
     check_estimator,
     default_estimator,
     score,
 )
-from protlm.downstream.mutations import Substitution, Variant
-from protlm.downstream.predictions import Predictor
-from protlm.downstream.score_metrics import agreement, positions_of
-from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
+from protlm.downstream.metrics import agreement, positions_of
+from protlm.downstream.variants import (
+    Assay,
+    Substitution,
+    Variant,
+    VariantTable,
+    read_reference,
+    read_variants,
+)
 from protlm.loading import load_model
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from protlm.data.tables import write_rows
 from protlm.downstream.estimators import Estimator, Scores
-from protlm.downstream.score_metrics import METRICS, Agreement, averages
+from protlm.downstream.metrics import METRICS, Agreement, averages
 from protlm.downstream.variants import Assay, VariantTable
 from protlm.system.errors import UserError
 from protlm.system.paths import check_output, complete_file

@@ -36,15 +36,9 @@ _MASK_ADVICE = f"masks are not applied: write {UNLABELED} for labels of masked r
 
 @dataclass(frozen=True)
 class Example:
-    """A protein with its label.
+    """A protein with its label; of residues, one letter each, `?` where it is unknown.
 
-    Attributes:
-        identifier: the accession or another name.
-        sequence: the residues.
-        label: as written in the file; of residues, one letter each, `?` where it is unknown.
-        split: `train`, `valid` or `test`; empty if the file has no splits.
-        cluster: the name of the cluster; empty if it is unknown.
-        place: the file and line, for messages.
+    Split and cluster are empty where they are unknown; the place is file and line, for messages.
     """
 
     identifier: str
@@ -86,13 +80,8 @@ def read_labeled_proteins(
     """Reads a table or a FASTA file of labels, plain or gzip.
 
     Rows without a label or a usable sequence or, if there are splits, without a split are left out
-    and counted.
-
-    Args:
-        path: the file. A FASTA file without TARGET= in its headers has the labels of residues.
-        sequences: the sequences, if `path` has only identifiers.
-        column: the column of the label; None is `label` or `target`.
-        per_residue: the labels of a table are strings with a letter for each residue.
+    and counted. The column of the label is by default `label` or `target`. A FASTA file without
+    TARGET= in its headers has the labels of residues, and needs `sequences`.
     """
     text = read_text(path, "a file of labels")
     if text.lstrip().startswith(">"):

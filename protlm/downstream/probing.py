@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import Metrics
-from protlm.downstream.features import protein_baselines, residue_baselines
-from protlm.downstream.label_metrics import label_scores
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
+from protlm.downstream.metrics import label_scores
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
 from protlm.model.embedding import embeddings
@@ -28,15 +28,10 @@ _CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fitted linear model, its choices and its scores on the test proteins.
+    """A fitted linear model, its choices, and its scores and outputs on the test proteins.
 
-    Attributes:
-        fitted: the linear model.
-        layer: the layer of the embedding; None without a model.
-        penalty: lambda or C; None of the constant.
-        by_layer: the score of each layer on the proteins that it was chosen on.
-        scores: the metrics.
-        outputs: of the test rows, float64 [rows, outputs].
+    Without a model there is no layer; the penalty is lambda or C, None of the constant. `by_layer`
+    has the score of each layer on the proteins that it was chosen on.
     """
 
     fitted: LinearModel
@@ -73,9 +68,6 @@ def probe(
 
     Mean embeddings are of the residues that the model accepts, the first ones. `report` gets the
     name of each predictor before its work.
-
-    Returns:
-        Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}
@@ -179,3 +171,63 @@ def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
     found = label_scores(outputs, values, groups, targets.task, resamples=0)
     value = found.values[_CHOSEN_BY.get(targets.task, "accuracy")]
     return -np.inf if np.isnan(value) else value
+
+
+# Residues on either side in the window of the baseline.
+_FLANK = 8
+_FIRST, _LETTERS = int(VOCABULARY.residues[0]), len(VOCABULARY.residues)
+
+
+def compositions(sequences: Sequence[str]) -> np.ndarray:
+    """Returns the frequencies of the 20 amino acids and log(length), float32 [sequences, 21]."""
+    features = np.zeros((len(sequences), len(STANDARD) + 1), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        counts = np.bincount(_numbers(sequence), minlength=len(STANDARD))
+        features[row, :-1] = counts[: len(STANDARD)] / max(len(sequence), 1)
+        features[row, -1] = np.log(max(len(sequence), 1))
+    return features
+
+
+def three_mers(fit: Sequence[str], other: Sequence[str]) -> tuple[Any, Any]:
+    """Returns TF-IDF of the 3-mers that occur in `fit`: two sparse matrices with rows of norm 1."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(
+        analyzer="char", ngram_range=(3, 3), lowercase=False, sublinear_tf=True
+    )
+    return vectorizer.fit_transform(fit), vectorizer.transform(other)
+
+
+def protein_baselines(sequences: Sequence[str], fit: Sequence[int]) -> dict[str, Any]:
+    """Returns features of all proteins, [sequences, width], by name.
+
+    `composition` has the frequencies of the amino acids and the length, `three_mers` TF-IDF of
+    the 3-mers that occur in the rows `fit`, and `length` the logarithm of the length.
+    """
+    composition = compositions(sequences)
+    _, known = three_mers([sequences[row] for row in fit], sequences)
+    return {"composition": composition, "three_mers": known, "length": composition[:, -1:]}
+
+
+def residue_baselines(
+    sequences: Sequence[str], places: Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns one-hot features of residues by name, float32 [residues, width].
+
+    `residues_around` has the letters of the residue and of eight on either side, `residue` its own.
+    """
+    windows = []
+    for sequence, where in zip(sequences, places, strict=True):
+        letters = np.eye(_LETTERS, dtype=np.float32)[_numbers(sequence)]
+        padded = np.pad(letters, ((_FLANK, _FLANK), (0, 0)))
+        shifted = [padded[where + shift] for shift in range(2 * _FLANK + 1)]
+        windows.append(np.concatenate(shifted, axis=1))
+    around = np.concatenate(windows)
+    return {
+        "residues_around": around,
+        "residue": around[:, _FLANK * _LETTERS : (_FLANK + 1) * _LETTERS],
+    }
+
+
+def _numbers(sequence: str) -> np.ndarray:
+    return VOCABULARY.encode(sequence).astype(np.int64) - _FIRST

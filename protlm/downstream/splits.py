@@ -14,15 +14,10 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of each split, int64, and the group of every row.
+    """The rows of each split, int64, and the group of every row: clusters, or equal sequences.
 
-    Attributes:
-        train: the rows to fit to.
-        valid: the rows that the layer and the penalty are chosen on; if empty, they are chosen on
-            groups held out from `train`.
-        test: the rows of the metrics.
-        groups: equal for proteins that must be held out together, int64 [examples].
-        has_clusters: whether the groups are clusters, not only equal sequences.
+    The layer and the penalty are chosen on the rows `valid` or, if there are none, on groups held
+    out from `train`.
     """
 
     train: np.ndarray
@@ -42,13 +37,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Leakage:
-    """Counts of the test proteins that have a relative among the others.
+    """Counts of the test proteins that have a relative in train or valid.
 
-    Attributes:
-        identical: their sequence is also in train or valid.
-        same_cluster: their cluster is also in train or valid; None without clusters.
-        similar: they share 6 % of the 6-mers of the shorter one with one protein of these.
-        is_similar: whether a test protein is one of the similar, bool [test].
+    Those of the same cluster are None without clusters. The similar ones, also as bool [test],
+    share 6 % of the 6-mers of the shorter one with one protein.
     """
 
     identical: int
@@ -184,5 +176,4 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
 
 
 def _numbers(names: Sequence[str]) -> np.ndarray:
-    """Returns equal numbers for equal names, int64."""
     return np.unique(np.array(names), return_inverse=True)[1].reshape(-1)

@@ -33,15 +33,10 @@ class Task(StrEnum):
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels as numbers.
+    """Labels as numbers, and the protein of each of their rows; of residues, the labeled places.
 
-    Attributes:
-        task: the kind of the labels.
-        classes: their names, sorted; of numbers, none.
-        values: float64 [examples] of numbers; int64 [examples] of classes, or [residues] of all
-            labeled residues in order; bool [examples, classes] of several classes.
-        groups: the number of the protein of each row of `values`, int64.
-        places: the labeled residues of each protein, for residues only.
+    Values are float64 [examples] of numbers; int64 [examples] of classes, or [residues] of all
+    labeled residues in order; bool [examples, classes] of several classes, which are sorted.
     """
 
     task: Task

@@ -8,10 +8,9 @@ import numpy as np
 from protlm.analysis.contact_regression import ContactRegression, examples
 from protlm.analysis.precision import scores
 from protlm.analysis.structures import read_folder
-from protlm.downstream.estimators import default_estimator, score
-from protlm.downstream.predictions import Predictor
+from protlm.downstream.estimators import Predictor, default_estimator, score
+from protlm.downstream.metrics import spearman
 from protlm.downstream.probing import probe_features
-from protlm.downstream.score_metrics import spearman
 from protlm.downstream.tasks import state_targets
 from protlm.downstream.variants import read_variants
 from protlm.model.embedding import embeddings

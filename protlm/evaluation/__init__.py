@@ -34,12 +34,7 @@ def evaluation(name: str) -> type[Evaluation]:
 
 
 def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
-    """Builds an evaluation.
-
-    Args:
-        label: its key in the config, for messages.
-        settings: `name`, and the constructor's keyword arguments.
-    """
+    """Builds an evaluation from its `name` and settings; its label is for messages."""
     options = dict(settings)
     cls: Any = evaluation(str(options.pop("name", "")))
     allowed = list(inspect.signature(cls).parameters)

@@ -129,7 +129,6 @@ class Accuracy(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for the model and each baseline."""
         rows, notes = [], []
         for split, values in results.items():
             cropped = values["cropped"]
@@ -260,7 +259,6 @@ def _unigram(train: SplitReader, max_residues: int | None) -> torch.Tensor:
 
 
 def _sample(split: SplitReader, max_residues: int | None) -> Iterator[np.ndarray]:
-    """Yields the cropped sequences of a split; of a large one a fixed random sample."""
     order = EpochOrder(len(split), seed=0, epoch=0)
     for sample in order[np.arange(min(len(split), _MOST_COUNTED))].tolist():
         yield split[sample][:max_residues]

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from protlm.analysis.attention_properties import (
+from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
+from protlm.analysis.head_survey import (
     LOWEST_P,
     PropertySums,
     check_threshold,
-    pooled,
     property_sums,
     sign_flip_p_values,
+    summed,
 )
-from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
 from protlm.analysis.precision import MIN_SEPARATION
-from protlm.analysis.proteins import Protein, ProteinChoice, longest_read
+from protlm.analysis.structures import Protein, ProteinChoice, longest_read
 from protlm.analysis.uniprot_features import (
     BOND,
     SITES,
@@ -120,7 +120,6 @@ class Annotations(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each property: the head with the highest ratio to the expected one."""
         values, rows = results[NO_SPLIT], []
         proteins_with = values["proteins_with"]
         for name in values["background"]:
@@ -175,7 +174,7 @@ def _by_property(
     counted = group.counted()
     found = {}
     for place, name in enumerate(group.names):
-        together = pooled(list(compress(sums, counted[:, place])))
+        together = summed(list(compress(sums, counted[:, place])))
         above = together.observed_arcs[:, place] / np.maximum(together.total_arcs, 1)
         above = above.astype(object)
         above[together.total_arcs < MIN_ARCS] = None

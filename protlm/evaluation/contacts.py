@@ -21,8 +21,7 @@ from protlm.analysis.precision import (
     read_groups,
     table_rows,
 )
-from protlm.analysis.proteins import check_limit, longest_read, structures_folder
-from protlm.analysis.structures import read_folder
+from protlm.analysis.structures import check_limit, longest_read, read_folder, structures_folder
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 
@@ -89,7 +88,6 @@ class Contacts(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and range, and for each group."""
         values = results[NO_SPLIT]
         used = values["heads_used"]
         # Without a head all pairs are equally probable, and their order is random.

@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 
 from protlm.analysis.precision import left_out, mean_precision
-from protlm.analysis.proteins import ProteinChoice, sequences_of
-from protlm.analysis.replacement import FittedContacts, favor, masked_scores, with_attention
-from protlm.analysis.softmax_estimates import compare_estimates
+from protlm.analysis.replacement import (
+    FittedContacts,
+    compare_estimates,
+    favor,
+    masked_scores,
+    with_attention,
+)
+from protlm.analysis.structures import ProteinChoice, sequences_of
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
@@ -98,7 +103,6 @@ class FavorVsSoftmax(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each layer and number of features, the mean over heads, and for all."""
         values, rows = results[NO_SPLIT], []
         own, exact = ("own attention", values["attention"]), ("all", "softmax")
         for name, place in (("own", own), ("softmax", exact)):

@@ -9,11 +9,11 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.ablation import ablate_heads
 from protlm.analysis.contact_regression import features
 from protlm.analysis.head_survey import HeadSurvey, head_clusters, head_distances, survey_heads
 from protlm.analysis.precision import left_out, percent, scores
-from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.replacement import ablate_heads
+from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 
@@ -77,7 +77,6 @@ class Heads(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each head, at most 16, and for the means of all heads."""
         values = results[NO_SPLIT]
         found = {who: _arrays(values[who]) for who in ("model", "random_weights")}
         order = _order(found["model"])
@@ -109,7 +108,6 @@ class Heads(Evaluation):
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Returns nested lists that JSON can hold, with None in the place of NaN."""
     plain = values.astype(object)
     plain[np.isnan(values)] = None
     return plain.tolist()
@@ -121,7 +119,6 @@ def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _order(found: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
-    """Returns the layers and heads by contact precision, or by entropy where it is not known."""
     key = -found["contact_precision"] if "contact_precision" in found else found["entropy"]
     order = np.argsort(key, axis=None, kind="stable")
     return [(int(place) // key.shape[1], int(place) % key.shape[1]) for place in order]

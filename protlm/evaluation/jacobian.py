@@ -19,8 +19,14 @@ from protlm.analysis.precision import (
     read_groups,
     table_rows,
 )
-from protlm.analysis.proteins import check_limit, longest_read, structures_folder
-from protlm.analysis.structures import Structure, contact_map, read_folder
+from protlm.analysis.structures import (
+    Structure,
+    check_limit,
+    contact_map,
+    longest_read,
+    read_folder,
+    structures_folder,
+)
 from protlm.evaluation.base import (
     NO_SPLIT,
     RANDOM,
@@ -70,7 +76,6 @@ class Jacobian(Evaluation):
         return {**scores, **counts, "definition": DEFINITION}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and range, and for each group."""
         values = results[NO_SPLIT]
         rows = table_rows(values, (MODEL, RANDOM, NEAREST))
         return ResultTable(("Jacobian", *COLUMNS), rows, caption(values))

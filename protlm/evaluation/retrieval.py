@@ -16,7 +16,7 @@ from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.reader import SplitReader
 from protlm.data.tables import read_labels
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.features import compositions, three_mers
+from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
@@ -78,7 +78,6 @@ class Retrieval(Evaluation):
         return {**result, **counts, "gallery": len(gallery), "column": self.column, "layer": layer}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         rows, lines = [], []
         for split, values in results.items():
             lines.append(
@@ -102,7 +101,6 @@ class Retrieval(Evaluation):
         queries: list[str],
         gallery: list[str],
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields pairs of predictor and similarities [queries, gallery]."""
         layer = model.layer_number(self.layer, first=0)
         size = data.tokens_per_batch
         for who, one in compared(model, self.seed).items():
@@ -121,7 +119,6 @@ class Retrieval(Evaluation):
 def _labeled(
     split: SplitReader, samples: Iterable[int], label_of: Mapping[str, str]
 ) -> tuple[list[str], np.ndarray]:
-    """Returns the sequences that have a label, and their labels."""
     named = [(sample, label_of.get(split.identifier(sample))) for sample in samples]
     kept = [(sample, label) for sample, label in named if label is not None]
     sequences = [VOCABULARY.decode(split[sample]) for sample, _ in kept]

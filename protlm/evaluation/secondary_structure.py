@@ -10,8 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.contact_regression import check_disjoint
-from protlm.analysis.proteins import structures_folder
-from protlm.analysis.structures import Structure, read_folder
+from protlm.analysis.structures import Structure, read_folder, structures_folder
 from protlm.downstream.labels import UNLABELED
 from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
@@ -54,7 +53,6 @@ class SecondaryStructure(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         values = results[NO_SPLIT]
         headings, *rows = metric_rows(values, "secondary structure by")
         proteins, residues = values["proteins"]["test"], values["residues"]["test"]
@@ -65,7 +63,6 @@ class SecondaryStructure(Evaluation):
 
 
 def _read(directory: Path, max_residues: int | None) -> tuple[list[Structure], list[str]]:
-    """Returns the structures that have states, and the names of the others."""
     found, left_out = read_folder(directory, max_residues)
     resolved = [structure for structure in found if state_labels(structure).strip(UNLABELED)]
     if not resolved:

@@ -71,7 +71,6 @@ class SequenceLabels(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         values = results[NO_SPLIT]
         headings, *rows = metric_rows(values)
         number, classes = values["sequences"]["test"], len(values["classes"])

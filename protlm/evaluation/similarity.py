@@ -11,16 +11,16 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.attention_properties import (
+from protlm.analysis.bootstrap import Metrics, draws
+from protlm.analysis.head_survey import (
     PropertySums,
     check_threshold,
-    pooled,
     property_sums,
+    summed,
 )
-from protlm.analysis.bootstrap import Metrics, draws
-from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.score_metrics import spearman
+from protlm.downstream.metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
@@ -46,10 +46,8 @@ def correlation_with_blosum(fractions: np.ndarray, background: np.ndarray | None
     `fractions` has the fraction of each head's attention to each amino acid, [heads, 20]. With the
     frequencies of the amino acids as background, fractions are divided by it, and the mean over
     amino acids is subtracted in each head; without the subtraction, the division would have no
-    effect on a correlation over heads.
-
-    Returns:
-        {"pearson", "spearman"}; NaN if fewer than three heads or a constant amino acid are left.
+    effect on a correlation over heads. NaN if fewer than three heads or a constant amino acid are
+    left.
     """
     if background is not None:
         fractions = fractions / background
@@ -98,7 +96,6 @@ class Similarity(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and form."""
         values, rows = results[NO_SPLIT], []
         above = f"pairs with a ≥ {values['threshold']:g}"
         names = ("weights", "weights / background, centered", above)
@@ -132,7 +129,7 @@ def _interval(
     divided, arcs = form == "divided", form == "threshold"
 
     def of(some: np.ndarray) -> tuple[dict[str, Any], int]:
-        both = pooled([sums[n] for n in some])
+        both = summed([sums[n] for n in some])
         observed, total = both.observed, both.total
         if arcs:
             observed, total = both.observed_arcs, both.total_arcs

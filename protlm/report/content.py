@@ -13,10 +13,8 @@ from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
-from protlm.report.codes import Codes
-from protlm.report.heads import STATISTICS, inspected_heads
-from protlm.report.predictions import predictions_to_plain
-from protlm.report.protein import InspectedProtein
+from protlm.report.heads import STATISTICS, Codes, inspected_heads
+from protlm.report.protein import InspectedProtein, predictions_to_plain
 from protlm.system.errors import UserError
 
 # A head of a longer protein would take a third of the page, and the browser seconds.

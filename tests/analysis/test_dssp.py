@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.analysis.dssp import STATES, hydrogen_bonds, secondary_structure
+from protlm.analysis.dssp import hydrogen_bonds, secondary_structure
 from protlm.analysis.structures import read_structure
 from protlm.system.paths import sample_dir
 
@@ -59,16 +59,22 @@ def test_the_states_are_those_of_dssp(name: str, dssp: str) -> None:
     assert agreement > (0.9 if name in ("1fuk_A", "1suu_A") else 0.98)
 
 
-def test_an_ideal_helix_is_a_helix() -> None:
-    backbone_L43 = ideal(-57.8, -47.0, 20)
-    bond_LL = hydrogen_bonds(backbone_L43, "A" * 20)
-    # Each C=O is bonded to the N-H four residues on, and to no other.
-    assert np.argwhere(bond_LL).tolist() == [[i, i + 4] for i in range(16)]
-    assert secondary_structure(backbone_L43, "A" * 20) == "C" + "H" * 18 + "C"
-
-
-def test_an_extended_chain_by_itself_is_no_strand() -> None:
-    assert secondary_structure(ideal(-120.0, 115.0, 20), "A" * 20) == "C" * 20
+@pytest.mark.parametrize(
+    ("angles", "states"),
+    [
+        ((-57.8, -47.0), "C" + "H" * 18 + "C"),
+        # An extended chain by itself is not a strand.
+        ((-120.0, 115.0), "C" * 20),
+        *(((-57.8, -47.0), "C" * length) for length in (1, 2, 3, 5)),
+    ],
+)
+def test_ideal_chains_have_their_states(angles: tuple[float, float], states: str) -> None:
+    backbone_L43, sequence = ideal(*angles, len(states)), "A" * len(states)
+    assert secondary_structure(backbone_L43, sequence) == states
+    if "H" in states:
+        # Each C=O is bonded to the N-H four residues on, and to no other.
+        bonds = np.argwhere(hydrogen_bonds(backbone_L43, sequence)).tolist()
+        assert bonds == [[i, i + 4] for i in range(16)]
 
 
 def test_a_proline_gives_no_bond() -> None:
@@ -94,20 +100,3 @@ def test_no_bulge_is_filled_over_a_break_of_the_chain() -> None:
     # Bridges on both sides of the missing residue remain, as those of a bulge would.
     backbone_L43[69] = np.nan
     assert secondary_structure(backbone_L43, no_proline)[66:73] == "EECCCEE"
-
-
-def test_turning_and_moving_a_protein_changes_nothing() -> None:
-    structure = read_structure(sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz")
-    rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
-    rotation *= np.sign(np.linalg.det(rotation))
-    moved = structure.backbone_L43 @ rotation + np.array([10.0, -3, 5])
-    before, after = (
-        secondary_structure(x, structure.sequence) for x in (structure.backbone_L43, moved)
-    )
-    assert before == after
-    assert set(before) == set(STATES)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 5])
-def test_a_short_chain_is_coil(length: int) -> None:
-    assert secondary_structure(ideal(-57.8, -47.0, length), "A" * length) == "C" * length

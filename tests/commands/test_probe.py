@@ -19,7 +19,7 @@ from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
+from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings

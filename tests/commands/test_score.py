@@ -14,9 +14,8 @@ import protlm
 from protlm.commands import score as score_command
 from protlm.commands.score import ScoreOptions, scan_protein, score_variants
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.estimators import Estimator, score
-from protlm.downstream.mutations import parse_mutant
-from protlm.downstream.predictions import Predictor
+from protlm.downstream.estimators import Estimator, Predictor, score
+from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, OutputError, UserError

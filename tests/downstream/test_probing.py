@@ -9,8 +9,6 @@ from scipy.sparse import csr_matrix
 
 import protlm
 from protlm.analysis.structures import read_structure
-from protlm.downstream.features import residue_baselines
-from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import (
     PENALTIES,
     constant,
@@ -19,9 +17,9 @@ from protlm.downstream.linear import (
     probabilities,
     trainable,
 )
-from protlm.downstream.probe_files import Probe, read_probe, write_probe
-from protlm.downstream.probe_results import scores_of
-from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, probe
+from protlm.downstream.metrics import LABEL_METRICS, label_scores
+from protlm.downstream.probe_results import Probe, read_probe, scores_of, write_probe
+from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, probe, residue_baselines
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
 from protlm.model.embedding import embeddings
@@ -296,7 +294,7 @@ def test_residue_labels_are_found(numbers, tiny_run: Path) -> None:
     found = probe(protlm.load(tiny_run), sequences, targets, split, ProbeOptions(layers=(0, 1)))
     assert found[MODEL].scores.values["accuracy"] > 0.99
     assert found["residue"].scores.values["accuracy"] > 0.99
-    assert set(found[MODEL].scores.values) == set(METRICS[Task.residue_classes])
+    assert set(found[MODEL].scores.values) == set(LABEL_METRICS[Task.residue_classes])
 
 
 def test_unresolved_residues_have_no_state() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import protlm
-from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals, most_frequent
+from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals
 from protlm.checkpoints.metrics import read_metrics
 from protlm.data.batching.buckets import SequenceRow
 from protlm.data.batching.mixture import SampleOrder
@@ -66,35 +66,38 @@ def sums_of(table: Path, column: str) -> list[float]:
         return [float(row[column]) for row in csv.DictReader(file, delimiter="\t")]
 
 
-@pytest.mark.parametrize("objective", ["masked", "causal"])
-def test_figures_do_not_move_with_the_batch(objective: str, judge: Judge) -> None:
-    small, large = (judge(objective, size=size) for size in (1, 20_000))
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [("masked", {}), ("causal", {}), ("masked", {"concatenated": True, "max_length": 300})],
+)
+def test_figures_do_not_move_with_the_batch(
+    objective: str, settings: dict[str, Any], judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "_JOINED", 5)
+    monkeypatch.setattr("protlm.data.batching.plan._WINDOW", 3)
+    monkeypatch.setattr("protlm.data.batching.plan._WINDOW_FOR", 1000)
+    small, large = (judge(objective, size=size, **settings) for size in (300, 20_000))
     assert small["targets"] == large["targets"]
-    assert small["empirical"] == pytest.approx(large["empirical"])
+    assert small["empirical"] == pytest.approx(large["empirical"], rel=1e-12)
     assert small["model"]["perplexity"] == pytest.approx(large["model"]["perplexity"], rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
-def test_joined_rows_count_every_residue_once_and_for_its_sequence(
-    objective: str, judge: Judge, split: SplitReader, total: int, tmp_path: Path
-) -> None:
-    table = tmp_path / "sums.tsv"
-    settings = {"max_length": 100, "concatenated": True, "per_sequence": str(table)}
-    # Masked, every residue is a target.
-    found = judge(objective, mask_fraction=1.0, **settings)
-    assert found["targets"] == total
-    assert found["cropped"] == {"sequences": 0, "residues": 0}
-    assert sums_of(table, "targets") == [len(split[i]) for i in range(len(split))]
-
-
-@pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_joined_rows_are_predicted_from_all_of_the_row(
-    objective: str, judge: Judge, model: PretrainedModel, split: SplitReader, tmp_path: Path
+    objective: str,
+    judge: Judge,
+    model: PretrainedModel,
+    split: SplitReader,
+    total: int,
+    tmp_path: Path,
 ) -> None:
     table, length = tmp_path / "sums.tsv", 300
     settings = {"max_length": length, "concatenated": True, "per_sequence": str(table)}
     # Masked, every residue is a target, and only the special tokens are left to read.
-    judge(objective, mask_fraction=1.0, **settings)
+    found = judge(objective, mask_fraction=1.0, **settings)
+    assert found["targets"] == total
+    assert found["cropped"] == {"sequences": 0, "residues": 0}
+    assert sums_of(table, "targets") == [len(split[i]) for i in range(len(split))]
     stream, owner = [], []
     order = SampleOrder([len(split)], seed=0).draw(0, np.arange(len(split))).samples
     assert order.tolist() != sorted(order)
@@ -127,24 +130,6 @@ def test_joined_rows_have_the_baselines_of_whole_proteins(judge: Judge, total: i
         same = found["three_mers"] == pytest.approx(single["three_mers"], rel=1e-12)
         # A row that begins within a protein hides the residues before it.
         assert same == (length > total)
-
-
-def test_joined_rows_do_not_move_with_the_batch(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accuracy, "_JOINED", 5)
-    monkeypatch.setattr("protlm.data.batching.plan._WINDOW", 3)
-    monkeypatch.setattr("protlm.data.batching.plan._WINDOW_FOR", 1000)
-    small, large = (judge(size=size, concatenated=True, max_length=300) for size in (300, 3000))
-    assert small["targets"] == large["targets"]
-    assert small["empirical"] == pytest.approx(large["empirical"], rel=1e-12)
-
-
-def test_joined_rows_are_not_shortened(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other rows would have other masks, and could not be compared with those of another model."""
-    monkeypatch.setattr(PretrainedModel, "max_length", 64)
-    with pytest.raises(UserError, match=r"max_length=100 is more than .*; type max_length=64"):
-        judge(concatenated=True, max_length=100)
 
 
 def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
@@ -269,32 +254,6 @@ def test_groups_are_figures_of_their_own(judge: Judge, split: SplitReader, tmp_p
     assert widths[0] > 0 and widths[1] > 0
 
 
-def test_the_interval_holds_the_figure_and_narrows_with_the_number() -> None:
-    generator = np.random.default_rng(0)
-
-    def sums(number: int) -> SequenceSums:
-        targets = np.full(number, 50.0)
-        nats = 50 * generator.normal(2.5, 0.4, size=number)
-        return SequenceSums(targets, *(nats, 0.1 * targets) * 3)
-
-    widths = []
-    for number in (100, 10_000):
-        some = sums(number)
-        low, high = intervals(some, [str(n) for n in range(number)], seed=0)["perplexity"]
-        assert low < some.figures()["perplexity"] < high
-        # The standard error of the mean is 0.4 / √n; an interval has 2 × 1.96 of them.
-        assert math.log(high / low) == pytest.approx(3.92 * 0.4 / math.sqrt(number), rel=0.2)
-        widths.append(high - low)
-    assert widths[0] / widths[1] == pytest.approx(10, rel=0.3)
-
-
-def test_a_protein_of_several_families_belongs_to_the_most_frequent() -> None:
-    groups = ["Pkinase", "RRM_1", "fn3,Pkinase", "RRM_1, Pkinase,", "P12345"]
-    assert most_frequent(groups) == ["Pkinase", "RRM_1", "Pkinase", "Pkinase", "P12345"]
-    # A domain that is repeated in a protein counts once: fn3 is in one, Pkinase in two.
-    assert most_frequent(["fn3,fn3,fn3,Pkinase", "Pkinase"]) == ["Pkinase", "Pkinase"]
-
-
 def test_groups_of_five_count_in_the_mean_over_groups() -> None:
     targets = np.full(9, 50.0)
     sums = SequenceSums(targets, *(np.linspace(100, 120, 9), 0.1 * targets) * 3)
@@ -306,7 +265,23 @@ def test_groups_of_five_count_in_the_mean_over_groups() -> None:
     assert "macro" not in by_group(sums, [str(number) for number in range(9)])
 
 
-def test_groups_without_a_sequence_are_refused(judge: Judge, tmp_path: Path) -> None:
+def test_an_interval_is_that_of_the_standard_error() -> None:
+    targets = np.full(10_000, 50.0)
+    nats = 50 * np.random.default_rng(0).normal(2.5, 0.4, size=len(targets))
+    some = SequenceSums(targets, *(nats, 0.1 * targets) * 3)
+    low, high = intervals(some, [str(n) for n in range(len(targets))], seed=0)["perplexity"]
+    assert low < some.figures()["perplexity"] < high
+    # The standard error of the mean is 0.4 / √n; an interval has 2 × 1.96 of them.
+    assert math.log(high / low) == pytest.approx(3.92 * 0.4 / math.sqrt(len(targets)), rel=0.2)
+
+
+def test_what_cannot_be_compared_is_refused(
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t.tsv").write_text("accession\tpfam_family\nX\tPF1\n")
     with pytest.raises(InputDataError, match="no pfam_family for any sequence"):
         judge(groups=str(tmp_path / "t.tsv"))
+    # Shorter rows would have other masks than those of another model.
+    monkeypatch.setattr(PretrainedModel, "max_length", 64)
+    with pytest.raises(UserError, match=r"max_length=100 is more than .*; type max_length=64"):
+        judge(concatenated=True, max_length=100)

@@ -18,11 +18,9 @@ from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.contacts import Contacts
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
-from protlm.system.paths import sample_dir
 from tests.small_models import small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
-STRUCTURES = sample_dir() / "structures"
 LAYERS = HEADS = 2
 
 
@@ -56,14 +54,6 @@ def test_apc_removes_what_rows_and_columns_explain() -> None:
     by_hand = maps[1, 2, 4] - maps[1, 2].sum() * maps[1, :, 4].sum() / maps[1].sum()
     assert corrected[1, 2, 4] == pytest.approx(by_hand)
     np.testing.assert_array_equal(apc(np.zeros((2, 4, 4))), np.zeros((2, 4, 4)))
-
-
-def test_features_keep_layers_and_heads_apart() -> None:
-    maps_NHLL, _ = protein(0)
-    found = features(maps_NHLL)
-    assert found.shape == (8, 80, 80) and found.dtype == np.float32
-    expected = apc(maps_NHLL[1, 2] + maps_NHLL[1, 2].T)
-    np.testing.assert_allclose(found[4 + 2], expected, atol=1e-5)
 
 
 def test_the_regression_finds_the_head_that_sees_contacts() -> None:
@@ -186,13 +176,6 @@ def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
     table = evaluation.table({NO_SPLIT: found})
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert f"left out, longer than 110 residues: {', '.join(found['left_out'])}" in table.caption
-
-
-def test_sample_means_the_shipped_structures() -> None:
-    evaluation = Contacts(structures="sample", fit_structures="sample")
-    assert evaluation.test_dir == STRUCTURES / "test"
-    assert evaluation.fit_dir == STRUCTURES / "fit"
-    assert not evaluation.needs_data
 
 
 def test_unusable_folders_are_rejected(model: PretrainedModel, tmp_path: Path) -> None:

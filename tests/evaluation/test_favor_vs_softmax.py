@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.proteins import ProteinChoice
-from protlm.analysis.replacement import FittedContacts, favor, masked_scores, with_attention
-from protlm.analysis.softmax_estimates import compare_estimates
+from protlm.analysis.replacement import (
+    FittedContacts,
+    compare_estimates,
+    favor,
+    masked_scores,
+    with_attention,
+)
+from protlm.analysis.structures import ProteinChoice
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax

@@ -1,7 +1,6 @@
-"""The categorical Jacobian: a direct one in float64, blocks, symmetry, and planted couplings."""
+"""The categorical Jacobian: a direct one in float64, blocks and symmetry."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -75,36 +74,6 @@ def test_bfloat16_products_change_little(tiny_run: Path) -> None:
     exact, rounded = (jacobian_contacts(model, 2 * SEQUENCE, bfloat16=x) for x in (False, True))
     pairs = np.triu_indices(len(exact), 1)
     assert 0.9 < np.corrcoef(exact[pairs], rounded[pairs])[0, 1] < 1 - 1e-9
-
-
-def test_two_coupled_positions_stand_out() -> None:
-    """A model that copies the residue at position 3 to position 9 and back."""
-
-    judged = small_model("softmax")
-    mechanism = judged.network.mechanism(1)
-
-    class Copy(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def mechanism(self, number: int) -> Any:
-            return mechanism
-
-        def __call__(self, tokens_BL: torch.Tensor, mask_BL: Any, *, causal: bool) -> Any:
-            logits = torch.nn.functional.one_hot(tokens_BL, 33).double()
-            out = 0.1 * logits
-            out[:, 4] += logits[:, 10]
-            out[:, 10] += logits[:, 4]
-            return type("Out", (), {"logits_BLV": out})
-
-    judged.network = Copy()  # pyright: ignore[reportAttributeAccessIssue]
-    found = jacobian_contacts(judged, SEQUENCE)
-    assert np.unravel_index(found.argmax(), found.shape) in ((3, 9), (9, 3))
-    peak = found.max()
-    found[[3, 9], [9, 3]] = 0
-    # Centering over positions leaves a thirteenth of it in other places.
-    assert found.max() < 0.2 * peak
 
 
 def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
+from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
-from protlm.downstream.mutations import Variant, parse_mutant
-from protlm.downstream.score_metrics import (
+from protlm.downstream.metrics import (
     METRICS,
     _resamples,
     agreement,
@@ -22,7 +21,7 @@ from protlm.downstream.score_metrics import (
     spearman,
     top_recall,
 )
-from protlm.downstream.variants import Assay
+from protlm.downstream.variants import Assay, Variant, parse_mutant
 
 MEASURED = np.array(
     [
@@ -58,14 +57,6 @@ def test_other_implementations_agree_on_ties() -> None:
         assert found == pytest.approx(matthews_corrcoef(is_fit, chosen))
 
 
-def test_the_gain_of_all_variants_is_that_of_sklearn() -> None:
-    generator = np.random.default_rng(1)
-    measured, predicted = generator.normal(size=(2, 30))
-    gains = measured - measured.min()
-    expected = ndcg_score(gains[None], predicted[None])
-    assert ndcg(measured, predicted, top=1.0) == pytest.approx(expected)
-
-
 def test_what_is_not_defined_is_nan() -> None:
     same, other = np.ones(5), np.arange(5.0)
     everything = np.ones(5, dtype=bool)
@@ -83,84 +74,6 @@ def test_what_is_not_defined_is_nan() -> None:
 def singles(positions: np.ndarray) -> np.ndarray:
     """The positions of single mutants, as `positions_of` returns them."""
     return positions[:, None]
-
-
-def test_an_interval_is_as_wide_as_theory_says() -> None:
-    """The standard error of Bonett and Wright 2000, equation 3, at a true correlation."""
-    generator = np.random.default_rng(2)
-    number, widths = 100, []
-    # Spearman's correlation of a normal distribution with Pearson's 0.6.
-    true = 6 / math.pi * math.asin(0.3)
-    for seed in range(4):
-        sample = generator.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=number)
-        found = agreement(sample[:, 0], sample[:, 1], None, singles(np.arange(number)), seed=seed)
-        assert found is not None
-        low, high = found.interval("Spearman")
-        assert low <= found.values["Spearman"] <= high
-        widths.append(high - low)
-    # Of Fisher's z; the derivative of tanh at z is 1 - true².
-    error = math.sqrt((1 + true**2 / 2) / (number - 3)) * (1 - true**2)
-    assert np.mean(widths) == pytest.approx(2 * 1.96 * error, rel=0.3)
-
-
-POSITIONS, PER_POSITION = 40, 19
-
-
-def shared_effects(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Measured and predicted scores of an assay whose positions explain most of the variance."""
-    positions = generator.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=POSITIONS)
-    noise = generator.normal(scale=0.5, size=(POSITIONS, PER_POSITION, 2))
-    measured, predicted = (positions[:, None] + noise).reshape(-1, 2).T
-    return measured, predicted
-
-
-def test_an_interval_covers_the_variation_between_positions() -> None:
-    """Spearman's correlation varies between such assays as the interval of one of them says."""
-    generator = np.random.default_rng(3)
-    spread = np.std([spearman(*shared_effects(generator)) for _ in range(300)])
-    together = np.repeat(np.arange(POSITIONS), PER_POSITION)
-    widths = []
-    for positions in (together, np.arange(len(together))):
-        for _ in range(3):
-            found = agreement(*shared_effects(generator), None, singles(positions))
-            assert found is not None
-            low, high = found.interval("Spearman")
-            widths.append((high - low) / (2 * 1.96 * spread))
-    assert np.mean(widths[:3]) == pytest.approx(1, rel=0.3)
-    assert np.mean(widths[3:]) < 0.5
-
-
-def doubles(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, measured and predicted scores of double mutants, sums over their positions."""
-    pairs = np.array(list(itertools.combinations(range(POSITIONS), 2)))
-    positions = generator.permutation(pairs)[:400]
-    effects = generator.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=POSITIONS)
-    scores = effects[positions].sum(axis=1) + generator.normal(scale=0.5, size=(400, 2))
-    return positions, *scores.T
-
-
-def test_an_interval_of_double_mutants_covers_the_variation_between_positions() -> None:
-    """A pair of positions as the unit would give intervals of 0.4 times the width."""
-    generator = np.random.default_rng(5)
-    spread = np.std([spearman(*doubles(generator)[1:]) for _ in range(300)])
-    deviations = []
-    for _ in range(6):
-        positions, measured, predicted = doubles(generator)
-        drawn = itertools.islice(_resamples(positions, seed=0), 200)
-        deviations.append(np.std([spearman(measured[r], predicted[r]) for r in drawn]))
-    assert 1 / 1.6 < np.mean(deviations) / spread < 1.6
-
-
-def test_positions_are_resampled_whole() -> None:
-    """All rows of a position are drawn equally often, whatever its size and the order of rows."""
-    generator = np.random.default_rng(4)
-    sizes = [1, 3, 2, 5]
-    positions = generator.permutation(np.repeat([7, 0, 3, 5], sizes))
-    for rows in itertools.islice(_resamples(singles(positions), seed=0), 20):
-        counts = np.bincount(rows, minlength=len(positions))
-        drawn = [set(counts[positions == position]) for position in np.unique(positions)]
-        assert all(len(one) == 1 for one in drawn)
-        assert sum(one.pop() for one in drawn) == len(sizes)
 
 
 def test_a_multiple_mutant_is_drawn_as_often_as_the_product_of_its_positions() -> None:
