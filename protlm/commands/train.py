@@ -18,16 +18,9 @@ from protlm.build import (
 )
 from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.commands.run_settings import (
-    compose_run,
-    refuse_another_run,
-    with_fitting_warmup,
-    write_config,
-)
-from protlm.commands.settings import print_help
-from protlm.commands.unused_settings import refuse_unused
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
+from protlm.config.settings import print_help
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
@@ -44,6 +37,13 @@ from protlm.training.devices import check_trainer
 from protlm.training.launch import is_first_rank, leave_other_ranks, locked
 from protlm.training.run import Finished, find_checkpoint
 from protlm.training.run import train as run
+from protlm.training.run_config import (
+    compose_run,
+    refuse_another_run,
+    refuse_unused,
+    with_fitting_warmup,
+    write_config,
+)
 from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.

@@ -72,8 +72,8 @@ __all__ = [
 class TrainConfig(Checked):
     """One training run."""
 
-    run_dir: str = field(
-        metadata={"help": "the folder of the run; the same command continues the run in it"}
+    run_dir: str = setting(
+        "the folder of the run; the same command continues the run in it", decides=False
     )
     model: ModelConfig
     data: DataConfig

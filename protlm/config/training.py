@@ -40,7 +40,9 @@ class ObjectiveConfig(Checked):
         "what is learned from `teacher`: the outputs of its attention, or its predictions", None
     )
     teacher: str | None = setting(
-        "a trained model that the model imitates, if `stage` has a value (docs/linearize.md)", None
+        "a trained model that the model imitates, if `stage` has a value (docs/linearize.md)",
+        None,
+        decides=False,
     )
     teacher_weight: float = setting(
         "with `stage=logits`, the weight of the divergence from the teacher's predictions",
@@ -128,23 +130,29 @@ class TrainerConfig(Checked):
     """How long a run trains, on which devices, and what it writes."""
 
     _section = "trainer."
+    _decides = False
 
     max_steps: int = setting("optimizer steps of the whole run", allowed=at_least(1))
     tokens_per_step: int | None = setting(
         "padded size of a step, split into as many micro-batches as needed",
         None,
         allowed=at_least(1),
+        decides=True,
     )
     accumulate_grad_batches: int = setting(
-        "micro-batches of a step, if `tokens_per_step` is `null`", 1, allowed=at_least(1)
+        "micro-batches of a step, if `tokens_per_step` is `null`",
+        1,
+        allowed=at_least(1),
+        decides=True,
     )
     gradient_clip: float = setting(
-        "the largest gradient norm; `0` turns clipping off", 0.5, allowed=at_least(0)
+        "the largest gradient norm; `0` turns clipping off", 0.5, allowed=at_least(0), decides=True
     )
     ema_decay: float | None = setting(
         "decay of an exponential moving average of the weights; `null`: no average",
         None,
         allowed=at_least(0, below=1),
+        decides=True,
     )
     max_bad_steps: int = setting(
         "consecutive steps that may be skipped before the run ends", 10, allowed=at_least(1)
@@ -161,6 +169,7 @@ class TrainerConfig(Checked):
         "`bf16-mixed` where the processor has bfloat16 products and `32-true` elsewhere; or one "
         "of the two",
         "auto",
+        decides=True,
     )
     activation_checkpointing: bool = setting(
         "recomputes activations in the backward pass instead of storing them", False
@@ -230,6 +239,8 @@ class TrainerConfig(Checked):
 @dataclass
 class LoggerConfig(Checked):
     """Logs in addition to the CSV file, which is always written."""
+
+    _decides = False
 
     tensorboard: bool = setting("writes its files to `tensorboard/` in the run folder", False)
     wandb: WandbMode = setting("Weights & Biases", WandbMode.off)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
-from protlm.commands.unused_settings import refuse_unused
 from protlm.config import TrainConfig
 from protlm.config.composition import compose, to_plain
+from protlm.training.run_config import refuse_unused
 from studies import recipe
 
 DATA = Path("DATA")
