@@ -11,18 +11,17 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
-from protlm.cli.checkpoint import checkpoint_app
-from protlm.cli.data import data_app
+from protlm.cli.groups import checkpoint_app, data_app
 from protlm.cli.labels import finetune, predict, probe
 from protlm.cli.look import attention, contacts, inspect
 from protlm.cli.options import (
     RANGES,
     Device,
     Model,
+    model_or_default,
 )
 from protlm.cli.prepare import prepare
 from protlm.cli.use import embed, generate, score
-from protlm.cli.values import model_or_default
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home

@@ -18,7 +18,7 @@ from typing import Any
 
 from protlm import __version__, evaluation
 from protlm.loading import load_model
-from protlm.commands.models import announced_default
+from protlm.checkpoints.shipped import announced_default
 from protlm.config.settings import print_help
 from protlm.config.composition import compose, through_hydra, to_plain
 from protlm.config import EvaluateConfig

@@ -1,6 +1,11 @@
 """`protlm finetune LABELS -m MODEL -o RUN`: a model that is trained further on labels."""
 
+import hashlib
+import json
+import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from protlm import __version__
 from protlm.checkpoints.checksums import write_sums
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.commands.finetune_run import MERGED, fingerprint, refuse_complete, run_folder
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.data.vocabulary import VOCABULARY
+from protlm.downstream.examples import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import LinearModel, fit, trainable
 from protlm.downstream.probe_files import Probe, write_probe
@@ -25,18 +30,20 @@ from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import ExitCode, UserError
+from protlm.system.errors import ExitCode, OutputError, UserError
 from protlm.system.lock import FolderLock
 from protlm.system.paths import complete_folder, sha256_of
+from protlm.system.work_folder import Kind, work_folder
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
 from protlm.training.labeled_batches import LabeledData, LabeledTokens
 from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
 from protlm.training.launch import is_first_rank
 
-ADAPTER, HEAD = "adapter", "probe"
+ADAPTER, HEAD, MERGED = "adapter", "probe", "model"
 FROZEN = "frozen"
 _VALID_FRACTION = 0.15
+_FINETUNING = Kind("fine-tuning", "being trained", "--output")
 _LOSSES = {
     Task.number: "mean_squares",
     Task.one_class: "cross_entropy",
@@ -281,3 +288,46 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     units = work.split.units(groups)
     scores = label_scores(outputs, values, groups, targets.task, units=units, seed=seed)
     return Predictor(fitted, model.num_layers, None, {}, scores, outputs)
+
+
+def refuse_complete(output: Path) -> None:
+    """Makes sure that a run is not complete."""
+    # Unlike that of Path, this is false in a folder that cannot be read.
+    if os.path.exists(output / MERGED):  # noqa: PTH110
+        raise OutputError(f"{output} is complete: remove it or choose another name")
+
+
+@contextmanager
+def run_folder(
+    output: Path, begun_with: Mapping[str, Any], *, break_lock: bool
+) -> Iterator[FolderLock | None]:
+    """Yields the lock of the folder of a new run or of the same one; None on other ranks."""
+    if not is_first_rank():
+        yield None
+        return
+    with work_folder(output, begun_with, _FINETUNING, break_lock=break_lock) as work:
+        # The command says itself how to continue.
+        work.is_quiet = True
+        refuse_complete(output)
+        yield work.lock
+
+
+def fingerprint(sequences: Sequence[str], targets: Targets, split: Split) -> dict[str, str]:
+    """Returns hashes of what is trained on, and the versions that decide the result."""
+    labels = _digest([targets.task, *targets.classes], targets.values)
+    groups = _digest([], split.train, split.valid, split.test, split.groups)
+    return {
+        "the values of the labels (--label, --task, --min-count)": labels,
+        "the split (--cluster-table, --cluster, --seed)": groups,
+        "the sequences (--sequences)": _digest(sequences),
+        "protlm": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def _digest(names: Sequence[str], *arrays: np.ndarray) -> str:
+    digest = hashlib.sha256(json.dumps(list(names)).encode())
+    for one in arrays:
+        digest.update(f"{one.dtype} {one.shape}".encode())
+        digest.update(np.ascontiguousarray(one).tobytes())
+    return digest.hexdigest()

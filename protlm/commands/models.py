@@ -1,7 +1,6 @@
 """`protlm models`: the models that come with protlm, and the default of the other commands."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,6 @@ from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_mod
 from protlm.loading import load_model
 from protlm.model.transformer import num_parameters
 from protlm.system.terminal import console
-
-
-def announced_default(option: str) -> Path:
-    """Returns the default model, and prints on standard error that it is used.
-
-    Args:
-        option: what to type for another model.
-    """
-    folder = default_model()
-    print(f"model: {folder.name}, shipped with protlm; {option} uses another", file=sys.stderr)
-    return folder
 
 
 def print_models() -> None:

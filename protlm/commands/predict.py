@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.score_results import check_table_output, write_table
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.tables import check_table_output, write_table
 from protlm.downstream.probe_files import Probe, read_probe
 from protlm.downstream.probe_results import output_cells, output_columns
 from protlm.downstream.tasks import Task

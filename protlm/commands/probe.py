@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
+from protlm.downstream.examples import LabelOptions, clusters_of, read_examples, targets_from
 from protlm.downstream.probe_files import Probe, write_probe
 from protlm.downstream.probe_results import Result, print_result, write_predictions, write_result
 from protlm.downstream.probing import MODEL, ProbeOptions, probe

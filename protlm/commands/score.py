@@ -9,19 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.outputs import check_figure_output
-from protlm.commands.score_results import (
-    Result,
-    averages_of,
-    check_outputs,
-    check_table_output,
-    is_table,
-    print_results,
-    report_table,
-    score_text,
-    write_json,
-    write_table,
-)
 from protlm.data.records.proteins import one_protein
+from protlm.data.tables import check_table_output, is_table, write_table
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
     Estimator,
@@ -33,6 +22,15 @@ from protlm.downstream.estimators import (
 from protlm.downstream.mutations import Substitution, Variant
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.score_metrics import agreement, positions_of
+from protlm.downstream.score_results import (
+    Result,
+    averages_of,
+    check_outputs,
+    print_results,
+    report_table,
+    score_text,
+    write_json,
+)
 from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
 from protlm.loading import load_model
 from protlm.plots import save_figure, scan_figure

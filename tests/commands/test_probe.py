@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 import protlm
 from protlm.checkpoints.checksums import write_sums
-from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
+from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
