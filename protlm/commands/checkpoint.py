@@ -78,10 +78,7 @@ def verify(path: Path) -> None:
 def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """Writes `model.safetensors`, `config.json` and their checksums to a new folder.
 
-    Args:
-        path: a run, a checkpoint or an exported model.
-        output: the new folder.
-        dtype: `bfloat16` halves the file: parameters are rounded, buffers are not.
+    `bfloat16` halves the file: parameters are rounded, buffers are not.
     """
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
@@ -94,13 +91,7 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
 
 
 def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) -> None:
-    """Writes a folder that Hugging Face transformers loads.
-
-    Args:
-        path: a run, a checkpoint, an exported model or that of another program.
-        output: the new folder.
-        fit: a contact regression of the model, which becomes the contact head of an ESM.
-    """
+    """Writes a folder that Hugging Face transformers loads; `fit` is the contact head of an ESM."""
     check_output(output)
     found = read_model(path)
     # The weights are compared with the description.
@@ -178,12 +169,7 @@ def convert_model(
 ) -> None:
     """Writes a model with another attention mechanism and the same other weights to a new folder.
 
-    Args:
-        path: any model.
-        output: the new folder.
-        attention: the name of the mechanism.
-        settings: its options, as OPTION=VALUE.
-        seed: the seed of its weights and projections; None for that of the model.
+    The settings are its options, as OPTION=VALUE; without a seed, that of the model is used.
     """
     check_output(output)
     found = read_model(path)

@@ -105,12 +105,7 @@ def _refuse_devices(config: TrainConfig) -> None:
 
 
 def train(config: TrainConfig, *, break_lock: bool = False) -> None:
-    """Trains with the given settings, or continues the run in the run directory.
-
-    Args:
-        config: the settings.
-        break_lock: takes over the lock of a dead process of another machine.
-    """
+    """Trains with the given settings, or continues the run in the run directory."""
     _check(config)
     run_dir = Path(config.run_dir)
     if is_first_rank():

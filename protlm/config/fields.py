@@ -103,10 +103,7 @@ class Checked:
 def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:
     """Compares options with the types of a constructor's parameters, as far as these are plain.
 
-    Args:
-        kind: the class.
-        options: arguments of its constructor.
-        section: what is typed before an option, for messages.
+    The section is what is typed before an option, for messages.
     """
     annotations = get_type_hints(kind.__init__)
     for option, value in options.items():

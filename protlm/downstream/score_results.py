@@ -45,10 +45,7 @@ class Result:
 def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
     """Refuses outputs that cannot be written, and a file that would be written twice.
 
-    Args:
-        outputs: the tables, or their folder and the tables; the first is that of `-o`.
-        other: the file of another option.
-        option: its name.
+    The outputs are the tables, or their folder and the tables; `other` is the file of `option`.
     """
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(

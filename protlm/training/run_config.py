@@ -80,11 +80,7 @@ def refuse_unused(
 ) -> None:
     """Rejects settings that were typed one by one and are not used.
 
-    Args:
-        arguments: what was typed.
-        config: all settings, in plain containers.
-        swept: settings and groups that differ between the runs of a sweep: what they decide may
-            be unused in some of the runs.
+    What depends on a swept setting or group may be unused in some of the runs of a sweep.
     """
     for key in map(key_of, arguments):
         if key == "data.train_split" and config["data"]["mixture"]:

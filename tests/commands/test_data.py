@@ -142,9 +142,3 @@ def test_an_interrupted_export_leaves_no_files(directory, tmp_path, monkeypatch,
     with pytest.raises(OutputError, match=f"{name}: no space left"):
         export(directory, tmp_path / name, ())
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
-
-
-@pytest.mark.parametrize("command", [verify, info, lambda path: export(path, None, ())])
-def test_the_error_of_a_missing_data_set_says_what_to_type(tmp_path, command):
-    with pytest.raises(UserError, match="protlm prepare"):
-        command(tmp_path)

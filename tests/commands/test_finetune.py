@@ -306,22 +306,3 @@ def test_the_start_is_the_result_if_no_epoch_is_better(
                 row = found[name[1:].split()[0], str(position)]
                 right.append((float(row["p(H)"]) > 0.5) == (state == "H"))
     assert np.mean(right) == pytest.approx(float(epochs[0]["valid_accuracy"]), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (FinetuneOptions(SETTINGS, rank=10**9), "--lora 1000000000 must be at most 64"),
-        (FinetuneOptions(replace(SETTINGS, devices=9999)), "--devices 9999: this machine has"),
-        (
-            FinetuneOptions(replace(SETTINGS, devices=2, batch_size=1)),
-            "--devices 2 divide the --batch-size 1; type as many proteins or more",
-        ),
-    ],
-)
-def test_mistakes_are_explained(
-    labels: Path, tiny_run: Path, tmp_path: Path, options: FinetuneOptions, words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
-        finetune_labels(labels, tiny_run, tmp_path / "x", options, LabelOptions())
-    assert not (tmp_path / "x").exists()

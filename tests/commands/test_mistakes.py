@@ -220,7 +220,7 @@ TABLE = """
 2 probe labels.tsv -m run -o new --layers 9 -> layer 9 does not exist
 4 probe labels.tsv -m run -o x.fasta -> x.fasta exists already
 3 probe labels.tsv -m run -o new --task number -> 'c0' is not a number; type --task class
-2 probe labels.tsv -m run -o new --task per-residue -> residues of P
+3 probe labels.tsv -m run -o new --task per-residue -> 2 labels for the 6 residues of P0
 2 probe labels.tsv -m run -o new --cluster --cluster-table v.csv -> omit one of them
 2 probe labels.tsv -m run -o new --task letters -> letters & per-residue
 2 probe labels.tsv -m run -o new --separator : -> --separator & ;
