@@ -111,17 +111,16 @@ def test_evaluate_writes_what_it_prints(workplace: Path, protlm_in_process: Comm
     assert f"{perplexity:.2f}" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_ctrl_c_while_starting_is_silent(command: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     started = subprocess.Popen(
-        [sys.executable, "-m", "protlm", command, "run_dir=o"],
+        [sys.executable, "-m", "protlm", "train", "run_dir=o"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
     )
     # Until the command has replaced the process that was started.
-    while f".{command}" not in Path(f"/proc/{started.pid}/cmdline").read_text():
+    while ".train" not in Path(f"/proc/{started.pid}/cmdline").read_text():
         time.sleep(0.02)
     time.sleep(0.3)
     started.send_signal(signal.SIGINT)
