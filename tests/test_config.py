@@ -203,11 +203,6 @@ def test_a_home_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
         compose(TrainConfig, ["run_dir=~absent-user/x"])
 
 
-def test_variables_and_settings_are_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOB", "7")
-    assert compose(TrainConfig, ["run_dir=r/${oc.env:JOB}-${seed}"]).run_dir == "r/7-0"
-
-
 @pytest.mark.parametrize("setting", ["data.curriculum=" + "[" * 30_000, "run_dir=" + "${" * 30_000])
 def test_values_that_are_nested_without_end_are_refused(setting: str) -> None:
     with pytest.raises(UserError, match="nested more than 32 deep"):

@@ -33,18 +33,6 @@ def test_debug_shows_the_traceback(workplace: Path, protlm_in_process: Command) 
         assert "Traceback" in done.stderr
 
 
-def test_help_says_what_is_written_and_which_models_are_taken(
-    tmp_path: Path, protlm_in_process: Command
-) -> None:
-    for command, words in (
-        ("embed", "The file to write, or the folder of --format pt."),
-        ("attention", "The HDF5 file to write."),
-        ("generate", "a shipped model's name: causal, or masked with --start."),
-    ):
-        done = protlm_in_process(command, "--help", cwd=tmp_path)
-        assert words in " ".join(done.stdout.split())
-
-
 @contextmanager
 def unprivileged() -> Iterator[None]:
     """Makes this process that of another user, if it is root's: root may write anywhere."""
@@ -142,21 +130,6 @@ def test_export_and_use_of_an_exported_folder(
     assert done.returncode == 0, done.stderr
     told = protlm_in_process("checkpoint", "info", "model", cwd=workplace).stdout
     assert "performer_relu" in told and "86,497" in told
-
-
-@pytest.mark.slow
-def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> None:
-    import h5py
-
-    structure = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
-    arguments = ["-m", "run", "-o", "c.h5", "--figure", "c.png"]
-    done = protlm_command("contacts", structure, *arguments, cwd=workplace)
-    assert done.returncode == 0, done.stderr
-    with h5py.File(workplace / "c.h5") as file:
-        (entry,) = file.values()
-        assert entry["probabilities"].shape == entry["contacts"].shape == (119, 119)
-        assert set(entry["contacts"][:].ravel()) <= {-1, 0, 1}
-    assert (workplace / "c.png").is_file()
 
 
 def test_contacts_account_for_every_record(workplace: Path, protlm_in_process: Command) -> None:

@@ -13,7 +13,6 @@ from protlm import __version__
 from protlm.commands import data as data_sets
 from protlm.commands.data import export, info, verify
 from protlm.data.records import Tally, read_records
-from protlm.data.shards import data_set as shards
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
@@ -112,16 +111,6 @@ def test_export_to_a_closed_standard_output_is_refused(directory, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(OutputError, match="standard output is closed; give a file"):
         export(directory, None, ())
-
-
-def test_export_never_overwrites(directory, tmp_path, monkeypatch):
-    path = tmp_path / "mine.fasta"
-    path.write_text("mine")
-    # That is known before anything is hashed.
-    monkeypatch.setattr(shards, "open_split", None)
-    with pytest.raises(OutputError, match="exists already"):
-        export(directory, path, ())
-    assert path.read_text() == "mine"
 
 
 def test_a_damaged_shard_is_not_exported(directory, tmp_path):

@@ -115,8 +115,6 @@ def test_the_prefix_is_read_like_a_fasta_file(causal_run: Path, tmp_path: Path) 
     for name, prefix in (("a", "MKTXU"), ("b", " mkt Xu\n")):
         generate(causal_run, tmp_path / name, replace(OPTIONS, prefix=prefix))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    with pytest.raises(UserError, match="--prefix: '1' at residue 3 is not one of"):
-        generate(causal_run, tmp_path / "c", replace(OPTIONS, prefix="mk1"))
 
 
 def never_ending(path: Path) -> PretrainedModel:

@@ -18,7 +18,7 @@ from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.mutations import parse_mutant
 from protlm.downstream.predictions import Predictor
 from protlm.model.pretrained import PretrainedModel
-from protlm.plots import save_figure, scan_figure
+from protlm.plots import scan_figure
 from protlm.system.errors import UserError
 from tests.fixtures.documents import run_page
 
@@ -188,14 +188,6 @@ def test_a_second_estimator_adds_a_column() -> None:
     # A pattern of a shell can match one table.
     run(output="folder")
     assert Path("folder/A_2020.csv").read_text() == Path("s.csv").read_text()
-
-
-def test_a_figure_has_one_of_three_formats() -> None:
-    figure = scan_figure(np.zeros((1, len(STANDARD))), "M", title="M")
-    for suffix in ("png", "PDF", "svg"):
-        save_figure(figure, Path(f"s.{suffix}"))
-    with pytest.raises(UserError, match="is not a figure"):
-        save_figure(figure, Path("s.jpg"))
 
 
 def test_assays_without_a_correlation_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

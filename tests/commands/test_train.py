@@ -239,9 +239,11 @@ def test_paths_are_taken_literally(name: str) -> None:
     assert evaluated.checkpoint == evaluated.output == name
 
 
-def test_quoted_and_interpolated_paths_are_still_read() -> None:
-    config = compose(TrainConfig, ["run_dir='a b'", "data.dir=null", "data.valid_dir=runs/${seed}"])
-    assert (config.run_dir, config.data.dir, config.data.valid_dir) == ("a b", None, "runs/0")
+def test_quoted_and_interpolated_paths_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB", "7")
+    typed = ["run_dir='a b'", "data.dir=null", "data.valid_dir=r/${oc.env:JOB}-${seed}"]
+    config = compose(TrainConfig, typed)
+    assert (config.run_dir, config.data.dir, config.data.valid_dir) == ("a b", None, "r/7-0")
 
 
 @pytest.mark.slow
