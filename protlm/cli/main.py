@@ -98,7 +98,7 @@ app.command()(score)
 @app.command()
 def models() -> None:
     """List the models that come with protlm."""
-    from protlm.commands.models import print_models
+    from protlm.commands.checkpoint import print_models
 
     print_models()
 

@@ -1,4 +1,4 @@
-"""`protlm checkpoint info|verify|import|export|convert`: models and their formats."""
+"""`protlm checkpoint info|verify|import|export|convert` and `protlm models`."""
 
 import json
 import re
@@ -8,11 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.table import Table
+
 from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import read_fit
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.best import best_checkpoints
+from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
 from protlm.config import BestMetric, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
@@ -22,7 +26,9 @@ from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import console
 
+_FIGURES = ("perplexity", "accuracy")
 # An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
 _OPTION = re.compile(r"(?<![\w./-])attention\.")
 
@@ -182,3 +188,30 @@ def convert_model(
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)
     print(output)
+
+
+def print_models() -> None:
+    """Prints a table of the shipped models, and the paths of their model cards."""
+    default = default_model()
+    table = Table("name", "parameters", "attention", "layers", "width", *_FIGURES, box=SIMPLE)
+    for folder in shipped_models():
+        model = load_model(folder)
+        described = model.description
+        table.add_row(
+            folder.name,
+            f"{num_parameters(model.network):,}",
+            f"{described.attention}, {described.objective.value}",
+            *map(str, (described.model.num_layers, described.model.model_dim)),
+            *_figures(folder),
+        )
+    console().print(table)
+    print("Masked residues of the shipped sample's split test_iid.")
+    print(f"Without -m, commands use {default.name}. Model cards:")
+    for folder in shipped_models():
+        print(f"  {folder / CARD}")
+
+
+def _figures(folder: Path) -> tuple[str, ...]:
+    results: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["sample"]
+    figures = results["results"]["test_iid"]["masked"]["model"]
+    return f"{figures['perplexity']:.2f}", f"{figures['accuracy']:.1%}"
