@@ -191,7 +191,7 @@ def test_a_home_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOME", "/home/me")
     mixture = "data.mixture=[{dir: ~/a, weight: 1}, {dir: 'b/~', weight: 1}]"
     paths = PATHS - {"checkpoint", "output", "data.dir"}
-    typed = ["objective=distillation", "data.dir=null", mixture, "trainer.probe_every=1"]
+    typed = ["objective=distillation", "data.dir=null", mixture, "trainer.measure_every=1"]
     plain = to_plain(compose(TrainConfig, [*typed, *(f"{name}=~/x" for name in paths)]))
     for name in paths:
         section, _, key = name.partition(".")

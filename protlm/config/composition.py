@@ -27,8 +27,8 @@ PATHS = {
     "data.valid_dir",
     "model.init_from",
     "objective.teacher",
-    "trainer.probe_assay",
-    "trainer.probe_wild_type",
+    "trainer.measure_assay",
+    "trainer.measure_wild_type",
     "checkpoint",
     "output",
 }

@@ -186,18 +186,18 @@ class TrainerConfig(Checked):
         allowed=above(0),
     )
     log_every: int = setting("steps between two rows of `metrics.csv`", 10, allowed=at_least(1))
-    probe_every: int | None = setting(
-        "steps between two probes for contacts and secondary structure, on shipped structures; "
-        "`null`: none",
+    measure_every: int | None = setting(
+        "steps between two measurements of contacts and secondary structure, on shipped "
+        "structures; `null`: none",
         None,
         allowed=at_least(1),
     )
-    probe_assay: str | None = setting(
-        "a table of variants in ProteinGym's format, whose zero-shot scores are probed as well",
+    measure_assay: str | None = setting(
+        "a table of variants in ProteinGym's format, whose zero-shot scores are measured as well",
         None,
     )
-    probe_wild_type: str | None = setting(
-        "a sequence file of one protein, the wild type of `probe_assay`", None
+    measure_wild_type: str | None = setting(
+        "a sequence file of one protein, the wild type of `measure_assay`", None
     )
     valid_every: int = setting("steps between two validations", 500, allowed=at_least(1))
     valid_batches: int | None = setting(
@@ -223,16 +223,16 @@ class TrainerConfig(Checked):
                 f"trainer.tokens_per_step={self.tokens_per_step} already sets the size of a step; "
                 f"leave trainer.accumulate_grad_batches={self.accumulate_grad_batches} out"
             )
-        if (self.probe_assay is None) != (self.probe_wild_type is None):
+        if (self.measure_assay is None) != (self.measure_wild_type is None):
             raise UserError(
-                f"trainer.probe_assay={self.probe_assay} and "
-                f"trainer.probe_wild_type={self.probe_wild_type} need each other; give both, a "
+                f"trainer.measure_assay={self.measure_assay} and "
+                f"trainer.measure_wild_type={self.measure_wild_type} need each other; give both, a "
                 "table of variants and a sequence file of their wild type, or neither"
             )
-        if self.probe_assay is not None and self.probe_every is None:
+        if self.measure_assay is not None and self.measure_every is None:
             raise UserError(
-                f"trainer.probe_assay={self.probe_assay} is never measured with "
-                "trainer.probe_every=null; type trainer.probe_every=1000"
+                f"trainer.measure_assay={self.measure_assay} is never measured with "
+                "trainer.measure_every=null; type trainer.measure_every=1000"
             )
 
 
