@@ -72,8 +72,11 @@ __all__ = [
 class TrainConfig(Checked):
     """One training run."""
 
-    run_dir: str = setting(
-        "the folder of the run; the same command continues the run in it", decides=False
+    run_dir: str = field(
+        metadata={
+            "help": "the folder of the run; the same command continues the run in it",
+            "decides": False,
+        }
     )
     model: ModelConfig
     data: DataConfig
