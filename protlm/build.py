@@ -48,16 +48,7 @@ def load_initial_weights(
     """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
 
     The mechanism of attention may be another one if its weights have the same shapes. The same
-    mechanism must have the same options.
-
-    Args:
-        network: as returned by `build_network`.
-        model: its settings.
-        mechanism: the name and the options of its attention.
-        path: the trained model.
-
-    Returns:
-        The source of the trained model, if it was imported or converted.
+    mechanism must have the same options. Returns the source of an imported or converted model.
     """
     found = read_model(path)
     if differing := _architecture_differences(found.description, model, mechanism):

@@ -22,13 +22,7 @@ _BLOCK = re.compile(r"^blocks\.\d+\.")
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted model, and what of its weights is not that of the original.
-
-    Attributes:
-        checkpoint: the model with the new mechanism.
-        initialized: names of the weights that the original lacks, which are new.
-        left_out: names of the weights of the original that the new mechanism has no use for.
-    """
+    """A converted model, with the names of new weights, and of those of the original not used."""
 
     checkpoint: Checkpoint
     initialized: tuple[str, ...]
@@ -38,12 +32,8 @@ class Conversion:
 def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None) -> Conversion:
     """Replaces the attention mechanism of a model, and keeps all weights outside of it.
 
-    The weights and the random projections of the new mechanism are a function of the seed.
-
-    Args:
-        found: the model.
-        attention: the new mechanism: its name and its options.
-        seed: the seed; None for that of the model.
+    The weights and the random projections of the new mechanism are a function of the seed, which
+    is that of the model if None is given.
     """
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colorblind-safe palette.
 BLUE, ORANGE, GRAY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"
-# The probes of training and their labels.
-_PROBES = {
-    "probe_contacts_short": "contacts, short range",
-    "probe_contacts_long": "contacts, long range",
-    "probe_secondary_structure": "secondary structure",
-    "probe_zero_shot": "100 × zero-shot Spearman",
+# What is measured during training, and its labels.
+_MEASURED = {
+    "measured_contacts_short": "contacts, short range",
+    "measured_contacts_long": "contacts, long range",
+    "measured_secondary_structure": "secondary structure",
+    "measured_zero_shot": "100 × zero-shot Spearman",
 }
 # Amino acids: aliphatic, aromatic, polar, positive, negative, and those apart.
 _BY_PROPERTY = "AVLIMFYWSTNQHKRDEGCP"
@@ -75,11 +75,11 @@ def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> Non
 
 
 def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -> "Figure":
-    """Draws training and validation loss, and probes, against the optimizer step.
+    """Draws training and validation loss, and what is measured, against the optimizer step.
 
     Args:
         rows: each has `step` and `train_loss` or `valid_loss`, in nats per residue, or values of
-            `_PROBES`, fractions or correlations, which are drawn against the right axis.
+            `_MEASURED`, fractions or correlations, which are drawn against the right axis.
         baseline: the loss of residue frequencies, in nats per residue; by default the last
             `valid_unigram_loss` of the rows, if any.
     """
@@ -103,14 +103,14 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
     axes.set_ylabel("loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
-    _probes(axes, rows)
+    _measured(axes, rows)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
-def _probes(axes: "Axes", rows: list[dict[str, float]]) -> None:
-    """Draws the probes of training against an axis on the right, if there are any."""
-    found = {label: _series(rows, name) for name, label in _PROBES.items()}
+def _measured(axes: "Axes", rows: list[dict[str, float]]) -> None:
+    """Draws what is measured in training against an axis on the right, if there are any."""
+    found = {label: _series(rows, name) for name, label in _MEASURED.items()}
     if not any(len(series) for series in found.values()):
         return
     right = axes.twinx()
@@ -120,7 +120,7 @@ def _probes(axes: "Axes", rows: list[dict[str, float]]) -> None:
             right.plot(steps, 100 * fractions, style, color=GREEN, marker=".", label=label)
     lowest = min(series[:, 1].min() for series in found.values() if len(series))
     right.set_ylim(bottom=None if lowest < 0 else 0)
-    right.set_ylabel("probes (%)")
+    right.set_ylabel("measured (%)")
     right.spines[["top"]].set_visible(False)
 
 

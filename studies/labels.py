@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protlm.commands.finetune import HEAD, FinetuneOptions, finetune_labels
-from protlm.commands.finetune_run import MERGED
-from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.finetune import HEAD, MERGED, FinetuneOptions, finetune_labels
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
 from protlm.data.tables import read_table
+from protlm.downstream.examples import LabelOptions
 from protlm.downstream.probe_results import comparison, metric_rows
 from protlm.downstream.probing import ProbeOptions
 from protlm.loading import pick_device

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import protlm.attention
-from protlm.commands.settings import settings_of, with_tables
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
+from protlm.config.settings import settings_of, with_tables
 from protlm.interface import Model
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -97,6 +97,9 @@ def test_files_and_functions_are_short() -> None:
         for path in CODE
         for function in functions(path)
     }
+    # A command is as long as its list of flags.
+    for name in EXCEPTIONS:
+        del long_functions[name]
     assert {name: lines for name, lines in long_functions.items() if lines > FUNCTION_LINES} == {}
 
 

@@ -1,5 +1,6 @@
 """The models that come with protlm, each in a folder with weights, description and model card."""
 
+import sys
 from pathlib import Path
 
 from protlm.system.errors import InputDataError, did_you_mean
@@ -24,6 +25,17 @@ def default_model() -> Path:
         f"{DEFAULT} is not installed with protlm; name a model with -m MODEL "
         "(evaluate: checkpoint=MODEL)"
     )
+
+
+def announced_default(option: str) -> Path:
+    """Returns the default model, and prints on standard error that it is used.
+
+    Args:
+        option: what to type for another model.
+    """
+    folder = default_model()
+    print(f"model: {folder.name}, shipped with protlm; {option} uses another", file=sys.stderr)
+    return folder
 
 
 def find_model(path: Path) -> Path:

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protlm.cli.options import BreakLock, Device, Duplicates, Model, SequenceFile
-from protlm.cli.values import choice, model_or_default
+from protlm.cli.options import (
+    BreakLock,
+    Device,
+    Duplicates,
+    Model,
+    SequenceFile,
+    choice,
+    model_or_default,
+)
 from protlm.system.errors import UserError
 
 if TYPE_CHECKING:
-    from protlm.commands.label_inputs import LabelOptions
+    from protlm.downstream.examples import LabelOptions
 
 Sequences = Annotated[
     Path | None, typer.Option(help="A sequence file, for labels without sequences.")
@@ -159,8 +166,8 @@ def _reading(
     cluster_table: Path | None,
     cluster: bool,
 ) -> "LabelOptions":
-    from protlm.commands.label_inputs import LabelOptions
     from protlm.data_prep import mmseqs
+    from protlm.downstream.examples import LabelOptions
     from protlm.downstream.tasks import Task
     from protlm.system.errors import refuse_unknown
 

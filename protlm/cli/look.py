@@ -7,17 +7,16 @@ import typer
 
 from protlm.cli.options import (
     Device,
-    Dtype,
     Duplicates,
-    Figure,
     Heads,
     Layers,
     Model,
-    Models,
     Output,
     SequenceFile,
+    allowed_value,
+    choice,
+    model_or_default,
 )
-from protlm.cli.values import choice, map_dtype, model_or_default
 
 
 def attention(
@@ -26,10 +25,12 @@ def attention(
     model: Model = None,
     layers: Layers = None,
     heads: Heads = None,
-    dtype: Dtype = "float32",
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     device: Device = "auto",
     duplicates: Duplicates = "error",
-    figure: Figure = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Also draw a PNG; the input must contain one protein.")
+    ] = None,
 ) -> None:
     """Write exact attention maps, computed in blocks of rows."""
     from protlm.commands.attention import MapOptions, attention_maps
@@ -38,7 +39,7 @@ def attention(
     options = MapOptions(
         layers=tuple(layers) if layers else None,
         heads=tuple(heads) if heads else None,
-        dtype=map_dtype(dtype),
+        dtype=allowed_value("--dtype", dtype, "float32", "float16"),
         device=device,
         duplicates=choice("--duplicates", duplicates, Duplicates),
         figure=figure,
@@ -85,7 +86,12 @@ def inspect(
         Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")],
-    model: Models = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model", "-m", help="As for protlm attention; give it twice for two models."
+        ),
+    ] = None,
     layers: Layers = None,
     heads: Heads = None,
     fit: Annotated[

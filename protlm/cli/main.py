@@ -11,18 +11,17 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
-from protlm.cli.checkpoint import checkpoint_app
-from protlm.cli.data import data_app
+from protlm.cli.groups import checkpoint_app, data_app
 from protlm.cli.labels import finetune, predict, probe
 from protlm.cli.look import attention, contacts, inspect
 from protlm.cli.options import (
     RANGES,
     Device,
     Model,
+    model_or_default,
 )
 from protlm.cli.prepare import prepare
 from protlm.cli.use import embed, generate, score
-from protlm.cli.values import model_or_default
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home
@@ -74,13 +73,18 @@ app.command()(prepare)
 @app.command(context_settings=_HYDRA)
 def train(context: typer.Context) -> None:
     """Train a model or continue a run: protlm train [key=value ...]."""
-    _replace_by("protlm.train", context.args)
+    # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
+    # to be the one that trains.
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *context.args])  # noqa: S606
 
 
 @app.command(context_settings=_HYDRA)
 def evaluate(context: typer.Context) -> None:
     """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
-    _replace_by("protlm.commands.evaluate", context.args)
+    from protlm.commands.evaluate import run
+
+    run(context.args)
 
 
 app.command()(embed)
@@ -94,7 +98,7 @@ app.command()(score)
 @app.command()
 def models() -> None:
     """List the models that come with protlm."""
-    from protlm.commands.models import print_models
+    from protlm.commands.checkpoint import print_models
 
     print_models()
 
@@ -124,8 +128,8 @@ def main() -> NoReturn:
     ignore_modules_of_working_folder()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    hydra = bool(arguments) and arguments[0] in ("train", "evaluate")
-    if debug and not hydra:
+    # The process that trains reads it again.
+    if debug and arguments[:1] != ["train"]:
         arguments.remove("--debug")
     keep_freed_memory()
     # On SIGTERM, clean up and print a message.
@@ -216,13 +220,6 @@ def _spread(arguments: list[str]) -> list[str]:
             flag = ""
         spread.append(argument)
     return spread
-
-
-def _replace_by(module: str, arguments: list[str]) -> NoReturn:
-    # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
-    # to be the one that trains.
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -6,28 +6,10 @@ from typing import Annotated
 import typer
 
 from protlm.cli.options import (
-    AllowComments,
-    AllowGaps,
-    AllowNucleotides,
     BreakLock,
-    Cluster,
-    ClusterIdentity,
-    ClusterTable,
-    Deduplicate,
-    FamilyTable,
-    IgnoreTrailingGarbage,
-    JobExecutor,
-    MaxRejectRate,
-    NoFragments,
-    OodFamilies,
-    Organism,
-    Restart,
-    ShardResidues,
     SlurmSettings,
-    SplitTable,
-    Workers,
+    choice,
 )
-from protlm.cli.values import choice
 
 
 def prepare(
@@ -35,33 +17,79 @@ def prepare(
         list[Path], typer.Argument(help="Sequence files or folders; - reads standard input.")
     ],
     out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
-    split_table: SplitTable = None,
+    split_table: Annotated[
+        Path | None, typer.Option(help="TSV with the columns accession and split.")
+    ] = None,
     valid_fraction: Annotated[
         float, typer.Option(help="Fraction of the records for the split valid.")
     ] = 0.01,
     test_fraction: Annotated[
         float, typer.Option(help="Fraction of the records for the split test.")
     ] = 0.01,
-    family_table: FamilyTable = None,
-    ood_families: OodFamilies = None,
-    cluster_table: ClusterTable = None,
-    cluster: Cluster = False,
-    cluster_identity: ClusterIdentity = None,
+    family_table: Annotated[
+        Path | None, typer.Option(help="TSV with the columns Entry and Pfam, for --ood-families.")
+    ] = None,
+    ood_families: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pfam accessions held out as test_ood_family (PF00069 ...); default: the "
+            "paper's 20."
+        ),
+    ] = None,
+    cluster_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each "
+            "stays in one split; --split-table overrides this. Takes 40 bytes of memory for a row."
+        ),
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Cluster the sequences with MMseqs2 linclust.")
+    ] = False,
+    cluster_identity: Annotated[
+        float | None, typer.Option(help="Minimum sequence identity of --cluster; default: 0.5.")
+    ] = None,
     min_length: Annotated[int | None, typer.Option(help="Minimum number of residues.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Maximum number of residues.")] = None,
-    no_fragments: NoFragments = False,
-    organism: Organism = None,
-    deduplicate: Deduplicate = False,
-    max_reject_rate: MaxRejectRate = 0.01,
-    allow_nucleotides: AllowNucleotides = False,
-    allow_comments: AllowComments = False,
-    allow_gaps: AllowGaps = False,
-    ignore_trailing_garbage: IgnoreTrailingGarbage = False,
-    workers: Workers = 1,
-    shard_residues: ShardResidues = 256_000_000,
-    restart: Restart = False,
+    no_fragments: Annotated[
+        bool,
+        typer.Option("--no-fragments", help="Exclude records that UniProt marks as fragments."),
+    ] = False,
+    organism: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep only this name or NCBI taxon; repeatable."),
+    ] = None,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="Keep only the first of identical sequences.")
+    ] = False,
+    max_reject_rate: Annotated[
+        float, typer.Option(help="Stop when more than this fraction of the records is rejected.")
+    ] = 0.01,
+    allow_nucleotides: Annotated[
+        bool, typer.Option("--allow-nucleotides", help="Accept files that look like DNA or RNA.")
+    ] = False,
+    allow_comments: Annotated[
+        bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
+    ] = False,
+    allow_gaps: Annotated[
+        bool, typer.Option("--allow-gaps", help="Remove alignment gaps (- . ~).")
+    ] = False,
+    ignore_trailing_garbage: Annotated[
+        bool, typer.Option("--ignore-trailing-garbage", help="Accept other bytes after gzip data.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(help="Worker processes; the result does not depend on them.")
+    ] = 1,
+    shard_residues: Annotated[
+        int, typer.Option(help="Approximate residues per shard, over all splits.")
+    ] = 256_000_000,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start over instead of resuming a killed build.")
+    ] = False,
     break_lock: BreakLock = False,
-    executor: JobExecutor = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Run one job per file: slurm, or local (processes).")
+    ] = None,
     slurm: SlurmSettings = None,
 ) -> None:
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""

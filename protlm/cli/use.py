@@ -7,29 +7,23 @@ import typer
 
 from protlm.cli.options import (
     BreakLock,
-    CausalModel,
     Device,
     Duplicates,
     EmbeddingDtype,
-    EmbeddingOutput,
-    EmbedExecutor,
-    FirstResidue,
     Model,
-    PerToken,
-    RangeTable,
-    Reference,
     SequenceFile,
-    SkipInvalid,
     SlurmSettings,
-    WildType,
-    Windows,
+    choice,
+    model_or_default,
 )
-from protlm.cli.values import choice, model_or_default
 
 
 def embed(
     fasta: SequenceFile,
-    output: EmbeddingOutput,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The file to write, or the folder of --format pt."),
+    ],
     model: Model = None,
     include: Annotated[
         list[str] | None,
@@ -50,8 +44,14 @@ def embed(
     ] = "hdf5",
     dtype: EmbeddingDtype = "float32",
     compute_dtype: EmbeddingDtype = "float32",
-    ranges: RangeTable = None,
-    windows: Windows = False,
+    ranges: Annotated[
+        Path | None,
+        typer.Option(help="TSV with the columns accession, first, last; for --include ranges."),
+    ] = None,
+    windows: Annotated[
+        bool,
+        typer.Option("--windows", help="Embed proteins that are too long in overlapping windows."),
+    ] = False,
     device: Device = "auto",
     duplicates: Duplicates = "error",
     processes: Annotated[
@@ -65,7 +65,9 @@ def embed(
         bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
     ] = False,
     break_lock: BreakLock = False,
-    executor: EmbedExecutor = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Run --processes N as jobs: slurm, or local (processes).")
+    ] = None,
     slurm: SlurmSettings = None,
 ) -> None:
     """Embed the proteins of a sequence file; resumable."""
@@ -98,7 +100,15 @@ def embed(
 
 
 def generate(
-    model: CausalModel,
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
+            "masked with --start.",
+        ),
+    ],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; - prints."),
@@ -171,8 +181,15 @@ def score(
         typer.Option("--output", "-o", help="x.csv or x.tsv; or a folder, for several tables."),
     ],
     model: Model = None,
-    wild_type: WildType = None,
-    reference: Reference = None,
+    wild_type: Annotated[
+        Path | None, typer.Option(help="A sequence file of one protein, the wild type.")
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."
+        ),
+    ] = None,
     estimator: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,9 +197,18 @@ def score(
             "pseudo-log-likelihood; causal-likelihood of a causal model."
         ),
     ] = None,
-    first_residue: FirstResidue = 1,
-    skip_invalid: SkipInvalid = False,
-    per_token: PerToken = False,
+    first_residue: Annotated[
+        int, typer.Option(help="Number of the wild type's first residue in the column mutant.")
+    ] = 1,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave rows unscored that cannot be scored.")
+    ] = False,
+    per_token: Annotated[
+        bool,
+        typer.Option(
+            "--per-token", help="Divide whole-sequence log-likelihoods by the number of tokens."
+        ),
+    ] = False,
     toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
     json: Annotated[Path | None, typer.Option(help="Also write the metrics as JSON.")] = None,
     scan: Annotated[

@@ -46,10 +46,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
         check_output(options.figure)
         check_figure_output(options.figure)
     model = load_model(model_path, device=options.device)
-    layers = options.layers or tuple(range(1, model.num_layers + 1))
-    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
-    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
-    model.check_heads(heads)
+    layers, heads = model.layers_and_heads(options.layers, options.heads)
     longest, refuse = model.max_residues, Room(model).refusal
     proteins = Proteins(fasta, longest, options.duplicates, refuse=refuse)
     _check_figure(proteins, options.figure)

@@ -81,10 +81,7 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
 def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
     """Writes the sequences as FASTA, each with its accession as header.
 
-    Args:
-        directory: the data set.
-        output: the new file, gzip if its name ends with .gz; None or `-` prints.
-        splits: the splits, in this order; an empty list selects all.
+    None and `-` print; no splits are all of them.
     """
     output = output or STANDARD_OUTPUT
     if output != STANDARD_OUTPUT:

@@ -1,32 +1,21 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
-import os
-import signal
-
-from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
-
-if __name__ == "__main__":
-    ignore_modules_of_working_folder()
-    # The imports below take seconds; Ctrl-C ends them silently.
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from protlm import __version__, evaluation
-from protlm.loading import load_model
-from protlm.commands.models import announced_default
-from protlm.commands.settings import print_help
-from protlm.config.composition import compose, through_hydra, to_plain
+from protlm.checkpoints.shipped import announced_default
 from protlm.config import EvaluateConfig
+from protlm.config.composition import compose, through_hydra, to_plain
+from protlm.config.settings import print_help
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
-from protlm.system.errors import UserError, exit_with_message, interrupt_explained, one_of
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.paths import check_output, complete_file, sha256_of
 from protlm.system.terminal import print_table
 
@@ -34,22 +23,14 @@ from protlm.system.terminal import print_table
 _TEST_SPLITS = ("test", "test_iid")
 
 
-def main() -> None:
-    """Runs the command with the arguments of this process."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    keep_freed_memory()
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    debug = len(arguments) < len(sys.argv) - 1
-
-    def run() -> None:
-        if "--help" in arguments:
-            print_help(EvaluateConfig)
-        elif any(argument.startswith("-") for argument in arguments):
-            through_hydra(EvaluateConfig, arguments, evaluate)
-        else:
-            evaluate(compose(EvaluateConfig, arguments))
-
-    exit_with_message(run, debug=debug)
+def run(arguments: list[str]) -> None:
+    """Runs the command with what was typed after its name."""
+    if "--help" in arguments:
+        print_help(EvaluateConfig)
+    elif any(argument.startswith("-") for argument in arguments):
+        through_hydra(EvaluateConfig, arguments, evaluate)
+    else:
+        evaluate(compose(EvaluateConfig, arguments))
 
 
 @interrupt_explained("nothing was written; the same command starts again")
@@ -174,7 +155,3 @@ def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str,
     if not trained:
         return ""
     return f"{label}: the model was trained with objective={trained.pop()}, not {asked}"
-
-
-if __name__ == "__main__":
-    main()

@@ -42,13 +42,7 @@ class GenerateOptions:
 
 
 def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
-    """Writes sampled proteins as FASTA; headers contain how they were sampled.
-
-    Args:
-        model_path: a run, a checkpoint or an exported model.
-        output: the new file, gzip if its name ends with .gz; `-` prints.
-        options: the settings.
-    """
+    """Writes sampled proteins as FASTA; headers contain how they were sampled."""
     is_printed = output == STANDARD_OUTPUT
     if not is_printed:
         check_output(output)

@@ -72,10 +72,7 @@ def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
 
 def _load(path: Path, fits: dict[Path, SavedFit], options: InspectOptions) -> InspectedModel:
     model = load_model(path, device=options.device)
-    layers = options.layers or tuple(range(1, model.num_layers + 1))
-    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
-    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
-    model.check_heads(heads)
+    layers, heads = model.layers_and_heads(options.layers, options.heads)
     own = [fit.regression for fit in fits.values() if fit.model_hash == model.hash]
     name = path.absolute().name
     return InspectedModel(name, model, sorted(layers), sorted(heads), own[-1] if own else None)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.score_results import check_table_output, write_table
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.tables import check_table_output, write_table
 from protlm.downstream.probe_results import Probe, output_cells, output_columns, read_probe
 from protlm.downstream.tasks import Task
 from protlm.loading import load_model

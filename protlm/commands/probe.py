@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
+from protlm.downstream.examples import LabelOptions, read_labeled
 from protlm.downstream.probe_results import (
     Probe,
     Result,
@@ -14,7 +14,6 @@ from protlm.downstream.probe_results import (
     write_result,
 )
 from protlm.downstream.probing import MODEL, ProbeOptions, probe
-from protlm.downstream.splits import leakage, split_of
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.system.paths import check_output, complete_folder
@@ -38,24 +37,20 @@ def probe_labels(
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
     options = replace(options, layers=tuple(layers))
-    proteins = read_examples(labels, Room(model), reading)
-    examples = proteins.examples
-    targets = targets_from(labels, proteins, reading)
-    clusters = clusters_of(proteins, reading)
-    split = split_of(examples, clusters, seed=options.seed)
-    leaked = leakage(examples, split, clusters)
+    labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
+    targets = labeled.targets
     with JobProgress("predictors", _PREDICTORS) as progress:
-        done, sequences = count(), [one.sequence for one in examples]
+        done = count()
         found = probe(
             model,
-            sequences,
+            labeled.sequences,
             targets,
-            split,
+            labeled.split,
             options,
             report=lambda name: progress.update(next(done), name),
         )
         progress.update(next(done))
-    result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
+    result = Result(model_path.name, model.hash, labeled, found)
     best = found[MODEL]
     assert best.layer is not None
     fitted = Probe(targets.task, targets.classes, best.layer, model.hash, best.fitted)

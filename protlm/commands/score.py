@@ -9,19 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.outputs import check_figure_output
-from protlm.commands.score_results import (
-    Result,
-    averages_of,
-    check_outputs,
-    check_table_output,
-    is_table,
-    print_results,
-    report_table,
-    score_text,
-    write_json,
-    write_table,
-)
 from protlm.data.records.proteins import one_protein
+from protlm.data.tables import check_table_output, is_table, write_table
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
     Estimator,
@@ -32,6 +21,15 @@ from protlm.downstream.estimators import (
     score,
 )
 from protlm.downstream.metrics import agreement, positions_of
+from protlm.downstream.score_results import (
+    Result,
+    averages_of,
+    check_outputs,
+    print_results,
+    report_table,
+    score_text,
+    write_json,
+)
 from protlm.downstream.variants import (
     Assay,
     Substitution,

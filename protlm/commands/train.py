@@ -18,32 +18,32 @@ from protlm.build import (
 )
 from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.commands.run_settings import (
-    compose_run,
-    refuse_another_run,
-    with_fitting_warmup,
-    write_config,
-)
-from protlm.commands.settings import print_help
-from protlm.commands.unused_settings import refuse_unused
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
+from protlm.config.settings import print_help
 from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
-from protlm.downstream.training_probes import AssayProbe, StructureProbe
+from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.network import build_network
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import sample_dir
-from protlm.training.callbacks.probe import Probe
+from protlm.training.callbacks.measure import Measurement
 from protlm.training.devices import check_trainer
 from protlm.training.launch import is_first_rank, leave_other_ranks, locked
 from protlm.training.run import Finished, find_checkpoint
 from protlm.training.run import train as run
+from protlm.training.run_config import (
+    compose_run,
+    refuse_another_run,
+    refuse_unused,
+    with_fitting_warmup,
+    write_config,
+)
 from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
@@ -105,12 +105,7 @@ def _refuse_devices(config: TrainConfig) -> None:
 
 
 def train(config: TrainConfig, *, break_lock: bool = False) -> None:
-    """Trains with the given settings, or continues the run in the run directory.
-
-    Args:
-        config: the settings.
-        break_lock: takes over the lock of a dead process of another machine.
-    """
+    """Trains with the given settings, or continues the run in the run directory."""
     _check(config)
     run_dir = Path(config.run_dir)
     if is_first_rank():
@@ -130,7 +125,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
     if starts_from is not None:
         module.check_start(config)
     train_split, valid_split = open_data(config.data)
-    probe = _probe(network, config)
+    measurement = _measurement(network, config)
     with locked(run_dir, break_lock=break_lock) as lock:
         data = build_data(train_split, valid_split, config)
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
@@ -143,7 +138,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             data,
             settings=config,
             checkpoint=checkpoint,
-            probe=probe,
+            measurement=measurement,
             lock=lock,
         )
         if is_first_rank():
@@ -255,18 +250,18 @@ def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
     return f"{config.attention['name']} cannot generate; docs/mechanisms.md lists those that can"
 
 
-def _probe(network: ProteinLM, config: TrainConfig) -> Probe | None:
+def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:
     trainer = config.trainer
-    if trainer.probe_every is None:
+    if trainer.measure_every is None:
         return None
-    structures = StructureProbe()
-    if trainer.probe_assay is None or trainer.probe_wild_type is None:
-        return Probe(structures, structures.columns)
+    structures = StructureScores()
+    if trainer.measure_assay is None or trainer.measure_wild_type is None:
+        return Measurement(structures, structures.columns)
     limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
-    wild_type = one_protein(Path(trainer.probe_wild_type)).sequence
+    wild_type = one_protein(Path(trainer.measure_wild_type)).sequence
     causal = config.objective.name is Objective.causal
-    assay = AssayProbe(Path(trainer.probe_assay), wild_type, causal=causal, max_residues=limit)
-    return Probe(
+    assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
+    return Measurement(
         lambda model: {**structures(model), **assay(model)},
         (*structures.columns, *assay.columns),
     )

@@ -73,7 +73,10 @@ class TrainConfig(Checked):
     """One training run."""
 
     run_dir: str = field(
-        metadata={"help": "the folder of the run; the same command continues the run in it"}
+        metadata={
+            "help": "the folder of the run; the same command continues the run in it",
+            "decides": False,
+        }
     )
     model: ModelConfig
     data: DataConfig

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +27,8 @@ PATHS = {
     "data.valid_dir",
     "model.init_from",
     "objective.teacher",
-    "trainer.probe_assay",
-    "trainer.probe_wild_type",
+    "trainer.measure_assay",
+    "trainer.measure_wild_type",
     "checkpoint",
     "output",
 }
@@ -69,9 +70,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
 
     register_schemas()
     for override in overrides:
-        _check_is_setting(override, schema)
-        if unknown := _unknown_key_of(key_of(override), schema):
-            raise UserError(unknown)
+        _check(override, schema)
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
@@ -81,8 +80,8 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     return _with_home(config)
 
 
-def _check_is_setting(argument: str, schema: type) -> None:
-    """Refuses an argument that is not a setting, such as the model after `-m`, or that is two."""
+def _check(argument: str, schema: type) -> None:
+    """Refuses an argument that is not a setting, or whose key or choice does not exist."""
     if "=" not in argument and not argument.startswith("~"):
         is_model = schema is EvaluateConfig
         advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
@@ -98,6 +97,32 @@ def _check_is_setting(argument: str, schema: type) -> None:
         raise UserError(
             f"{argument!r} is two settings in one argument; type them without quotes around both"
         )
+    _check_key(key_of(argument), schema)
+    _check_choice(key_of(argument), argument.partition("=")[2])
+
+
+def _check_key(key: str, schema: type) -> None:
+    here: Any = schema
+    walked: list[str] = []
+    for part in key.split("."):
+        if not is_dataclass(here):
+            return
+        known = {one.name: one.type for one in fields(here)}
+        if part not in known and not (not walked and part in ("experiment", "hydra")):
+            hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in known})
+            where = ".".join(walked) or "the config"
+            raise UserError(f"{key} is not a setting{hint}; {where} has: {one_of(list(known))}")
+        here = known.get(part)
+        walked.append(part)
+
+
+def _check_choice(group: str, value: str) -> None:
+    """Refuses files that a group lacks, of one choice, of a list or of a sweep."""
+    choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
+    for name in re.findall(r"[^][\s,'\"]+", value) if choices and "${" not in value else ():
+        if name not in choices:
+            hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in choices})
+            raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(choices)}")
 
 
 def through_hydra(
@@ -119,7 +144,7 @@ def through_hydra(
 
     for before, argument in zip(["", *arguments], arguments, strict=False):
         if not argument.startswith("-") and before not in _FLAGS_WITH_VALUE:
-            _check_is_setting(argument, schema)
+            _check(argument, schema)
 
     @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
@@ -219,8 +244,6 @@ def key_of(override: str) -> str:
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
     """Describes a failed composition in one sentence; Hydra's message lists the choices."""
-    if missing := _missing_choice(error):
-        return missing
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
@@ -231,17 +254,6 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     if causes and "is not in struct" in text:
         return _not_there(key_of(causes[0]), getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
-
-
-def _missing_choice(error: Exception) -> str | None:
-    """Describes a choice that its group lacks; None for another error."""
-    found = re.search(r"Could not (?:find|load) '(\w+)/([^']*)'", str(error))
-    if found is None:
-        return None
-    group, name = found.groups()
-    choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
-    hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in choices})
-    return f"{group}={name} does not exist{hint}; there are: {one_of(choices)}"
 
 
 def _not_there(key: str, group: Any) -> str:
@@ -263,25 +275,6 @@ def _not_there(key: str, group: Any) -> str:
 def _full_key_of(error: BaseException) -> str:
     found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
     return re.sub(r"\[\d+\]", "", found.group(1)).split(".")[-1] if found else ""
-
-
-def _unknown_key_of(key: str, schema: type) -> str | None:
-    """Describes a dotted key that the schema does not have; None if it has the key."""
-    import dataclasses
-
-    here: Any = schema
-    walked: list[str] = []
-    for part in key.split("."):
-        if not dataclasses.is_dataclass(here):
-            return None
-        fields = {f.name: f.type for f in dataclasses.fields(here)}
-        if part not in fields and not (not walked and part in ("experiment", "hydra")):
-            hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in fields})
-            where = ".".join(walked) or "the config"
-            return f"{key} is not a setting{hint}; {where} has: {one_of(list(fields))}"
-        here = fields.get(part)
-        walked.append(part)
-    return None
 
 
 def read_run_config(path: Path) -> dict[Any, Any]:

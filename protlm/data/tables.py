@@ -6,13 +6,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
 from protlm.data.records.source import ByteSource, TextSource
-from protlm.system.errors import InputDataError
-from protlm.system.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import check_output, complete_file, existing_file
 
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
 _MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -71,6 +73,27 @@ def write_rows(file: IO[str], delimiter: str, rows: Iterable[Sequence[str]]) -> 
     """Writes rows of a table; a cell that spreadsheets would run as a formula begins with `'`."""
     writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
     writer.writerows([f"'{one}" if _FORMULA.match(one) else one for one in row] for row in rows)
+
+
+def is_table(output: Path) -> bool:
+    """Returns whether a name is that of a table."""
+    return output.suffix.lower() in _SEPARATORS
+
+
+def check_table_output(output: Path) -> None:
+    """Refuses a name that is not that of a table."""
+    check_output(output)
+    if not is_table(output):
+        raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
+
+
+def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes a table, comma-separated or, if its name ends with .tsv, tab-separated."""
+    with (
+        complete_file(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        write_rows(file, _SEPARATORS[path.suffix.lower()], chain([[*header]], rows))
 
 
 def read_table(

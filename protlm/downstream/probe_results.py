@@ -17,12 +17,11 @@ from protlm.analysis.bootstrap import finite_or_none
 from protlm.checkpoints.checksums import damaged_files, write_sums
 from protlm.checkpoints.weight_checks import check_numbers
 from protlm.data.tables import write_rows
-from protlm.downstream.labels import LabeledProteins
+from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
-from protlm.downstream.splits import Leakage, Split
-from protlm.downstream.tasks import Targets, Task, missing_in_test
+from protlm.downstream.tasks import Task, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import from_json, read_json
@@ -37,10 +36,7 @@ class Result:
 
     model_name: str
     model_hash: str
-    proteins: LabeledProteins
-    targets: Targets
-    split: Split
-    leakage: Leakage
+    labeled: Labeled
     predictors: Mapping[str, Predictor]
 
 
@@ -100,33 +96,33 @@ def _digits(value: float | None, sign: str = "") -> str:
 
 def print_result(result: Result) -> None:
     """Prints a row for each predictor, the comparison with the best baseline, and what leaks."""
-    task = result.targets.task
+    labeled, targets = result.labeled, result.labeled.targets
+    task = targets.task
     scores = scores_of(result.predictors, task)
     headings, *rows = metric_rows(scores)
-    classes = f" of {len(result.targets.classes)} classes" if result.targets.classes else ""
-    sides = ", ".join(f"{n:,} {side}" for side, n in result.split.sides().items() if n)
+    classes = f" of {len(targets.classes)} classes" if targets.classes else ""
+    sides = ", ".join(f"{n:,} {side}" for side, n in labeled.split.sides().items() if n)
     notes = [f"task: {task}{classes}; proteins: {sides}", comparison(scores)]
-    if left_out := result.proteins.left_out:
+    if left_out := labeled.proteins.left_out:
         notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
-    leaks = result.leakage.describe(len(result.split.test))
-    lacking = missing_in_test(result.targets, result.split.test)
+    leaks = labeled.leakage.describe(len(labeled.split.test))
+    lacking = missing_in_test(targets, labeled.split.test)
     notes += [f"warning: {one}" for one in (leaks, lacking) if one]
     print_table(headings, rows, notes)
 
 
 def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
     """Writes all metrics and their intervals as JSON; undefined ones are null."""
-    task = result.targets.task
-    leaked = result.leakage
+    labeled, leaked, task = result.labeled, result.labeled.leakage, result.labeled.targets.task
     content = {
         "model": result.model_name,
         "model_hash": result.model_hash,
         "protlm_version": __version__,
         "task": task,
-        "classes": result.targets.classes,
-        "proteins": result.split.sides(),
-        "rows": len(result.targets.values),
-        "left_out": dict(result.proteins.left_out),
+        "classes": labeled.targets.classes,
+        "proteins": labeled.split.sides(),
+        "rows": len(labeled.targets.values),
+        "left_out": dict(labeled.proteins.left_out),
         "seed": options.seed,
         "test_proteins_with_relatives_to_fit_to": {
             "identical": leaked.identical,
@@ -140,9 +136,9 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
 
 def write_predictions(folder: Path, result: Result) -> None:
     """Writes the labels and predictions of the test proteins, or of their residues."""
-    targets, examples = result.targets, result.proteins.examples
+    targets, examples = result.labeled.targets, result.labeled.proteins.examples
     outputs = result.predictors[MODEL].outputs
-    rows = targets.rows_of(result.split.test)
+    rows = targets.rows_of(result.labeled.split.test)
     places = None if targets.places is None else np.concatenate(targets.places)
     position = [] if places is None else ["position"]
     table = [["identifier", *position, "label", *output_columns(targets.classes)]]

@@ -1,6 +1,6 @@
 """A trained model for use: from sequences to logits, hidden states and attention maps."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -181,10 +181,7 @@ class PretrainedModel:
         Layers are numbered from 1 here, also where they were asked for from the end.
         """
         _check_tokens(batch)
-        asked = range(1, self.num_layers + 1) if layers is None else layers
-        wanted = {self.layer_number(n, first=1) for n in asked}
-        heads = range(1, self.num_heads + 1) if heads is None else list(heads)
-        self.check_heads(heads)
+        wanted, heads = self.layers_and_heads(layers, heads)
         chosen = [head - 1 for head in heads]
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
@@ -309,15 +306,18 @@ class PretrainedModel:
             )
         return number
 
-    def check_heads(self, heads: Sequence[int]) -> None:
-        """Rejects heads that do not exist.
-
-        Raises:
-            UserError: the message names the head and the existing ones.
-        """
-        for head in heads:
+    def layers_and_heads(
+        self, layers: Iterable[int] | None = None, heads: Iterable[int] | None = None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the numbers of layers and heads, from 1, each once; None is all."""
+        layers = range(1, self.num_layers + 1) if layers is None else layers
+        heads = range(1, self.num_heads + 1) if heads is None else heads
+        numbers = dict.fromkeys(self.layer_number(layer, first=1) for layer in layers)
+        chosen = tuple(dict.fromkeys(heads))
+        for head in chosen:
             if not 1 <= head <= self.num_heads:
                 raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
+        return tuple(numbers), chosen
 
 
 def _check_tokens(batch: TokenBatch) -> None:

@@ -39,6 +39,13 @@ def printable_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
+class _Console(Console):
+    """A console whose broken pipe is that of the command; rich would redirect the output first."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """Returns a console on standard output or standard error.
 
@@ -46,7 +53,7 @@ def console(*, stderr: bool = False) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
-    return Console(stderr=stderr, width=None if is_terminal else _UNBOUNDED)
+    return _Console(stderr=stderr, width=None if is_terminal else _UNBOUNDED)
 
 
 def print_table(

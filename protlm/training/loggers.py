@@ -110,7 +110,7 @@ class CsvFile(_RunLogger):
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
         ):
-            # A run that is continued may have fewer probes.
+            # A run that is continued may have fewer measurements.
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)

@@ -29,9 +29,9 @@ from protlm.training.callbacks.hooks import (
     TrackDataProgress,
     ValidateLastStep,
 )
+from protlm.training.callbacks.measure import Measurement, MeasureModel
 from protlm.training.callbacks.monitor import DataWait, Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
-from protlm.training.callbacks.probe import Probe, ProbeModel
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.callbacks.skipped_steps import SkipBadSteps
 from protlm.training.callbacks.stall import StallWatchdog
@@ -129,16 +129,16 @@ def train(
     *,
     settings: TrainConfig,
     checkpoint: Path | None,
-    probe: Probe | None = None,
+    measurement: Measurement | None = None,
     lock: FolderLock | None = None,
 ) -> Finished:
     """Trains until `trainer.max_steps` or until a signal, and saves a final checkpoint.
 
-    It continues from the checkpoint of `find_checkpoint`. A probe is measured every
-    `trainer.probe_every` steps. Before each checkpoint the first rank checks its lock.
+    It continues from the checkpoint of `find_checkpoint`. A measurement is made every
+    `trainer.measure_every` steps. Before each checkpoint the first rank checks its lock.
     """
     run_dir, config, data_wait = Path(settings.run_dir), settings.trainer, DataWait()
-    callbacks = _callbacks(module, data, settings, data_wait, probe)
+    callbacks = _callbacks(module, data, settings, data_wait, measurement)
     more = [name for one in callbacks if isinstance(one, LoopCallback) for name in one.columns]
     step = last_step(checkpoint)
     run = Run(
@@ -166,7 +166,7 @@ def _callbacks(
     data: SequenceData,
     settings: TrainConfig,
     data_wait: DataWait,
-    probe: Probe | None,
+    measurement: Measurement | None,
 ) -> list[Callback]:
     """Returns the callbacks of language modeling, in the order in which they run."""
     config, run_dir = settings.trainer, Path(settings.run_dir)
@@ -190,8 +190,8 @@ def _callbacks(
         ),
         WriteHistory(run_dir),
     ]
-    if probe is not None and config.probe_every is not None:
-        callbacks.append(ProbeModel(probe, every=config.probe_every))
+    if measurement is not None and config.measure_every is not None:
+        callbacks.append(MeasureModel(measurement, every=config.measure_every))
     if config.compile:
         compile_blocks(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))

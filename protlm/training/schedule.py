@@ -48,7 +48,8 @@ def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
         raise UserError(
             f"schedule.warmup_steps={config.warmup_steps} must be at least 0 and below "
             f"trainer.max_steps={max_steps}{before}; type "
-            f"schedule.warmup_steps={fitting_warmup(config, max_steps=max_steps)}"
+            f"schedule.warmup_steps={fitting_warmup(config, max_steps=max_steps)}, or a larger "
+            "trainer.max_steps"
         )
 
 

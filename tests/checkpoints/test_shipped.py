@@ -9,9 +9,14 @@ import torch
 import protlm
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints import shipped
-from protlm.checkpoints.shipped import CARD, default_model, find_model, shipped_models
+from protlm.checkpoints.shipped import (
+    CARD,
+    announced_default,
+    default_model,
+    find_model,
+    shipped_models,
+)
 from protlm.commands.checkpoint import export
-from protlm.commands.models import announced_default
 from protlm.system.errors import InputDataError, UserError
 
 

@@ -115,19 +115,6 @@ def test_a_failure_leaves_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {path.name for path in Path().iterdir()} == {"run", "x.fasta"}
 
 
-def test_what_does_not_suit_is_refused_first() -> None:
-    again = Path("again.fasta")
-    again.write_text(FASTA.read_text())
-    for sources, options, words in (
-        ([FASTA], {"figure": Path("c.jpg")}, r"c\.jpg is not a figure by its name"),
-        ([FASTA], {"chain": "Z"}, "--chain Z is for a PDB or mmCIF file, and x.fasta is none"),
-        ([FASTA, again], {}, r"again\.fasta: the identifier P1 is also in "),
-    ):
-        with pytest.raises(UserError, match=words):
-            predict(*sources, **options)
-    assert {path.name for path in Path().iterdir()} == {"again.fasta", "run", "x.fasta"}
-
-
 def test_a_full_memory_loses_one_protein(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,10 +17,9 @@ from safetensors.torch import load_file
 
 import protlm
 from protlm.checkpoints.format import all_checkpoints, load_training
-from protlm.commands.finetune import FinetuneOptions, finetune_labels
-from protlm.commands.finetune_run import run_folder
-from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.finetune import FinetuneOptions, finetune_labels, run_folder
 from protlm.commands.predict import predict
+from protlm.downstream.examples import LabelOptions
 from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.callbacks.epochs import ReportEpochs
@@ -307,22 +306,3 @@ def test_the_start_is_the_result_if_no_epoch_is_better(
                 row = found[name[1:].split()[0], str(position)]
                 right.append((float(row["p(H)"]) > 0.5) == (state == "H"))
     assert np.mean(right) == pytest.approx(float(epochs[0]["valid_accuracy"]), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (FinetuneOptions(SETTINGS, rank=10**9), "--lora 1000000000 must be at most 64"),
-        (FinetuneOptions(replace(SETTINGS, devices=9999)), "--devices 9999: this machine has"),
-        (
-            FinetuneOptions(replace(SETTINGS, devices=2, batch_size=1)),
-            "--devices 2 divide the --batch-size 1; type as many proteins or more",
-        ),
-    ],
-)
-def test_mistakes_are_explained(
-    labels: Path, tiny_run: Path, tmp_path: Path, options: FinetuneOptions, words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
-        finetune_labels(labels, tiny_run, tmp_path / "x", options, LabelOptions())
-    assert not (tmp_path / "x").exists()

@@ -18,7 +18,7 @@ from protlm.analysis.structures import contact_map, read_structure
 from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.report import page
-from protlm.system.errors import OutputError, UserError
+from protlm.system.errors import UserError
 from tests.fixtures.documents import run_page
 from tests.small_models import shortest_structures
 
@@ -90,36 +90,6 @@ def test_predicted_contacts_are_those_of_the_fit() -> None:
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted to another model"):
         write(STRUCTURE, fits=(fit,))
-
-
-TWO = f">P1\n{SEQUENCE}\n>P2\n{SEQUENCE}\n"
-REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("", "run", {"layers": (3,)}, "layer 3 does not exist"),
-    ("", "run", {"heads": (3,)}, "head 3 does not exist"),
-    ("", "run", {"chain": "A"}, "--chain A is for a PDB or mmCIF file"),
-    ("", "run run run", {}, "compares two models, and 3 are given"),
-    (TWO, "run", {}, "has 2 proteins, and a page shows one"),
-    (f">P1\n{SEQUENCE * 1_067}\n", "run", {}, "35,211 residues, and a page shows at most 2,048"),
-]
-
-
-@pytest.mark.parametrize("text, models, options, words", REFUSED)
-def test_what_a_page_does_not_show_is_refused(
-    text: str, models: str, options: dict[str, Any], words: str
-) -> None:
-    Path("x.fasta").write_text(text or Path("x.fasta").read_text())
-    with pytest.raises(UserError, match=words):
-        write(models=models, **options)
-    assert not Path("page.html").exists()
-
-
-def test_outputs_of_other_names_and_an_old_page_are_refused() -> None:
-    with pytest.raises(UserError, match=r"is an HTML page; type: -o page\.html"):
-        inspect(Path("x.fasta"), [Path("run")], Path("page.h5"), InspectOptions())
-    Path("page.html").write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
-        write()
-    assert Path("page.html").read_text() == "mine"
 
 
 def test_a_page_that_mail_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

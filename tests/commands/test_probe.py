@@ -15,15 +15,15 @@ from safetensors.numpy import load_file, save_file
 
 import protlm
 from protlm.checkpoints.checksums import write_sums
-from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
+from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
-from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.documents import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -126,15 +126,18 @@ def test_clusters_are_made_or_read(
         probe_labels(table, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
     clustered = LabelOptions(cluster=lambda sequences: [len(one) % 4 for one in sequences])
     result = probe_labels(table, tiny_run, tmp_path / "p", OPTIONS, clustered)
-    tested = {len(rows[n]["sequence"]) % 4 for n in result.split.test}
-    assert tested.isdisjoint({len(rows[n]["sequence"]) % 4 for n in result.split.train})
-    assert result.leakage.same_cluster == 0
+    tested = {len(rows[n]["sequence"]) % 4 for n in result.labeled.split.test}
+    assert tested.isdisjoint({len(rows[n]["sequence"]) % 4 for n in result.labeled.split.train})
+    assert result.labeled.leakage.same_cluster == 0
     clusters = tmp_path / "clusters.tsv"
     clusters.write_text("".join(f"P1\tP{n}\n" for n in range(1, 4)))
     both = LabelOptions(cluster_table=clusters)
     capsys.readouterr()
     result = probe_labels(table, tiny_run, tmp_path / "q", OPTIONS, both)
-    assert len(set(result.split.groups[:3])) == 1 and len(set(result.split.groups)) == 4
+    assert (
+        len(set(result.labeled.split.groups[:3])) == 1
+        and len(set(result.labeled.split.groups)) == 4
+    )
     assert "clusters.tsv lacks 3 of 6 proteins" in capsys.readouterr().err
     clusters.write_text("X1\tX2\n")
     with pytest.raises(InputDataError, match="has none of the 6 proteins"):
@@ -142,23 +145,6 @@ def test_clusters_are_made_or_read(
     clusters.write_text("P1 P2\n")
     with pytest.raises(InputDataError, match="line 1: 'P1 P2' is not a representative"):
         probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
-
-
-def test_mistakes_are_explained(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
-    def run(reading: LabelOptions, options: ProbeOptions = OPTIONS, output: str = "p") -> None:
-        probe_labels(labels, tiny_run, tmp_path / output, options, reading)
-
-    with pytest.raises(UserError, match="7 labels for the 22 residues of P1"):
-        run(LabelOptions(task=Task.residue_classes))
-    with pytest.raises(InputDataError, match="'nucleus' is not a number; type --task class"):
-        run(LabelOptions(task=Task.number))
-    with pytest.raises(UserError, match="layer 9 does not exist"):
-        run(LabelOptions(), ProbeOptions(layers=(9,)))
-    with pytest.raises(UserError, match="omit one of them"):
-        run(LabelOptions(cluster_table=labels, cluster=lambda _: []))
-    with pytest.raises(OutputError, match="exists already"):
-        run(LabelOptions(), output="x.fasta")
-    assert not (tmp_path / "p").exists()
 
 
 def test_another_model_and_damaged_probes_are_refused(

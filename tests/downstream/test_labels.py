@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.commands.label_inputs import LabelOptions, targets_from
 from protlm.data.tables import MISSING
+from protlm.downstream.examples import LabelOptions, targets_from
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of

@@ -27,7 +27,7 @@ def run(folder: Path, names: str, *command: str | Path) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, env=environment, check=False, **named)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "protlm.train", "protlm.commands.evaluate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "protlm.train"])
 def test_modules_in_the_working_folder_are_not_imported(name: str, tmp_path: Path) -> None:
     """By hand, Python imports the first modules before it reads a line of protlm."""
     command = [sys.executable, "-m", name] if "." in name else [PROTLM, name]

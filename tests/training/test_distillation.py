@@ -14,7 +14,6 @@ from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_module
 from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.checkpoints.metrics import read_metrics
-from protlm.commands.run_settings import compose_run
 from protlm.config import DistillationStage, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.dataset import Batch
@@ -23,6 +22,7 @@ from protlm.loading import read_model
 from protlm.model.block import Block
 from protlm.model.network import build_network
 from protlm.system.errors import InputDataError, UserError
+from protlm.training.run_config import compose_run
 
 Train = Callable[..., Path]
 STEPS = 6

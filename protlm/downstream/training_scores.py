@@ -22,7 +22,7 @@ _TOKENS_PER_BATCH = 4_096
 
 
 @final
-class StructureProbe:
+class StructureScores:
     """Long- and short-range P@L of the contact regression, and Q3 of a linear probe.
 
     Both are fitted anew at each call to some of the shipped structures, and tested on others. All
@@ -30,7 +30,7 @@ class StructureProbe:
     training. The probe reads the last layer. Calls use no global random numbers.
     """
 
-    columns = ("probe_contacts_short", "probe_contacts_long", "probe_secondary_structure")
+    columns = ("measured_contacts_short", "measured_contacts_long", "measured_secondary_structure")
 
     def __init__(self, *, num_fit: int = 10, num_test: int = 10, max_residues: int = 220) -> None:
         structures, _ = read_folder(sample_dir() / "structures" / "fit", max_residues)
@@ -60,14 +60,14 @@ class StructureProbe:
 
 
 @final
-class AssayProbe:
+class AssayScores:
     """Spearman's correlation of the scores of `protlm score` with the measured ones of a table.
 
     The estimator is its default: masked-marginals, which takes a pass for each replaced position,
     or of a causal model causal-likelihood, which takes one for each variant.
     """
 
-    columns = ("probe_zero_shot",)
+    columns = ("measured_zero_shot",)
 
     def __init__(
         self, path: Path, wild_type: str, *, causal: bool, max_residues: int | None
@@ -85,18 +85,18 @@ class AssayProbe:
         indels = [variant.indel for variant in self._variants if variant.indel is not None]
         if indels and not causal:
             raise UserError(
-                f"trainer.probe_assay={path} has insertions or deletions, which a masked model "
-                "scores too slowly for a probe; give a table of substitutions"
+                f"trainer.measure_assay={path} has insertions or deletions, which a masked model "
+                "scores too slowly during training; give a table of substitutions"
             )
         longest = max(map(len, [wild_type, *indels]))
         if causal and max_residues is not None and longest > max_residues:
             raise UserError(
-                f"trainer.probe_assay={path} has a protein of {longest:,} residues, and the model "
-                f"accepts {max_residues:,}; give an assay of a shorter protein"
+                f"trainer.measure_assay={path} has a protein of {longest:,} residues, and the "
+                f"model accepts {max_residues:,}; give an assay of a shorter protein"
             )
 
     def __call__(self, model: PretrainedModel) -> dict[str, float]:
         """Returns the value of `columns`, between -1 and 1."""
         predictor = Predictor(model, quiet=True)
         found = score(default_estimator(predictor), predictor, self._wild_type, self._variants)
-        return {"probe_zero_shot": spearman(self._measured, found.values)}
+        return {"measured_zero_shot": spearman(self._measured, found.values)}

@@ -14,22 +14,23 @@ from protlm.training.callbacks.monitor import Monitor
 from protlm.training.module import LanguageModeling, Objective
 
 
-class Probe(NamedTuple):
+class Measurement(NamedTuple):
     """A function that measures a model, and the names of its values."""
 
     measure: Callable[[PretrainedModel], Mapping[str, float]]
     columns: Sequence[str]
 
 
-class ProbeModel(LoopCallback):
-    """Logs the values of a probe at intervals of steps, on the first rank.
+class MeasureModel(LoopCallback):
+    """Logs the values of a measurement at intervals of steps, on the first rank.
 
     Training is as without it: random numbers and the modes of all modules are restored, and its
     time does not count in the throughput. The weights are those of the step, not their average.
     """
 
-    def __init__(self, probe: Probe, *, every: int) -> None:
-        self._probe, self._every, self.columns = probe, every, probe.columns
+    def __init__(self, measurement: Measurement, *, every: int) -> None:
+        self._measurement, self._every = measurement, every
+        self.columns = measurement.columns
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         if trainer.global_step % self._every or not trainer.is_global_zero:
@@ -49,11 +50,11 @@ class ProbeModel(LoopCallback):
         try:
             with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
                 model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
-                return self._probe.measure(model)
+                return self._measurement.measure(model)
         finally:
             for part, mode in modes:
                 part.training = mode
 
 
 def _no_baseline(seed: int) -> ProteinLM:
-    raise AssertionError("probes in training have no random baseline")
+    raise AssertionError("measurements in training have no random baseline")

@@ -4,13 +4,11 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from protlm.data.tables import write_rows
 from protlm.downstream.estimators import Estimator, Scores
 from protlm.downstream.metrics import METRICS, Agreement, averages
 from protlm.downstream.variants import Assay, VariantTable
@@ -22,7 +20,6 @@ from protlm.system.terminal import print_table, printable
 _FEW_VARIANTS = 10
 # Parts of the names that people give to measured scores.
 _LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 class Average(NamedTuple):
@@ -45,25 +42,10 @@ class Result:
     agreement: Agreement | None
 
 
-def is_table(output: Path) -> bool:
-    """Returns whether a name is that of a table."""
-    return output.suffix.lower() in _SEPARATORS
-
-
-def check_table_output(output: Path) -> None:
-    """Refuses a name that is not that of a table."""
-    check_output(output)
-    if not is_table(output):
-        raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
-
-
 def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
     """Refuses outputs that cannot be written, and a file that would be written twice.
 
-    Args:
-        outputs: the tables, or their folder and the tables; the first is that of `-o`.
-        other: the file of another option.
-        option: its name.
+    The outputs are the tables, or their folder and the tables; `other` is the file of `option`.
     """
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(
@@ -73,15 +55,6 @@ def check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> N
     files = outputs if len(outputs) == 1 else outputs[1:]
     for path in [*files, *([] if other is None else [other])]:
         check_output(path)
-
-
-def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a table, comma-separated or, if its name ends with .tsv, tab-separated."""
-    with (
-        complete_file(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-    ):
-        write_rows(file, _SEPARATORS[path.suffix.lower()], chain([[*header]], rows))
 
 
 def report_table(source: Path, table: VariantTable) -> None:

@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protlm.data.tables import read_clusters
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
-from protlm.downstream.splits import missing
+from protlm.downstream.splits import Leakage, Split, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import (
     SEPARATOR,
     Targets,
@@ -39,6 +39,40 @@ class LabelOptions:
     separator: str = SEPARATOR
     cluster_table: Path | None = None
     cluster: Callable[[Sequence[str]], list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Proteins with their labels, as numbers, and their split."""
+
+    proteins: LabeledProteins
+    targets: Targets
+    split: Split
+    leakage: Leakage
+
+    @property
+    def sequences(self) -> list[str]:
+        """The sequences of the proteins."""
+        return [one.sequence for one in self.proteins.examples]
+
+
+def read_labeled(
+    path: Path,
+    room: Room,
+    reading: LabelOptions,
+    *,
+    seed: int,
+    valid_fraction: float | None = None,
+) -> Labeled:
+    """Reads, checks and splits labels; `valid` gets a fraction of `train` if it is empty."""
+    proteins = read_examples(path, room, reading)
+    targets = targets_from(path, proteins, reading)
+    clusters = clusters_of(proteins, reading)
+    split = split_of(proteins.examples, clusters, seed=seed)
+    if valid_fraction is not None and not split.valid.size:
+        is_out = held_out(split.groups[split.train], valid_fraction, seed=seed)
+        split = replace(split, train=split.train[~is_out], valid=split.train[is_out])
+    return Labeled(proteins, targets, split, leakage(proteins.examples, split, clusters))
 
 
 def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:

@@ -1,11 +1,12 @@
-"""The list of all settings, from the metadata of the schema: `--help` and docs/settings.md."""
+"""All settings, from the metadata of the schema: what decides a run, `--help`, docs/settings.md."""
 
 import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,12 @@ _EVALUATION = {"evaluation"}
 
 
 class Setting(NamedTuple):
-    """A setting, its value as it would be typed, and its help text."""
+    """A setting: its value as it would be typed, its help text, and whether it decides a run."""
 
     name: str
     value: str
     help: str
+    decides: bool
 
     @property
     def section(self) -> str:
@@ -36,19 +38,32 @@ class Setting(NamedTuple):
         return self.name.rpartition(".")[0]
 
 
-def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
+def settings_of(config: Any) -> Iterator[Setting]:
     """Lists the settings of a config, without the options of mechanisms and evaluations.
 
     >>> next(settings_of(TrainConfig("r", None, None, None, None))).name
     'run_dir'
     """
-    for one in fields(config):
-        value, name = getattr(config, one.name), prefix + one.name
-        if is_dataclass(value):
-            yield from settings_of(value, f"{name}.")
+    for name, one, decides in _fields(type(config)):
+        value = attrgetter(name)(config)
+        plain = str(value) if isinstance(value, float) else json.dumps(value)
+        help_text = one.metadata["help"] + _allowed(one.type)
+        yield Setting(name, plain.strip('"'), help_text, decides)
+
+
+def may_change() -> set[str]:
+    """Returns the names of the settings that may change when a run continues."""
+    return {name for name, _, decides in _fields(TrainConfig) if not decides}
+
+
+def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, bool]]:
+    """Yields the dotted name of each setting, its field, and whether it decides a run."""
+    for one in fields(schema):
+        if is_dataclass(one.type):
+            yield from _fields(one.type, f"{prefix}{one.name}.")
         elif "help" in one.metadata:
-            plain = str(value) if isinstance(value, float) else json.dumps(value)
-            yield Setting(name, plain.strip('"'), one.metadata["help"] + _allowed(one.type))
+            decides = one.metadata["decides"]
+            yield prefix + one.name, one, schema._decides if decides is None else decides
 
 
 def _allowed(kind: Any) -> str:
@@ -68,7 +83,7 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     out.print(_rows((group, ", ".join(_choices(group)), "") for group in _groups(is_train)))
     out.print(Text(f"Settings, with the values of a bare `protlm {command}`:"))
     for section in dict.fromkeys(setting.section for setting in settings_of(config)):
-        out.print(_rows(s for s in settings_of(config) if s.section == section))
+        out.print(_rows(s[:3] for s in settings_of(config) if s.section == section))
     out.print(
         "Flags: --cfg job prints the composed settings; --multirun runs a sweep; --break-lock\n"
         "takes over the lock of a run that died on another machine; --debug shows tracebacks.\n"
@@ -105,9 +120,9 @@ def with_tables(page: str) -> str:
 
 
 def _table(config: TrainConfig, section: str) -> str:
-    rows = [f"| {section or 'setting'} | value | meaning |", "|---|---|---|"]
+    rows = [f"| {section or 'setting'} | value | fixed | meaning |", "|---|---|---|---|"]
     rows += [
-        f"| `{setting.name}` | `{setting.value}` | {setting.help} |"
+        f"| `{setting.name}` | `{setting.value}` | {'yes' * setting.decides} | {setting.help} |"
         for setting in settings_of(config)
         if setting.section == section
     ]
@@ -117,7 +132,7 @@ def _table(config: TrainConfig, section: str) -> str:
 def main() -> None:
     """Writes the tables to the page that is given."""
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        raise UserError("type: python -m protlm.commands.settings docs/settings.md")
+        raise UserError("type: python -m protlm.config.settings docs/settings.md")
     path = Path(sys.argv[1])
     page = with_tables(path.read_text(encoding="utf-8"))
     with complete_file(path, overwrite=True) as partial:
