@@ -13,7 +13,7 @@ from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
-from protlm.model.embedding import EmbeddedFile, Embedder, embed_all
+from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
