@@ -14,9 +14,8 @@ import torch
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.paths import sample_dir
 
 

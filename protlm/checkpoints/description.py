@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from protlm.checkpoints.weight_checks import not_usable
+from protlm.checkpoints.checks import not_usable
 from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.json_file import Count, from_json, to_json

@@ -12,7 +12,7 @@ from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import read_fit
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.best import best_checkpoints
+from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.commands.finetune_run import MERGED, fingerprint, refuse_complete, run_folder
 from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
@@ -30,8 +30,13 @@ from protlm.system.lock import FolderLock
 from protlm.system.paths import complete_folder, sha256_of
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
-from protlm.training.labeled_batches import LabeledData, LabeledTokens
-from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
+from protlm.training.labels import (
+    FinetuneSettings,
+    LabeledData,
+    LabeledTokens,
+    LabelLearning,
+    Metric,
+)
 from protlm.training.launch import is_first_rank
 
 ADAPTER, HEAD = "adapter", "probe"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
+from protlm.checkpoints.format import CARD, RESULTS, default_model, shipped_models
 from protlm.loading import load_model
 from protlm.model.transformer import num_parameters
 from protlm.system.terminal import console

@@ -17,7 +17,7 @@ from protlm.build import (
     open_data,
 )
 from protlm.checkpoints.format import all_checkpoints
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.run_settings import (
     compose_run,
     refuse_another_run,
@@ -34,17 +34,15 @@ from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.training_probes import AssayProbe, StructureProbe
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM, num_parameters
+from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import sample_dir
-from protlm.training.callbacks.probe import Probe
-from protlm.training.devices import check_trainer
-from protlm.training.launch import is_first_rank, leave_other_ranks, locked
+from protlm.training.callbacks.monitor import Probe
+from protlm.training.launch import check_trainer, is_first_rank, leave_other_ranks, locked
+from protlm.training.optimization import check_schedule
 from protlm.training.run import Finished, find_checkpoint
 from protlm.training.run import train as run
-from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
 _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)

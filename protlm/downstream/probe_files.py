@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protlm.checkpoints.checksums import damaged_files, write_sums
-from protlm.checkpoints.weight_checks import check_numbers
+from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
 from protlm.downstream.linear import LinearModel
 from protlm.downstream.tasks import Task
 from protlm.model.pretrained import PretrainedModel

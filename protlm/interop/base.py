@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.checkpoints.weight_checks import check_sizes
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import alphabet_file, gather_rows, read_alphabet, source_tokens
-from protlm.interop.layout import Layout
+from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet, source_tokens
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 

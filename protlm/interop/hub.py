@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protlm.checkpoints.format import CONFIG
-from protlm.interop.alphabet import ALPHABET, TOKENIZER
+from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:

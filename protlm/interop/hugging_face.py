@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from protlm import attention
-from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
 from protlm.config import ModelConfig, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import ALPHABET, TOKENIZER
 from protlm.interop.base import ContactHead
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
+from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
 from protlm.system.paths import complete_folder

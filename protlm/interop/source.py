@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.checksums import SUMS
+from protlm.checkpoints.checks import SUMS, check_weights
 from protlm.checkpoints.format import CONFIG
-from protlm.checkpoints.weight_checks import check_weights
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json
 from protlm.system.paths import existing_file, sha256_of

@@ -13,8 +13,7 @@ from protlm.attention import Attention
 from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.config import ModelConfig, QueryKeyWidth
-from protlm.model.convolution import ShortConvolution
-from protlm.model.linear import Linear, is_plain, linear
+from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
 
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.

@@ -10,8 +10,8 @@ from benchmarks.pretended_cuda import DEVICE, PretendedCuda
 from protlm.attention.linearized import selection
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
+from protlm.model.transformer import build_network
 
 
 def trace(mechanism: torch.nn.Module, inputs: Any, *, causal: bool) -> None:

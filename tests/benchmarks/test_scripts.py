@@ -24,7 +24,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.packing import Packing
 from protlm.data.masking import IGNORE
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.weight_checks import check_weights
+from protlm.checkpoints.checks import check_weights
 from protlm.system.errors import InputDataError, OutputError
 
 

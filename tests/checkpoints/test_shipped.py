@@ -8,8 +8,7 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints import shipped
-from protlm.checkpoints.shipped import CARD, default_model, find_model, shipped_models
+from protlm.checkpoints.format import CARD, default_model, find_model, shipped_models
 from protlm.commands.checkpoint import export
 from protlm.commands.models import announced_default
 from protlm.system.errors import InputDataError, UserError
@@ -23,8 +22,8 @@ def models(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         export(tiny_run, folder / name)
         if name != "unfinished":
             (folder / name / CARD).write_text(f"# {name}\n")
-    monkeypatch.setattr(shipped, "models_dir", lambda: folder)
-    monkeypatch.setattr(shipped, "DEFAULT", "second")
+    monkeypatch.setattr(checkpoints, "models_dir", lambda: folder)
+    monkeypatch.setattr(checkpoints, "DEFAULT", "second")
     return folder
 
 
@@ -55,8 +54,8 @@ def test_the_default_is_announced(models: Path, capsys: pytest.CaptureFixture[st
 def test_without_models_the_user_has_to_name_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipped, "models_dir", lambda: tmp_path)
-    with pytest.raises(InputDataError, match=f"{shipped.DEFAULT} is not installed with protlm"):
+    monkeypatch.setattr(checkpoints, "models_dir", lambda: tmp_path)
+    with pytest.raises(InputDataError, match=f"{checkpoints.DEFAULT} is not installed with protlm"):
         default_model()
     with pytest.raises(InputDataError, match=r"no such model.*protlm models"):
         protlm.load("first")

@@ -8,8 +8,7 @@ import h5py
 import pytest
 
 import protlm
-from protlm.checkpoints.format import WEIGHTS
-from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
+from protlm.checkpoints.format import CARD, RESULTS, WEIGHTS, default_model, shipped_models
 from protlm.model.transformer import num_parameters
 from protlm.system.paths import sample_dir
 

@@ -23,7 +23,7 @@ from protlm.commands.label_inputs import LabelOptions
 from protlm.commands.predict import predict
 from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK
-from protlm.training.callbacks.epochs import ReportEpochs
+from protlm.training.finetuning import ReportEpochs
 from protlm.training.labels import FinetuneSettings
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.run_settings import compose_run, refuse_another_run
 from protlm.commands.train import train
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.loading import load_model
 from protlm.system.errors import UserError
-from protlm.training.schedule import rate_factor
+from protlm.training.optimization import rate_factor
 
 TRICKY_NAMES = [
     "run (1)",

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.interop.alphabet import gather_rows, source_tokens
+from protlm.interop.layout import gather_rows, source_tokens
 from tests.interop.families import BERT, FAMILIES
 
 SPECIAL = FAMILIES["bert"].special

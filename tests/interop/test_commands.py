@@ -20,7 +20,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.commands import checkpoint
 from protlm.config import Activation, NormOrder, Positions
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir, sha256_of
 from tests.interop.families import ESM

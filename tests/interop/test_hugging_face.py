@@ -35,7 +35,7 @@ from protlm.data.records.residues import residues
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
 from protlm.interop.hugging_face import is_esm
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from tests.interop.example import Example
 from tests.interop.families import ESM, ESM_1V
 from tests.interop.test_families import outputs

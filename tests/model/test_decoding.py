@@ -17,10 +17,9 @@ from protlm.attention.base import Recurrent
 from protlm.config import ModelConfig, NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.decoding import Ended, GeneratedSequence, Sampling, generate
-from protlm.model.network import build_network
 from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
-from protlm.model.transformer import DecodingState, ProteinLM
+from protlm.model.transformer import DecodingState, ProteinLM, build_network
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
 from tests.marks import slow_but

@@ -12,9 +12,8 @@ from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.config import ModelConfig
 from protlm.model.block import Block
-from protlm.model.convolution import ShortConvolution
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
+from protlm.model.layers import ShortConvolution
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from protlm.config import Activation, TrainConfig
 from protlm.config.composition import compose
-from protlm.model.feedforward import FeedForward
+from protlm.model.block import FeedForward
 from protlm.system.errors import UserError
 
 D, WIDTH = 16, 96

@@ -10,8 +10,8 @@ from torch import Tensor
 from protlm.attention.ops import products
 from protlm.config import Activation, HeadKind, ModelConfig
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.linear import Linear
-from protlm.model.network import build_network
+from protlm.model.layers import Linear
+from protlm.model.transformer import build_network
 from tests.rounding import error_bound
 
 SIZES = ModelConfig(num_layers=2, num_heads=2, model_dim=16, feedforward_dim=32)

@@ -11,8 +11,8 @@ import protlm
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from tests.small_models import small_model
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from protlm.attention import create
 from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.model import selfattention
-from protlm.model.linear import Linear
+from protlm.model.layers import Linear
 from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, Tokens, WidthNorm
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.token_dropout import drop_masked_tokens
+from protlm.model.layers import drop_masked_tokens
 
 A, MASK, PAD = VOCABULARY["A"], VOCABULARY.mask, VOCABULARY.pad
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from protlm.build import load_initial_weights
-from protlm.checkpoints.shipped import shipped_models
+from protlm.checkpoints.format import shipped_models
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.evaluation.base import NO_SPLIT
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.paths import conf_dir
 from studies import families
 from studies.alignments import factored_attention, inverse_covariance, potts

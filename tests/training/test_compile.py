@@ -9,16 +9,16 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream
 from protlm.data.batching.rank_slice import RankSlice
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.training import run
-from protlm.training.compilation import RunEagerly, compile_blocks
+from protlm.training.callbacks.hooks import RunEagerly, compile_blocks
 
 # What torch's compiler does to the tensors and functions that it traces.
 pytestmark = [

@@ -13,7 +13,7 @@ import protlm
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_module
 from protlm.checkpoints.format import all_checkpoints, load_training
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.commands.run_settings import compose_run
 from protlm.config import DistillationStage, TrainConfig
 from protlm.config.composition import compose
@@ -21,7 +21,7 @@ from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.loading import read_model
 from protlm.model.block import Block
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 
 Train = Callable[..., Path]

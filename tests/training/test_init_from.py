@@ -12,7 +12,7 @@ from protlm.build import describe, load_initial_weights
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 
 

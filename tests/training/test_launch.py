@@ -12,9 +12,9 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
 from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
-from protlm.training.devices import check_trainer
 from protlm.training.launch import (
     check_launch,
+    check_trainer,
     cluster_environment,
     is_first_rank,
     leave_other_ranks,

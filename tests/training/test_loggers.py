@@ -7,7 +7,7 @@ from typing import TextIO
 import pytest
 from pytorch_lightning.loggers.logger import DummyLogger
 
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import LoggerConfig, WandbMode
 from protlm.training.loggers import COLUMNS, CsvFile, Guarded, make_loggers
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protlm.build import build_data, masking_schedule, open_data
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.plan import BatchPlan

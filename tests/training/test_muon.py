@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from protlm.config import OptimizerConfig
-from protlm.training.muon import Muon, MuonWithAdamW
-from protlm.training.optimization import adamw
+from protlm.training.optimization import Muon, MuonWithAdamW, adamw
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
 

@@ -11,14 +11,13 @@ from torch import nn
 
 from protlm.attention import names
 from protlm.build import build_module
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import Optimizer, OptimizerConfig, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.model import objective
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
 from protlm.training.module import LanguageModeling

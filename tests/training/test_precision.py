@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protlm.training.devices import resolved_precision
+from protlm.training.launch import resolved_precision
 
 PROBES = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 

@@ -4,7 +4,7 @@ import pytest
 
 from protlm.config import DecayShape, Schedule, ScheduleConfig
 from protlm.system.errors import UserError
-from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
+from protlm.training.optimization import check_schedule, fitting_warmup, rate_factor
 
 
 def rates(config: ScheduleConfig, *, max_steps: int) -> list[float]:

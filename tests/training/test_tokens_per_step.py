@@ -13,7 +13,7 @@ import torch
 
 from protlm.build import build_data, open_data
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError

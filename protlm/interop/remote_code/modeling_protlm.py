@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, Maske
 from protlm.attention import Attention
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 
 # The mechanisms of the model, by name.

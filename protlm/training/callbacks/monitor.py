@@ -1,9 +1,10 @@
-"""Logs loss, throughput and memory, and drives the progress bar."""
+"""Logs loss, throughput, memory and the values of probes, and drives the progress bar."""
 
 import math
 import resource
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,12 @@ from torch import Tensor
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import perplexity
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress
+from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.flops import ModelFlops, peak_tflops
-from protlm.training.module import LanguageModeling
+from protlm.training.module import LanguageModeling, Objective
 
 _FETCH = ".train_dataloader_next"
 
@@ -264,3 +268,48 @@ def _peak_memory(device: torch.device) -> int:
     # Linux counts in KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Probe(NamedTuple):
+    """A function that measures a model, and the names of its values."""
+
+    measure: Callable[[PretrainedModel], Mapping[str, float]]
+    columns: Sequence[str]
+
+
+class ProbeModel(LoopCallback):
+    """Logs the values of a probe at intervals of steps, on the first rank.
+
+    Training is as without it: random numbers and the modes of all modules are restored, and its
+    time does not count in the throughput. The weights are those of the step, not their average.
+    """
+
+    def __init__(self, probe: Probe, *, every: int) -> None:
+        self._probe, self._every, self.columns = probe, every, probe.columns
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if trainer.global_step % self._every or not trainer.is_global_zero:
+            return
+        assert isinstance(module, LanguageModeling)
+        start = time.perf_counter()
+        values = self._measured(module)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(values), trainer.global_step)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, Monitor):
+                callback.exclude(time.perf_counter() - start)
+
+    def _measured(self, module: LanguageModeling) -> Mapping[str, float]:
+        modes = [(part, part.training) for part in module.modules()]
+        devices = [] if module.device.type == "cpu" else [module.device]
+        try:
+            with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+                model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
+                return self._probe.measure(model)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+def _no_baseline(seed: int) -> ProteinLM:
+    raise AssertionError("probes in training have no random baseline")

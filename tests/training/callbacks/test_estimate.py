@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.data.dataset import Batch
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.training.callbacks import estimate
 from protlm.training.callbacks.estimate import WatchEstimates
 from tests.small_models import small_model

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from protlm.checkpoints.format import weights_hash
-from protlm.training.callbacks.history import COLUMNS, HISTORY, WriteHistory
+from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
 
 
 def rows(path: Path) -> list[dict[str, str]]:

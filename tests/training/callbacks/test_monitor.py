@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from benchmarks.pretended_cuda import PretendedCuda
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.training.callbacks import monitor
 from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from protlm.analysis.structures import structure_files
 from protlm.checkpoints.format import latest
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.downstream.estimators import Estimator, score
 from protlm.downstream.predictions import Predictor
 from protlm.downstream.training_probes import AssayProbe, StructureProbe

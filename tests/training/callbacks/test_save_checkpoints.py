@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, latest, step_of
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import best_checkpoints, read_metrics
 from protlm.config import BestMetric
 from protlm.training.callbacks import save_checkpoints
 from protlm.training.callbacks.monitor import Monitor

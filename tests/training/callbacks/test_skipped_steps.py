@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from protlm.build import build_data, open_data
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.buckets import LengthBuckets
@@ -18,7 +18,7 @@ from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.loggers import CsvFile
 
