@@ -17,6 +17,15 @@ from protlm.system.paths import complete_file, refuse_pointer, sha256_of
 SUMS = "SHA256SUMS"
 # Bytes of a list of checksums, and of a file in it: more would take minutes to hash.
 _LONGEST_LIST, _LARGEST_FILE = 1 << 26, 1 << 38
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+# The formats of weights; integers and floats of 8 bits are those of quantized models.
+_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Counters and keys of mechanisms.
+_INTEGERS = (".hash_key", ".redraw_index")
+# Numbers that may be created per weight, and for tables that are not saved.
+_DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
+_NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"
+_FACTORIES = {getattr(torch, name) for name in _NAMES.split()}
 
 
 def sum_path(path: Path) -> Path:
@@ -40,9 +49,7 @@ def write_sums(folder: Path) -> None:
 def damaged_files(folder: Path, *, required: Iterable[str] = ()) -> list[str]:
     """Returns the names of files that do not match `SHA256SUMS`, or are missing.
 
-    Args:
-        folder: a folder with a `SHA256SUMS`; files that are not listed in it are ignored.
-        required: names that must be listed.
+    Files that are not listed in it are ignored; the required ones must be listed.
     """
     try:
         lines = _few_lines(folder / SUMS)
@@ -100,17 +107,6 @@ def _digest(path: Path) -> str | None:
         return sha256_of(path)
     except (OSError, SafetensorError):
         return None
-
-
-_BLOCK = re.compile(r"blocks\.(\d+)\.")
-# The formats of weights; integers and floats of 8 bits are those of quantized models.
-_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Counters and keys of mechanisms.
-_INTEGERS = (".hash_key", ".redraw_index")
-# Numbers that may be created per weight, and for tables that are not saved.
-_DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
-_NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"
-_FACTORIES = {getattr(torch, name) for name in _NAMES.split()}
 
 
 def check_weights(path: Path, weights: object) -> dict[str, Tensor]:

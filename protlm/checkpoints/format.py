@@ -32,6 +32,15 @@ from protlm.system.paths import complete_file, complete_folder, models_dir
 DEFAULT = "hybrid-6m"
 CARD = "README.md"
 RESULTS = "results.json"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+LATEST = "latest"
+CHECKPOINTS = "checkpoints"
+DESCRIPTION = "protlm"
+# The key of the averaged weights, if a run has them.
+AVERAGE = "average"
+NETWORK_PREFIX = "network."
+_NAME = re.compile(r"step-(\d{8,})\.ckpt")
 
 
 def shipped_models() -> list[Path]:
@@ -63,17 +72,6 @@ def find_model(path: Path) -> Path:
 def similar_model(path: Path) -> str:
     """Returns a question that suggests the shipped model of a similar name, or ""."""
     return did_you_mean(str(path), {folder.name: folder.name for folder in shipped_models()})
-
-
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
-LATEST = "latest"
-CHECKPOINTS = "checkpoints"
-DESCRIPTION = "protlm"
-# The key of the averaged weights, if a run has them.
-AVERAGE = "average"
-NETWORK_PREFIX = "network."
-_NAME = re.compile(r"step-(\d{8,})\.ckpt")
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,9 @@ def set_latest(checkpoint: Path) -> None:
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """Finds the checkpoint to resume from: the latest, or the newest undamaged one.
+    """Returns the checkpoint to resume from, if any, and one sentence for each damaged file.
 
-    Returns:
-        The checkpoint, or None if the run has none yet; and one sentence for each damaged file.
+    The latest, or the newest undamaged one.
     """
     candidates, faults = all_checkpoints(run_dir)[::-1], list[str]()
     try:
@@ -277,13 +274,7 @@ def _read_exported(directory: Path) -> Checkpoint:
 
 
 def export(checkpoint: Checkpoint, directory: Path, *, rounded: Collection[str] = ()) -> None:
-    """Writes `model.safetensors`, `config.json` and their SHA-256 checksums.
-
-    Args:
-        checkpoint: the model.
-        directory: the new folder.
-        rounded: names of the weights that are stored in bfloat16.
-    """
+    """Writes a model to a new folder with checksums; `rounded` weights are stored in bfloat16."""
     from safetensors.torch import save
 
     with complete_folder(directory) as folder:

@@ -54,12 +54,7 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class ContactHead:
-    """The logistic regression of contacts on attention maps, as `protlm contacts` computes it.
-
-    Attributes:
-        weights: of the heads of all layers, those of the first layer first.
-        intercept: its constant.
-    """
+    """The logistic regression of contacts on the maps of the heads of all layers, in order."""
 
     weights: list[float]
     intercept: float
@@ -76,7 +71,6 @@ class Family:
     """A family of foreign models: masked models with softmax attention.
 
     Attributes:
-        layout: the names of its tensors and sizes.
         fixed: settings of protlm that all its models have.
         allowed: supported values of its own settings; a missing setting has the first.
         output_layer: the beginning of the names of an output layer that files may lack.
@@ -198,13 +192,7 @@ def num_rows(source: Source, weights: Mapping[str, Tensor], name: str) -> int:
 
 
 def check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Shapes) -> None:
-    """Compares shapes with those that the alphabet and the settings give.
-
-    Args:
-        path: the model, for messages.
-        weights: by protlm's names.
-        expected: the shapes of some that it may have; None is any size but 0.
-    """
+    """Compares shapes with those of the alphabet and the settings; None is any size but 0."""
     for name, sizes in expected.items():
         if name not in weights:
             continue

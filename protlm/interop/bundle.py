@@ -69,12 +69,7 @@ def _defined_by(statement: ast.stmt) -> list[str]:
 
 
 class Bundle:
-    """The definitions that some names need.
-
-    Args:
-        roots: the names.
-        replaced: names, and those that are used in their place.
-    """
+    """The definitions that some names need; `replaced` gives those used in place of others."""
 
     def __init__(self, roots: Iterable[Name], replaced: Mapping[Name, Name]) -> None:
         self._replaced = replaced

@@ -52,15 +52,9 @@ _SPECIAL = {
 
 
 def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> bool:
-    """Writes a model to a new folder that transformers loads.
+    """Writes a model, and the contact head of an ESM, to a new folder that transformers loads.
 
-    Args:
-        model: the model, whose weights match its description.
-        directory: the folder.
-        contacts: the contact head of a model with the architecture of ESM.
-
-    Returns:
-        Whether the folder has code: false for an `EsmForMaskedLM`.
+    Returns whether the folder has code: false for an `EsmForMaskedLM`.
     """
     has_code = not is_esm(model.description)
     if not has_code:

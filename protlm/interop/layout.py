@@ -56,6 +56,11 @@ FAIRSEQ_LAYER = {
     "feedforward.down.*": "fc2.*",
 }
 FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
+# The files of the tokens in the folder of a model.
+ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
+# Its special tokens, in the order in which a family gives its names of them.
+_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
+_FILES = (TOKENIZER, "vocab.json", ALPHABET)
 
 
 @dataclass(frozen=True)
@@ -156,14 +161,7 @@ class Layout:
 def used_once(
     path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str], *, unused: str = ""
 ) -> dict[str, Tensor]:
-    """Returns the tensors by our names; each must be used exactly once.
-
-    Args:
-        path: the model, for messages.
-        tensors: its tensors.
-        names: ours to theirs.
-        unused: a pattern of the names of others that are left out.
-    """
+    """Returns the tensors by our names; each must be used exactly once, or match `unused`."""
     wanted = list(names.values())
     if missing := [name for name in wanted if name not in tensors]:
         raise InputDataError(
@@ -182,13 +180,6 @@ def _listed(names: list[str]) -> str:
     shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
     rest = f" and {more} more" if more > 0 else ""
     return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
-
-
-# The files of the tokens in the folder of a model.
-ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
-# Its special tokens, in the order in which a family gives its names of them.
-_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
-_FILES = (TOKENIZER, "vocab.json", ALPHABET)
 
 
 def alphabet_file(folder: Path) -> Path:
@@ -230,13 +221,8 @@ def source_tokens(
     """Returns the number in another alphabet of each token of protlm.
 
     Args:
-        path: the model, for messages.
-        alphabet: its tokens in order.
-        special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`.
         letters: residues that are read as another token of it, if it has that; others that it
             lacks are read as unknown.
-        left_out: tokens that protlm does not have and sequences do not contain, whose
-            probabilities are left out.
     """
     number = {token: place for place, token in enumerate(alphabet)}
     if len(number) != len(alphabet):
@@ -257,12 +243,7 @@ def source_tokens(
 
 
 def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
-    """Puts the embedding and the output layer into the order of the vocabulary.
-
-    Args:
-        weights: by protlm's names; changed in place.
-        tokens: as returned by `source_tokens`.
-    """
+    """Puts the embedding and the output layer into the order of the vocabulary, in place."""
     count = Counter(tokens)
     shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
     for name in {"embedding.weight", "head.weight"} & weights.keys():

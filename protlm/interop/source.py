@@ -51,10 +51,6 @@ class Source:
     """A foreign model as it was read.
 
     Attributes:
-        path: its file or folder.
-        family: the name of its family.
-        settings: its description.
-        tensors: its tensors, by its names.
         hashes: `sha256`, the SHA-256 of the file of the tensors; of several, of their bytes in
             order; and `contacts_sha256`, that of a separate file of the contact head.
     """

@@ -18,9 +18,6 @@ class FeedForward(nn.Module):
     """Down(ReLU or GELU(Up x)), or Down(SiLU(Gate x) * Up x) (SwiGLU, arXiv 2002.05202).
 
     Args:
-        model_dim: D.
-        feedforward_dim: F.
-        activation: the nonlinearity.
         chunk: number of positions computed at a time, and recomputed in the backward pass, so that
             no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3);
             None computes all positions at once and keeps their activations.
@@ -82,13 +79,7 @@ def norm_layer(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward: x + f(norm x), or norm(x + f(x)) with the norm after the sum.
-
-    Args:
-        config: sizes and choices.
-        mechanism: the attention of this block.
-        tokens: the size of the vocabulary and the padding token.
-    """
+    """Attention, then feed-forward: x + f(norm x), or norm(x + f(x)) with the norm after."""
 
     def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
         super().__init__()

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from protlm.attention.ops.products import product, takes_onednn
 from protlm.data.vocabulary import VOCABULARY
 
+# The mean fraction of `<mask>` tokens in the training of ESM: 80 % of 15 %.
+_IN_TRAINING = 0.15 * 0.8
+
 
 def linear(x_BLD: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns x Wᵀ + b.
@@ -44,12 +47,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 class HeadTransform(nn.Module):
-    """Norm(GELU(W x + b)), before the output layer.
-
-    Args:
-        model_dim: D.
-        norm: the norm of the output.
-    """
+    """Norm(GELU(W x + b)), before the output layer (BERT, arXiv 1810.04805; ESM-2)."""
 
     def __init__(self, *, model_dim: int, norm: nn.Module) -> None:
         super().__init__()
@@ -63,11 +61,7 @@ class HeadTransform(nn.Module):
 
 @final
 class TiedHead(nn.Module):
-    """An output layer whose matrix is the token embedding; only the bias is a parameter.
-
-    Args:
-        vocab_size: V.
-    """
+    """An output layer that is the token embedding, with a bias (arXiv 1608.05859)."""
 
     def __init__(self, *, vocab_size: int) -> None:
         super().__init__()
@@ -81,11 +75,9 @@ class TiedHead(nn.Module):
 class ShortConvolution(nn.Module):
     """Computes x_t + Σ_j w_j ⊙ x_{t+j} over the positions around t, or up to t if causal.
 
-    The weights start at 0, where the layer is the identity.
-
-    Args:
-        model_dim: D.
-        width: number of positions, odd.
+    Primer (So et al., arXiv 2109.08668, section 4.2) applies one after each of the projections to
+    queries, keys and values. Here it is applied once, before all three. The weights start at 0,
+    where the layer is the identity.
     """
 
     def __init__(self, *, model_dim: int, width: int) -> None:
@@ -101,14 +93,9 @@ class ShortConvolution(nn.Module):
         return (x_BLD + self._convolved(padded)).masked_fill(~mask_BL[..., None], 0)
 
     def step(self, recent_BMD: Tensor | None, x_B1D: Tensor) -> tuple[Tensor, Tensor]:
-        """Processes the next position in causal mode.
+        """Processes the next causal position; `recent_BMD` has the width - 1 inputs before it.
 
-        Args:
-            recent_BMD: the inputs of the previous width - 1 positions, or None at the first.
-            x_B1D: the input of this one.
-
-        Returns:
-            The inputs of the last width - 1 positions, and the output, B1D.
+        Returns those before the following position, and the output, B1D.
         """
         if recent_BMD is None:
             recent_BMD = x_B1D.new_zeros(x_B1D.shape[0], self.width - 1, x_B1D.shape[2])
@@ -126,10 +113,9 @@ class ShortConvolution(nn.Module):
 class UnetSkips(nn.Module):
     """Adds to the input of block N-1-n, for n < N/2, a learned multiple of the input of block n.
 
-    The factors start at 0. The middle block of an odd number of blocks has no skip.
-
-    Args:
-        num_layers: N.
+    U-ViT (Bao et al., arXiv 2209.12152, section 3.1) concatenates them. Here they are added with
+    learned factors, as in the NanoGPT speed runs. The factors start at 0. The middle block of an
+    odd number of blocks has no skip.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -138,12 +124,7 @@ class UnetSkips(nn.Module):
         self.factors = nn.Parameter(torch.zeros(num_layers // 2))
 
     def forward(self, residual_BLD: Tensor, early: list[Tensor]) -> Tensor:
-        """Returns the input of the next block, and appends it to `early`.
-
-        Args:
-            residual_BLD: the input of the next block without skips.
-            early: the inputs of the previous blocks.
-        """
+        """Returns the input of the next block, and appends it to `early`."""
         partner = self.num_layers - 1 - len(early)
         if partner < len(early):
             residual_BLD = residual_BLD + self.factors[partner] * early[partner]
@@ -151,17 +132,11 @@ class UnetSkips(nn.Module):
         return residual_BLD
 
 
-# The mean fraction of `<mask>` tokens in the training of ESM: 80 % of 15 %.
-_IN_TRAINING = 0.15 * 0.8
-
-
 def drop_masked_tokens(x_BLD: Tensor, tokens_BL: Tensor, mask_BL: Tensor) -> Tensor:
-    """Sets the embeddings of `<mask>` to 0 and multiplies a row by 0.88 / (1 - its fraction of it).
+    """Sets the embeddings of `<mask>` to 0, and scales a row by 0.88 / (1 - its fraction of it).
 
-    Args:
-        x_BLD: embeddings of the tokens.
-        tokens_BL: token numbers, int64.
-        mask_BL: true where there is a token, false at padding, which is not counted.
+    Token dropout of ESM: Rives et al. (doi:10.1073/pnas.2016239118) describe the masking; the scale
+    is that of ESM-1b and ESM-2, which also have it at inference. Padding is not counted.
     """
     is_dropped_BL = (tokens_BL == VOCABULARY.mask) & mask_BL
     num_tokens_B = mask_BL.sum(1).double()

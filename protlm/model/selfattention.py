@@ -65,12 +65,7 @@ class FreeNorm(nn.Module):
 
 
 class WidthNorm(nn.LayerNorm):
-    """LayerNorm without bias over the queries or keys of all heads together, as in ESM C.
-
-    Args:
-        width: that of all heads, H K.
-        epsilon: added to the variance.
-    """
+    """LayerNorm without bias over the queries or keys of all heads together, as in ESM C."""
 
     def __init__(self, *, width: int, epsilon: float) -> None:
         super().__init__(width, eps=epsilon, bias=False)
@@ -112,10 +107,7 @@ class Context(NamedTuple):
     """The inputs that all blocks of a pass have in common.
 
     Attributes:
-        tokens_BL: token numbers, int64.
-        mask_BL: true where there is a token, false at padding.
         rotation: cosines and sines of the positions, each LK, or None.
-        causal: whether a position sees only itself and earlier ones.
     """
 
     tokens_BL: Tensor
@@ -137,12 +129,7 @@ class AttentionInputs:
 @final
 @dataclass(frozen=True)
 class SublayerState:
-    """The state of the sublayer after the positions it has processed.
-
-    Attributes:
-        mechanism: the state of the mechanism.
-        recent_BMD: the previous inputs of the convolution, or None.
-    """
+    """The states of the mechanism and of the convolution, its previous inputs, in a sublayer."""
 
     mechanism: State
     recent_BMD: Tensor | None
@@ -171,11 +158,6 @@ class SelfAttention(nn.Module):
     * an output gate: out = RMSNorm(mixed) ⊙ SiLU(G x) with a norm for each head (RetNet, arXiv
       2307.08621, equation 8). The norm cancels any positive factor of a row, as the denominator of
       linear attention (TransNormer, arXiv 2210.10340, section 3.2).
-
-    Args:
-        config: sizes and choices.
-        mechanism: the attention mechanism.
-        tokens: the vocabulary of the value embedding.
     """
 
     def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:

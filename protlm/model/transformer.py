@@ -51,9 +51,6 @@ class ProteinLM(nn.Module):
     """A transformer over tokens, around any attention mechanism.
 
     Args:
-        config: sizes and choices.
-        vocab_size: V.
-        pad: the padding token.
         mechanism: creates the attention mechanism of a block from its number, 0 to N - 1.
 
     Attributes:
@@ -126,9 +123,6 @@ class ProteinLM(nn.Module):
         """Returns logits for every position, and hidden states.
 
         Args:
-            tokens_BL: token numbers, int64.
-            mask_BL: true where there is a token, false at padding.
-            causal: whether a position sees only itself and earlier ones.
             layers: which hidden states to return: 0 the embedding, n the output of block n.
                 The last one is taken after the final norm, as in ESM.
         """

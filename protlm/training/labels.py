@@ -29,6 +29,8 @@ from protlm.training.module import Objective
 
 # Lightning sees a single endless epoch; the length of a run is given in optimizer steps.
 _ENDLESS = 1_000_000_000
+# The key of a checkpoint under which the training loss of its epoch is saved.
+_SUMS = "epoch_sums"
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class TokenRows:
     """The part of a batch that one process computes.
 
     Attributes:
-        tokens_BL: tokens with specials.
-        mask_BL: true where there is a token.
         is_label_BL: true at residues with a label; None if whole proteins have labels.
         values: the labels, in the order of the rows and of the residues in them.
         rows: their rows in `LabeledTokens.values`, int64.
@@ -85,8 +85,6 @@ class Batches(Dataset[TokenRows]):
     """Batches of labeled proteins: batch n of a run has the place n mod len(batches) in its epoch.
 
     Args:
-        data: the examples.
-        batch_size: proteins per batch, of all processes; the last one may be smaller.
         seed: seed of the order of each epoch; None keeps the order of the examples.
         share: the number of this process and of all processes, which divide each batch.
     """
@@ -134,14 +132,7 @@ class Batches(Dataset[TokenRows]):
 
 
 class LabeledData(pl.LightningDataModule):
-    """The batches of a run that learns labels, from its next step on, and of its validations.
-
-    Args:
-        train: the proteins that are trained on.
-        valid: the proteins that decide when to stop.
-        batch_size: proteins per step, of all processes.
-        seed: seed of the order.
-    """
+    """The batches of a run that learns labels, from its next step on, and of its validations."""
 
     def __init__(
         self, train: LabeledTokens, valid: LabeledTokens, *, batch_size: int, seed: int
@@ -175,22 +166,15 @@ class LabeledData(pl.LightningDataModule):
         return Batches(data, self._batch_size, seed=seed, share=share)
 
 
-# The key of a checkpoint under which the training loss of its epoch is saved.
-_SUMS = "epoch_sums"
-
-
 @dataclass(frozen=True)
 class FinetuneSettings:
     """The settings of the training.
 
     Attributes:
-        epochs: passes over the training proteins, at most.
         patience: epochs without a lower validation loss after which training stops.
         learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
         batch_size: proteins per step, of all devices.
         tokens_per_batch: rows times length of a pass, at most; a larger batch takes several.
-        seed: seed of order and dropout.
-        device: `cpu` or `cuda`.
         devices: the number of devices, which divide each batch.
     """
 
@@ -216,11 +200,7 @@ class Metric:
 class LabelLearning(Objective):
     """A linear head on the last hidden states of a network: their mean, or those of residues.
 
-    Args:
-        network: the model; parameters that do not require gradients are not trained.
-        head: outputs for each label.
-        loss: `mean_squares`, `cross_entropy` or `binary_cross_entropy`.
-        metric: what is measured beside the validation loss.
+    Parameters that do not require gradients are not trained.
     """
 
     keeps_start = True

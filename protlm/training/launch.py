@@ -30,6 +30,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _SHARED, _LITTLE = Path("/dev/shm"), 64 << 20  # noqa: S108
 # The prefix that torch's loader adds to the message of a worker's exception.
 _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", re.DOTALL)
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
+# Sums are float64, which Apple's GPUs do not support.
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+# Ranks per processor: more than one is useful only to test a launch.
+MOST_RANKS = 4
 
 
 def check_launch(config: TrainerConfig) -> None:
@@ -129,9 +134,7 @@ def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
 def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> Iterator[None]:
     """Reduces the traceback of a loader worker's error to its sentence.
 
-    Args:
-        num_workers: the number of loader workers.
-        size_fault: returns why a shard cannot be read; asked when a worker was lost.
+    `size_fault` returns why a shard cannot be read, and is asked when a worker was lost.
     """
     try:
         yield
@@ -162,13 +165,6 @@ def _rank() -> int:
 def _is_of_the_network(error: RuntimeError) -> bool:
     # Gloo's errors have no separate class.
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-
-
-PRECISIONS = ("auto", "32-true", "bf16-mixed")
-# Sums are float64, which Apple's GPUs do not support.
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-# Ranks per processor: more than one is useful only to test a launch.
-MOST_RANKS = 4
 
 
 def check_trainer(config: TrainerConfig) -> None:
@@ -219,10 +215,6 @@ def resolved_precision(name: str, accelerator: str) -> str:
 
     A processor without bfloat16 products emulates them, six times slower than float32. A run that
     resumes on another machine uses the precision of that machine.
-
-    Args:
-        name: one of `PRECISIONS`.
-        accelerator: `cpu` or a type of GPU.
 
     >>> resolved_precision("32-true", "cpu")
     '32-true'

@@ -164,13 +164,7 @@ class Objective(pl.LightningModule, ABC):
 
 
 class LanguageModeling(Objective):
-    """Trains a network to predict masked or next residues.
-
-    Args:
-        description: the description of the model, which is saved in every checkpoint.
-        causal: whether a position sees only earlier ones.
-        optimizer: settings of the optimizer.
-    """
+    """Trains a network to predict masked or next residues."""
 
     def __init__(
         self,

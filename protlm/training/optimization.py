@@ -18,15 +18,16 @@ from protlm.training.lora import LowRank
 # about a third of 1 (https://kellerjordan.github.io/posts/muon/).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+# Devices on which torch updates all parameters in one kernel.
+_FUSED = ("cpu", "cuda")
+# The longest half-life of the second moment in steps: beta2 is below 1 in double precision.
+_LONGEST = 1e12
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Returns approximately the nearest semi-orthogonal matrices, U Vᵀ of the SVD of each.
+    """Returns approximately the nearest semi-orthogonal matrix, U Vᵀ of the SVD, of each.
 
     Computes five Newton-Schulz iterations X ← aX + b(XXᵀ)X + c(XXᵀ)²X, in bfloat16 on a GPU.
-
-    Args:
-        matrices: any number of matrices of one shape, in a tensor with three axes.
     """
     a, b, c = _COEFFICIENTS
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
@@ -46,12 +47,6 @@ class Muon(torch.optim.Optimizer):
     An update has the root mean square 0.2, like one of AdamW: W ← W - η(0.2 √max(m, n) O + λW)
     (arXiv 2502.16982, equation 4). torch.optim.Muon computes the same one matrix after the other,
     in bfloat16 also on a CPU: 1,290 kernels for a step of `model=medium_8` instead of 283.
-
-    Args:
-        params: matrices, or groups of them.
-        lr: the learning rate η.
-        momentum: decay of the average of gradients.
-        weight_decay: λ.
     """
 
     def __init__(self, params: ParamsT, *, lr: float, momentum: float, weight_decay: float) -> None:
@@ -95,10 +90,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """Runs optimizers as one, with their groups, states and state dict joined.
 
     Lightning's automatic optimization supports a single optimizer.
-
-    Args:
-        parts: Muon for the hidden matrices and AdamW for all other parameters, or the one of them
-            that has parameters.
     """
 
     def __init__(self, parts: Sequence[Muon | torch.optim.AdamW]) -> None:
@@ -178,12 +169,6 @@ def fitting_warmup(config: ScheduleConfig, *, max_steps: int) -> int:
     """Returns a tenth of the run, or fewer steps where `wsd` decays for longer than the rest."""
     decay = decay_steps(config, max_steps=max_steps) if config.name is Schedule.wsd else 0
     return min(max_steps // 10, max_steps - decay)
-
-
-# Devices on which torch updates all parameters in one kernel.
-_FUSED = ("cpu", "cuda")
-# The longest half-life of the second moment in steps: beta2 is below 1 in double precision.
-_LONGEST = 1e12
 
 
 @dataclass(frozen=True)

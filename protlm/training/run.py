@@ -62,10 +62,7 @@ class Run:
     """A run: its folder and settings, and what its kind of training adds to the loop.
 
     Attributes:
-        checkpoint: the one that it continues from, if any.
-        lock: that of the folder, on the first rank, which checks it before each checkpoint.
         callbacks: run before those that stop and save.
-        environment: plugins for the launcher.
         parts: micro-batches of a batch.
     """
 

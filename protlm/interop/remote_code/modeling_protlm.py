@@ -40,12 +40,7 @@ def chosen_attention(*case: Any) -> None:
 
 
 class ProtlmConfig(PreTrainedConfig):
-    """The settings of a model.
-
-    Args:
-        protlm: the description of the model, as in the `config.json` of protlm's own format.
-        others: settings of every Hugging Face model.
-    """
+    """The settings of a model; `protlm` is its description as in protlm's own `config.json`."""
 
     model_type = "protlm"
 
@@ -95,9 +90,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         output_hidden_states: bool | None,
         output_attentions: bool | None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Returns logits, and the fields of an output: hidden states after the embedding and after
-        each block, the last one after the final norm, and maps of each block, BHLL.
-        """
+        """Returns logits, and the fields of an output, with hidden states and maps where asked."""
         mask_BL = input_ids != self.config.pad_token_id
         if attention_mask is not None:
             mask_BL = attention_mask.bool()

@@ -140,9 +140,7 @@ class _WorstHead(NamedTuple):
     """The head of a layer with the largest error.
 
     Attributes:
-        number: the number of the head, from 1.
         norm: the mean square norm that determines the error.
-        error: the relative standard deviation of a weight.
         square_norm: the largest mean |q̂ + k̂|² of the layer.
     """
 

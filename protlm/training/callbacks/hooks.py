@@ -27,14 +27,16 @@ from protlm.training.module import Objective
 
 # The key of a checkpoint under which the micro-batches per optimizer step are saved.
 _PARTS = "batches_per_step"
+# The fraction of the time-out after which the stacks are written, well before a rank gives up.
+_STACKS_AT = 0.5
+_APART_SECONDS = 0.25
+# Beyond this number torch runs eagerly. There are 65 lengths up to 1,024 tokens, and 16 more for
+# each doubling.
+_MOST_GRAPHS = 1024
 
 
 class LoopCallback(Callback):
-    """A callback with hooks after optimizer steps, each of one or more micro-batches.
-
-    Attributes:
-        columns: the names of the values that it logs, beside those of every run.
-    """
+    """A callback with hooks after optimizer steps; it logs `columns` beside those of every run."""
 
     columns: Sequence[str] = ()
 
@@ -161,11 +163,6 @@ class ResumeValidation(Callback):
         set_last_step(trainer, self._max_steps)
 
 
-# The fraction of the time-out after which the stacks are written, well before a rank gives up.
-_STACKS_AT = 0.5
-_APART_SECONDS = 0.25
-
-
 class StallWatchdog(LoopCallback):
     """Writes the stacks of all threads if a rank completes no step for half of the time-out.
 
@@ -283,11 +280,6 @@ class AverageWeights(Callback):
 
 def _weights(module: Objective) -> dict[str, Tensor]:
     return dict(module.network.named_parameters())
-
-
-# Beyond this number torch runs eagerly. There are 65 lengths up to 1,024 tokens, and 16 more for
-# each doubling.
-_MOST_GRAPHS = 1024
 
 
 def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:

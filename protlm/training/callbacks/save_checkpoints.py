@@ -49,15 +49,14 @@ _RESUMED = {
     "optimizer_states": list,
     "lr_schedulers": list,
 }
+HISTORY = "history.tsv"
+COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
 
 
 class VerifiedCheckpointIO(CheckpointIO):
     """Writes beside the target, syncs, writes the SHA-256, renames, and advances `latest` last.
 
     A failure to write raises no error here, because only rank 0 writes and the others wait for it.
-
-    Attributes:
-        failure: the reason why the last checkpoint could not be written, or None.
     """
 
     def __init__(self) -> None:
@@ -93,10 +92,6 @@ class VerifiedCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         remove(Path(path))
-
-
-HISTORY = "history.tsv"
-COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
 
 
 class WriteHistory(Callback):
@@ -148,8 +143,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     """Saves checkpoints by step and by the clock, and keeps the newest and the best.
 
     Args:
-        run_dir: the directory of the run.
-        config: when to save, and how many to keep.
         from_step: the step that the run resumes from, whose checkpoint exists.
         lock: the lock of the run, on the first rank; checked before each checkpoint.
         keeps_start: saves the weights that the run starts from, as step 0.

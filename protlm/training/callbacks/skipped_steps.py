@@ -35,12 +35,6 @@ class SkipBadSteps(LoopCallback):
 
     It also sets the module's largest gradient norm: `max_gradient_norm_ratio` times the median of
     the last 100 steps that were not skipped, once there are 100.
-
-    Args:
-        run_dir: the directory of the run; `bad_batches.jsonl` in it has a line per skipped step.
-        identify: returns the accession of a sample by its number.
-        max_in_a_row: number of skipped steps in a row that ends the run.
-        max_gradient_norm_ratio: the factor, or None for no limit.
     """
 
     def __init__(
