@@ -163,7 +163,6 @@ class LimitedMemory(TorchFunctionMode):
         self._path, self._left = path, _limit(weights)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts the numbers of a new tensor before it is created."""
         kwargs = kwargs or {}
         if func in _FACTORIES:
             self._left -= _num_values(func, args, kwargs)

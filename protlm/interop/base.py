@@ -141,7 +141,6 @@ class Family:
         return read_alphabet(alphabet_file(source.path)) if self.special else VOCABULARY.tokens
 
     def _tokens(self, source: Source, alphabet: Sequence[str]) -> list[int]:
-        """Returns the number in the alphabet of each token of protlm."""
         tokens = source_tokens(
             source.path, alphabet, self.special, self.read_as, left_out=self.left_out
         )
@@ -152,7 +151,6 @@ class Family:
     def _check_shapes(
         self, path: Path, config: ModelConfig, weights: Mapping[str, Tensor], rows: int
     ) -> None:
-        """Checks the shapes that translation relies on."""
         if self.spare_rows:
             rows = max(rows, len(weights["embedding.weight"]))
         width = config.model_dim

@@ -157,7 +157,6 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 
 def _code(description: ModelDescription) -> str:
-    """Returns the modeling file: the definitions that the model needs."""
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
     classes = {name: _place_of(name) for name in _mechanisms(description)}
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]

@@ -121,7 +121,6 @@ class Layout:
         return used_once(path, tensors, names, unused=self.unused)
 
     def _spelled(self, source: Source) -> dict[str, Tensor]:
-        """Returns the tensors by the names of this layout."""
         tensors: dict[str, Tensor] = {}
         for name, value in source.tensors.items():
             new = name
@@ -133,7 +132,6 @@ class Layout:
         return tensors
 
     def _unstacked(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors with the matrices in place of each stack of them."""
         separate: dict[str, Tensor] = {}
         for name, value in tensors.items():
             stack = next((end for end in self.stacks if name.endswith(end)), None)

@@ -248,7 +248,6 @@ def _pickles(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Returns the tensors of all files."""
     tensors: dict[str, Any] = {}
     for path, part in zip(files, parts, strict=True):
         if repeated := sorted(map(str, tensors.keys() & part.keys())):

@@ -40,7 +40,6 @@ class FeedForward(nn.Module):
         self.down = Linear(feedforward_dim, model_dim, bias=not gated)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Returns the sublayer's output, BLD."""
         if self.chunk is None:
             return self._all_at_once(x_BLD)
         kind = x_BLD.device.type
@@ -96,8 +95,6 @@ class Block(nn.Module):
         self.pre = config.norm_order is NormOrder.pre
 
     def forward(self, x_BLD: Tensor, context: Context) -> Tensor:
-        """Returns the residual, BLD, after the block."""
-
         def attend(y_BLD: Tensor) -> Tensor:
             return self.attention(y_BLD, context)
 

@@ -94,7 +94,6 @@ def _sweep(
     mask_BL: Tensor,
     sampling: Sampling,
 ) -> None:
-    """Draws every residue once, in place."""
     groups = [chain.groups() for chain in chains]
     for turn in range(max(map(len, groups))):
         masked = [(row, own[turn]) for row, own in enumerate(groups) if turn < len(own)]

@@ -30,7 +30,6 @@ class Linear(nn.Linear):
     """`nn.Linear` by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns x Wᵀ + b, BLD."""
         return linear(input, self.weight, self.bias)
 
 
@@ -55,7 +54,6 @@ class HeadTransform(nn.Module):
         self.norm = norm
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Returns BLD."""
         return self.norm(F.gelu(self.dense(x_BLD)))
 
 
@@ -68,7 +66,6 @@ class TiedHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, x_BLD: Tensor, embedding_VD: Tensor) -> Tensor:
-        """Returns logits, BLV."""
         return linear(x_BLD, embedding_VD, self.bias)
 
 

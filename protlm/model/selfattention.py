@@ -33,7 +33,6 @@ class BoundedNorm(nn.Module):
         self.scale = nn.Parameter(torch.full((num_heads,), start))
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
-        """Returns queries or keys with the heads' norms."""
         x = upcast(x_BHLK)
         norm_H11 = self.norms(self.scale.to(x.dtype))[:, None, None]
         length_BHL1 = x.square().sum(-1, keepdim=True).add(1e-12).sqrt()
@@ -58,7 +57,6 @@ class FreeNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(num_heads))
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
-        """Returns queries or keys with the heads' norms."""
         x = upcast(x_BHLK)
         inverse_BHL1 = x.square().mean(-1, keepdim=True).add(1e-12).rsqrt()
         return (x * inverse_BHL1 * self.gain.to(x.dtype)[:, None, None]).to(x_BHLK.dtype)
@@ -71,7 +69,6 @@ class WidthNorm(nn.LayerNorm):
         super().__init__(width, eps=epsilon, bias=False)
 
     def forward(self, x_BHLK: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Returns normalized queries or keys."""
         joined_BLD = super().forward(x_BHLK.transpose(1, 2).flatten(2))
         return joined_BLD.unflatten(-1, (x_BHLK.shape[1], -1)).transpose(1, 2)
 
@@ -84,7 +81,6 @@ class NormsByKind(nn.Module):
         self.exact, self.linear = FreeNorm(num_heads=num_exact_heads), linear
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
-        """Returns queries or keys with the heads' norms."""
         near, far = x_BHLK.tensor_split([len(self.exact.gain)], dim=1)
         return torch.cat([self.exact(near), self.linear(far)], dim=1)
 
@@ -210,7 +206,6 @@ class SelfAttention(nn.Module):
         return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), hidden_BLD)
 
     def forward(self, hidden_BLD: Tensor, context: Context) -> Tensor:
-        """Returns the sublayer's output, BLD."""
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, context)
@@ -245,7 +240,6 @@ class SelfAttention(nn.Module):
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
 
     def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
-        """Returns the output of the sublayer from that of the mechanism."""
         if self.gate is None or self.output_norm is None:
             return self.output(mixed_BLHC.flatten(2))
         gated_BLD = self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD))

@@ -42,7 +42,6 @@ class DecodingState:
     blocks: tuple[State | None, ...]
 
     def __getitem__(self, rows_B: Tensor) -> "DecodingState":
-        """The state of some samples, by their numbers."""
         blocks = (None if state is None else state[rows_B] for state in self.blocks)
         return DecodingState(self.length, tuple(blocks))
 
@@ -196,7 +195,6 @@ class ProteinLM(nn.Module):
         return block.attention.mechanism
 
     def _enter(self, context: Context, start: int = 0) -> Tensor:
-        """Returns the input of the first block, BLD."""
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL)

@@ -123,7 +123,6 @@ class SequenceData(pl.LightningDataModule):
         self.progress = Progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the data, for the checkpoint."""
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

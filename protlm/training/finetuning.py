@@ -52,7 +52,6 @@ class ReportEpochs(LoopCallback):
         self._losses: list[float] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finds the place of the run among its batches."""
         self._losses = valid_losses(self._folder, until=trainer.global_step)
         self._refuse_divergence()
         self._done = trainer.global_step + len(self._losses) * self._validation
@@ -69,7 +68,6 @@ class ReportEpochs(LoopCallback):
         self._count(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs and prints an epoch, and stops after too many without a lower validation loss."""
         if trainer.should_stop:
             # A signal cut it off; the resumed run repeats it.
             return
@@ -102,7 +100,6 @@ class ReportEpochs(LoopCallback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Removes the progress bar so that the message can be read."""
         self._end(exception)
 
     def _advice(self) -> str:
@@ -187,7 +184,6 @@ def finetune(
 
 
 def _config(settings: FinetuneSettings, steps_per_epoch: int) -> TrainerConfig:
-    """Returns the settings of the loop: a validation and a checkpoint after each epoch."""
     return TrainerConfig(
         max_steps=settings.epochs * steps_per_epoch,
         accelerator=settings.device if settings.device.startswith("cuda") else "cpu",

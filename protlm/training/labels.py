@@ -103,7 +103,6 @@ class Batches(Dataset[TokenRows]):
         return math.ceil(len(self.data.tokens) / self._batch_size)
 
     def __getitem__(self, number: int) -> TokenRows:
-        """Returns this process's part of a batch."""
         epoch, number = divmod(number, len(self))
         order = np.arange(len(self.data.tokens))
         if self._seed is not None:

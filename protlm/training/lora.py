@@ -34,7 +34,6 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Returns the adapted weight."""
         return _adapted_weight(weight, self.A, self.B)
 
 

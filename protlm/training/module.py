@@ -222,6 +222,5 @@ class LanguageModeling(Objective):
         checkpoint[DESCRIPTION] = self.description.to_plain()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the source of the first weights."""
         source = checkpoint[DESCRIPTION].get("source")
         self.description = replace(self.description, source=source)

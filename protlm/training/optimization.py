@@ -78,7 +78,6 @@ class Muon(torch.optim.Optimizer):
 
 
 def _alike(weights: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    """Groups matrices that can be stacked."""
     groups: dict[Any, list[Tensor]] = {}
     for weight in weights:
         groups.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
@@ -149,7 +148,6 @@ def decay_steps(config: ScheduleConfig, *, max_steps: int) -> int:
 
 
 def _fraction(step: int, start: int, end: int) -> float:
-    """Returns the fraction of the way from `start` to `end` at `step`, 0 to 1."""
     return min(max(step - start, 0) / max(end - start, 1), 1.0)
 
 

@@ -43,8 +43,8 @@ def test_objects_of_one_name_are_kept_apart(write: Callable[..., None]) -> None:
     write(
         first="_X = 1\n\ndef f(x=_X):\n    return x + _X\n",
         second=(
-            f"from {PACKAGE} import first\nfrom {PACKAGE}.first import f as g\n\n_X = 20\n\n"
-            "class C:\n    size = _X\n    def f(self):\n        return g(), first.f(7), f'{_X}'\n"
+            f"from {PACKAGE}.first import f as g\n\n_X = 20\n\n"
+            "class C:\n    size = _X\n    def f(self):\n        return g(), g(7), f'{_X}'\n"
         ),
     )
     bundle = Bundle([at("second", "C")], {})
@@ -84,6 +84,7 @@ def test_a_name_can_be_replaced(write: Callable[..., None]) -> None:
     "source, message",
     [
         ("def f():\n    import math\n    return math\n", "move the import up"),
+        (f"from {PACKAGE} import first\ndef f():\n    return first._X\n", "names of .*first"),
         (
             f"from {PACKAGE}.first import _X as y\n_X = 2\ndef f(_X):\n    return y, g()\n"
             "def g():\n    return _X\n",

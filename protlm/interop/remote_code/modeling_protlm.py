@@ -80,7 +80,6 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 module.get_buffer(name).copy_(value)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the embedding of the tokens."""
         return self.network.embedding
 
     def _run(

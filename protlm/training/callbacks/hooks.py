@@ -158,7 +158,6 @@ class ResumeValidation(Callback):
         set_last_step(trainer, self._max_steps + 1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validates, as Lightning does between two steps."""
         validate_now(trainer)
         set_last_step(trainer, self._max_steps)
 
@@ -242,7 +241,6 @@ class AverageWeights(Callback):
         self._restored = checkpoint[AVERAGE]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts from the weights, or from the restored average."""
         assert isinstance(pl_module, Objective)
         weights = _weights(pl_module)
         self._average = {name: weight.detach().clone() for name, weight in weights.items()}

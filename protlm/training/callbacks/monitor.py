@@ -107,7 +107,6 @@ class Monitor(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Counts the FLOPs of a row of the batch if the peak of the device is known."""
         if self._flops is not None:
             self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
 
@@ -125,7 +124,6 @@ class Monitor(Callback):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Adds the batch to the sums, and logs them when a log is due."""
         self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
@@ -139,7 +137,6 @@ class Monitor(Callback):
         self._validation_start = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the validation, and excludes its time from the throughput."""
         assert isinstance(pl_module, LanguageModeling)
         assert self._progress is not None
         sums = pl_module.validation_sums()
@@ -168,7 +165,6 @@ class Monitor(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Removes the progress bar so that the message can be read."""
         if self._progress is not None:
             self._progress.__exit__(type(exception), exception, None)
 
@@ -231,7 +227,6 @@ class Monitor(Callback):
 
 
 def _in_short(metrics: dict[str, float]) -> str:
-    """Formats the metrics for the progress line."""
     parts = [
         f"loss {metrics['train_loss']:{'.3f' if metrics['train_loss'] >= 0.1 else '.3g'}}",
         f"lr {metrics['learning_rate']:.2g}",

@@ -64,7 +64,6 @@ class StopOnSignal(LoopCallback):
                 end_validation()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restores the signal handlers, after the last checkpoint."""
         self._restore_handlers()
 
     def on_exception(

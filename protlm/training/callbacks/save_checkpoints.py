@@ -166,12 +166,10 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self._damaged = {path.name for path in left}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Removes unfinished checkpoints of killed processes."""
         if trainer.is_global_zero:
             sweep(self._run_dir)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the start, unless a signal has cut its validation off."""
         if self._saved < 0 and not trainer.should_stop:
             self._save(trainer)
 
@@ -247,7 +245,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         )
 
     def _report(self, failure: str, trainer: Trainer) -> None:
-        """Warns, or ends the run on all ranks."""
         failure = f"{failure}; {self._last()}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
         if is_last or self._config.on_save_error is OnSaveError.stop:

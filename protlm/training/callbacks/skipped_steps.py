@@ -53,7 +53,6 @@ class SkipBadSteps(LoopCallback):
         self._batches: list[tuple[Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of skipped steps in a row, and the last gradient norms."""
         return {"in_a_row": self._in_a_row, "norms": list(self._norms)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -80,7 +79,6 @@ class SkipBadSteps(LoopCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
-        """Records a complete step."""
         if module.is_skipped:
             self._in_a_row += 1
             self._report(trainer, module, batch)
