@@ -39,13 +39,6 @@ def test_layers_are_numbered_from_the_embedding_and_from_the_end(model: Pretrain
         model(model.tokenize(SEQUENCES), layers=[3])
 
 
-def test_alone_and_in_a_batch_are_the_same(model: PretrainedModel) -> None:
-    together = model(model.tokenize(SEQUENCES), layers=[-1]).hidden[-1]
-    for row, sequence in enumerate(SEQUENCES):
-        alone = model(model.tokenize([sequence]), layers=[-1]).hidden[-1][0]
-        torch.testing.assert_close(together[row, : len(sequence) + 2], alone, atol=1e-5, rtol=0)
-
-
 def test_maps_are_distributions_over_the_tokens(model: PretrainedModel) -> None:
     batch = model.tokenize(SEQUENCES)
     maps = model.attention_maps(batch)

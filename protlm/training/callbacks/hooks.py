@@ -40,6 +40,9 @@ class LoopCallback(Callback):
 
     columns: Sequence[str] = ()
 
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Any) -> None:
+        """Acts after each micro-batch, before `on_step_end`."""
+
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         """Acts after the last micro-batch of a step."""
 
@@ -54,6 +57,7 @@ class LoopCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        self.on_batch_end(trainer, outputs, batch)
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             assert isinstance(pl_module, Objective)
             self.on_step_end(trainer, pl_module, batch)
@@ -177,14 +181,7 @@ class StallWatchdog(LoopCallback):
             faulthandler.enable()
             self._restart(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Any) -> None:
         self._restart(trainer)
 
     def on_validated_batch(self, trainer: Trainer, number: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.profilers import Profiler
 from torch import Tensor
 
@@ -59,7 +59,7 @@ class _Sums(NamedTuple):
     seconds_waited: float
 
 
-class Monitor(Callback):
+class Monitor(LoopCallback):
     """Logs loss, accuracy, learning rate, gradient norm, throughput, utilization and memory.
 
     Sums are accumulated since the last log, added up over ranks, and divided once. `peak` has the
@@ -116,20 +116,13 @@ class Monitor(Callback):
         """Records the rate of this step; at the end of the batch it is that of the next step."""
         self._rate = float(optimizer.param_groups[0]["lr"])
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         if trainer.global_step % self.every == 0:
-            assert isinstance(pl_module, LanguageModeling)
-            self._log(trainer, pl_module, batch)
+            assert isinstance(module, LanguageModeling)
+            self._log(trainer, module, batch)
         assert self._progress is not None
         self._progress.update(trainer.global_step, self._note)
 

@@ -67,16 +67,8 @@ class SkipBadSteps(LoopCallback):
         if trainer.is_global_zero and path.is_file():
             self._drop_after(trainer.global_step, path)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._batches.append((batch.joined_N, outputs["is_finite"]))
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         if module.is_skipped:
