@@ -136,13 +136,13 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
 def _config(model: Checkpoint) -> dict[str, Any]:
     described = model.description
     head = f"ProtlmFor{_HEADS[described.objective]}"
-    classes = {"Config": "Config", "Model": "Model", f"ModelFor{_HEADS[described.objective]}": head}
     return {
         "model_type": "protlm",
         "architectures": [head],
         "auto_map": {
-            f"Auto{auto}": f"{_MODULE}.{name if name == head else f'Protlm{name}'}"
-            for auto, name in classes.items()
+            "AutoConfig": f"{_MODULE}.ProtlmConfig",
+            "AutoModel": f"{_MODULE}.ProtlmModel",
+            f"AutoModelFor{_HEADS[described.objective]}": f"{_MODULE}.{head}",
         },
         "dtype": "float32",
         # No other architecture builds itself, with new weights, from these settings.
@@ -158,7 +158,8 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 def _code(description: ModelDescription) -> str:
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
-    classes = {name: _place_of(name) for name in _mechanisms(description)}
+    used = {name: attention.mechanism(name) for name in _mechanisms(description)}
+    classes = {name: Name(cls.__module__, cls.__name__) for name, cls in used.items()}
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
         [*roots, *classes.values()],
@@ -181,11 +182,6 @@ def _mechanisms(description: ModelDescription) -> list[str]:
         return [description.attention]
     inner = description.attention_options.get("mechanism", parameter.default)
     return [description.attention, inner]
-
-
-def _place_of(mechanism: str) -> Name:
-    cls = attention.mechanism(mechanism)
-    return Name(cls.__module__, cls.__name__)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

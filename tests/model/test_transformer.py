@@ -284,9 +284,10 @@ def test_attention_inputs_are_those_of_the_forward_pass(causal: bool) -> None:
     for n in range(1, 5):
         model.mechanism(n).register_forward_pre_hook(lambda _, args: seen.append(args))
     logits(model, *random_tokens(9), causal=causal)
+    expected = seen.copy()
     with torch.inference_mode():
         asked = [x for _, x in model.attention_inputs(*random_tokens(9), causal=causal)]
-    for x, given in zip(asked, seen, strict=True):
+    for x, given in zip(asked, expected, strict=True):
         torch.testing.assert_close((x.q_BHLK, x.k_BHLK, x.v_BHLC), given[:3])
 
 

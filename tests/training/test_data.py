@@ -245,16 +245,14 @@ def test_there_are_no_more_workers_than_processors(
 
 
 def test_a_part_of_the_validation_split_is_not_its_start(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Train, tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
     seen: list[list[int]] = []
-    work = LanguageModeling.validation_step
 
-    def validation_step(self: LanguageModeling, batch: Batch, index: int) -> None:
-        seen[-1] += batch.samples_B.tolist()
-        work(self, batch, index)
+    def look(module: LanguageModeling, batch: Batch, index: int) -> None:
+        seen[-1].extend(batch.samples_B.tolist())
 
-    monkeypatch.setattr(LanguageModeling, "validation_step", validation_step)
+    look_at(LanguageModeling, "validation_step", look)
     settings = ("data.valid_split=train", "trainer.max_steps=2", "trainer.valid_every=1")
     for batches in ("1", "null"):
         seen.append([])

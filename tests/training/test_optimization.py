@@ -178,16 +178,15 @@ def test_the_fused_optimizer_is_adamw() -> None:
 
 
 def test_gradients_are_clipped_but_logged_unclipped(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Callable[..., Path], tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
-    stepped, norms = LanguageModeling.lr_scheduler_step, []
+    norms = []
 
-    def look(self: LanguageModeling, *given: object) -> None:
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+    def look(module: LanguageModeling, *_: object) -> None:
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
         norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-        stepped(self, *given)
 
-    monkeypatch.setattr(LanguageModeling, "lr_scheduler_step", look)
+    look_at(LanguageModeling, "lr_scheduler_step", look)
     run = train_tiny(tmp_path / "run", "trainer.gradient_clip=0.01", "trainer.log_every=1")
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
     rows = [row for row in read_metrics(run / "metrics.csv") if "gradient_norm" in row]

@@ -43,9 +43,8 @@ def places(run: Path) -> list[tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def at_once(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tiny(
-        tmp_path_factory.mktemp("runs") / "at_once", *STEP, "data.tokens_per_batch=2048"
-    )
+    run = tmp_path_factory.mktemp("runs") / "at_once"
+    return train_tiny(run, *STEP, "data.tokens_per_batch=2048")
 
 
 @pytest.mark.slow
@@ -57,26 +56,22 @@ def test_micro_batches_make_the_same_steps(
     assert places(parts) == places(at_once)
     for name, value in final(parts).items():
         assert torch.allclose(value, final(at_once)[name], rtol=0, atol=2e-6), name
-    for one, other in zip(
-        read_metrics(parts / "metrics.csv"), read_metrics(at_once / "metrics.csv"), strict=True
-    ):
+    logs = (read_metrics(run / "metrics.csv") for run in (parts, at_once))
+    for one, other in zip(*logs, strict=True):
         for column in one.keys() & {"train_loss", "valid_loss", "gradient_norm"}:
             assert one[column] == pytest.approx(other[column], rel=1e-5), column
 
 
 def test_slices_of_a_batch_draw_their_own_dropout(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Callable[..., Path], tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
-    work = LanguageModeling.training_step
     numbers, seeds = [], []
 
-    def training_step(self: LanguageModeling, batch: Any, index: int) -> Any:
-        done = work(self, batch, index)
+    def look(module: LanguageModeling, batch: Any, index: int) -> None:
         numbers.append(batch.slice)
         seeds.append(torch.initial_seed())
-        return done
 
-    monkeypatch.setattr(LanguageModeling, "training_step", training_step)
+    look_at(LanguageModeling, "training_step", look, after=True)
     train_tiny(tmp_path / "run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
     assert numbers == [0, 1, 2, 3] * 2
     assert len(set(seeds)) == len(seeds)

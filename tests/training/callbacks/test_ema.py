@@ -58,15 +58,14 @@ def test_the_average_does_not_change_training(
 
 
 def test_the_average_is_validated(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Callable[..., Path], tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
-    validate, seen = LanguageModeling.validation_step, []
+    seen = []
 
-    def look(self: LanguageModeling, *given: object) -> None:
-        seen.append({name: p.clone() for name, p in self.network.named_parameters()})
-        validate(self, *given)
+    def look(module: LanguageModeling, *_: object) -> None:
+        seen.append({name: p.clone() for name, p in module.network.named_parameters()})
 
-    monkeypatch.setattr(LanguageModeling, "validation_step", look)
+    look_at(LanguageModeling, "validation_step", look)
     run = train_tiny(tmp_path / "run", *SETTINGS, "trainer.valid_batches=1")
     for step, found in zip((2, 4), seen, strict=True):
         for name, value in average(run, step).items():

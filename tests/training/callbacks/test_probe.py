@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,16 +198,14 @@ def brute_force(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_the_log_has_the_norms_and_errors_of_the_batch(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Train, tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
     before: list[tuple[ProteinLM, Batch]] = []
-    start = WatchEstimates.on_train_batch_start
 
-    def keep(self: WatchEstimates, trainer: Any, pl_module: Any, batch: Batch, index: int) -> None:
-        before.append((copy.deepcopy(pl_module.network), batch))
-        start(self, trainer, pl_module, batch, index)
+    def keep(_: WatchEstimates, trainer: Any, module: Any, batch: Batch, index: int) -> None:
+        before.append((copy.deepcopy(module.network), batch))
 
-    monkeypatch.setattr(WatchEstimates, "on_train_batch_start", keep)
+    look_at(WatchEstimates, "on_train_batch_start", keep)
     run = train_tiny(tmp_path / "run", *SOUND, "model.num_layers=3", "trainer.max_steps=5")
     rows = seen(run)
     assert [row["step"] for row in rows] == [2, 4]
@@ -222,26 +221,20 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(
 
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_only_the_batch_before_a_log_is_inspected_and_once(
-    checkpointing: str, train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpointing: str,
+    train_tiny: Train,
+    tmp_path: Path,
+    look_at: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hooks: dict[str, list[int]] = {"on_train_batch_start": [], "on_train_batch_end": []}
     looks = []
+
+    def note(event: str, _: WatchEstimates, trainer: Any, module: Any, *rest: Any) -> None:
+        hooks[event].append(sum(len(part._forward_pre_hooks) for part in module.modules()))
+
     for event in hooks:
-        method = getattr(WatchEstimates, event)
-
-        def note(
-            self: WatchEstimates,
-            trainer: Any,
-            pl_module: Any,
-            *rest: Any,
-            event: str = event,
-            method: Callable[..., None] = method,
-        ) -> None:
-            method(self, trainer, pl_module, *rest)
-            found = (len(module._forward_pre_hooks) for module in pl_module.modules())
-            hooks[event].append(sum(found))
-
-        monkeypatch.setattr(WatchEstimates, event, note)
+        look_at(WatchEstimates, event, partial(note, event), after=True)
     look = estimate.pair_sums
     monkeypatch.setattr(estimate, "pair_sums", lambda *x, **y: looks.append(1) or look(*x, **y))
     settings = (
