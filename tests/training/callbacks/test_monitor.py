@@ -19,7 +19,7 @@ from protlm.data.dataset import Batch, SequenceDataset
 from protlm.training.callbacks import monitor
 from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
-from protlm.training.loggers import COLUMNS, CsvFile, Guarded, make_loggers
+from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
 from tests.small_models import network_of
 
@@ -254,21 +254,6 @@ def test_a_log_with_other_columns_is_resumed(tmp_path: Path) -> None:
     CsvFile(tmp_path, from_step=1).log_metrics({"train_loss": 0.2}, 2)
     rows = read_metrics(tmp_path / "metrics.csv")
     assert rows == [{"step": 1, "train_loss": 0.1}, {"step": 2, "train_loss": 0.2}]
-
-
-def test_a_logger_that_fails_warns_once_and_is_off() -> None:
-    calls = []
-
-    def fail() -> DummyLogger:
-        calls.append(1)
-        raise RuntimeError("no such service")
-
-    logger = Guarded("broken", fail)
-    with pytest.warns(UserWarning, match="broken failed and is off: no such service"):
-        logger.log_metrics({"train_loss": 1.0}, 1)
-    logger.log_metrics({"train_loss": 1.0}, 2)
-    logger.finalize("success")
-    assert len(calls) == 1
 
 
 def test_tensorboard_is_written(train_tiny: Callable[..., Path], tmp_path: Path) -> None:

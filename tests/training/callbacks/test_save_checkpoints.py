@@ -106,13 +106,27 @@ def test_the_best_are_kept_besides_the_newest(
     assert newest_of_all is not None and step_of(newest_of_all) == 10
 
 
-def test_the_last_validation_may_be_the_best(
-    validations: dict[int, float], train_tiny: Train, tmp_path: Path
+@pytest.mark.parametrize(
+    "losses, settings, kept",
+    [
+        # The last is the best: the best before it, which is not among the newest, is removed.
+        ([0.2, 0.5, 0.9, 0.3, 0.1], ["trainer.keep_best=1"], [8, 10]),
+        # By default no best is kept.
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [], [5, 10]),
+    ],
+)
+def test_nothing_else_is_kept(
+    losses: list[float],
+    settings: list[str],
+    kept: list[int],
+    validations: dict[int, float],
+    train_tiny: Train,
+    tmp_path: Path,
 ) -> None:
-    """The previous best is then removed, if it is not among the newest."""
-    validations |= {2: 0.2, 4: 0.5, 6: 0.9, 8: 0.3, 10: 0.1}
-    run = train_tiny(tmp_path / "run", *BEST, "trainer.keep_best=1")
-    assert steps_of(run) == [8, 10]
+    validations |= zip(range(2, 11, 2), losses, strict=True)
+    run = train_tiny(tmp_path / "run", *BEST, *settings)
+    assert steps_of(run) == kept
+    assert len([row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]) == 5
 
 
 def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
@@ -123,15 +137,6 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / checkpoint_name(step)).touch()
     best = best_checkpoints(tmp_path, BestMetric.valid_loss, 9)
     assert [step_of(path) for path in best] == [3, 5, 1]
-
-
-def test_by_default_no_best_is_kept(
-    validations: dict[int, float], train_tiny: Train, tmp_path: Path
-) -> None:
-    validations |= {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4, 10: 0.5}
-    run = train_tiny(tmp_path / "run", *BEST)
-    assert steps_of(run) == [5, 10]
-    assert len([row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]) == 5
 
 
 @pytest.fixture
