@@ -23,9 +23,8 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.interop.layout import gather_rows, source_tokens
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError
-from tests.interop.example import WIDTH, Example
+from tests.interop.example import WIDTH, Example, published
 from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
-from tests.interop.published import published
 
 ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><mask>RLKSIVXBUZO"]
 PEERS = {
