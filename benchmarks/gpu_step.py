@@ -23,10 +23,9 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
-from protlm.model.transformer import num_parameters
-from protlm.training.compilation import compile_blocks
+from protlm.model.transformer import build_network, num_parameters
+from protlm.training.callbacks.hooks import compile_blocks
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.optimization import build_optimizer
 

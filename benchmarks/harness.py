@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protlm.system.paths import complete_file
-from protlm.training.devices import resolved_precision
+from protlm.training.launch import resolved_precision
 
 # A contender's function runs once and returns its cost in seconds per unit of work.
 Run = Callable[[], float]

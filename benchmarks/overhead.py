@@ -24,11 +24,11 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data_prep import prepare, split
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
+from protlm.model.transformer import build_network
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output, sample_dir
-from protlm.training.devices import resolved_precision
+from protlm.training.launch import resolved_precision
 from protlm.training.module import LanguageModeling
 from protlm.training.run import train
 

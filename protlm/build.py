@@ -220,7 +220,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
 
 def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
     """Returns the masking of each training step, or None for the causal objective."""
-    from protlm.training.schedule import decay_steps
+    from protlm.training.optimization import decay_steps
 
     objective, max_steps = config.objective, config.trainer.max_steps
     if objective.name is Objective.causal:

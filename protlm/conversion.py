@@ -11,9 +11,8 @@ from protlm.attention import mechanism, option_differences
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.loading import model_of
-from protlm.model.network import build_network
 from protlm.model.selfattention import BoundedNorm, FreeNorm, NormsByKind
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
 
 _MECHANISM = ".attention.mechanism."

@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 
 from protlm import interop
+from protlm.checkpoints import checks
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints import weight_checks
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError, UserError
 
 
@@ -27,13 +26,13 @@ def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
 def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> PretrainedModel:
     """Builds a model that was read."""
     described = found.description
-    weight_checks.check_sizes(found.path, described.model, found.weights)
+    checks.check_sizes(found.path, described.model, found.weights)
 
     def rebuild(seed: int) -> ProteinLM:
         return build_network(described.model, described.attention_config, seed=seed)
 
     try:
-        with weight_checks.LimitedMemory(found.path, found.weights):
+        with checks.LimitedMemory(found.path, found.weights):
             network = rebuild(described.seed)
         network.load_state_dict(found.weights)
     except InputDataError:
@@ -71,7 +70,7 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
             f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"
         )
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
-    weight_checks.check_numbers(found.path, found.weights)
+    checks.check_numbers(found.path, found.weights)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")
     return found

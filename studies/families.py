@@ -29,7 +29,7 @@ import numpy as np
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.precision import SEPARATIONS, nearest_in_sequence, precision
 from protlm.analysis.structures import read_structure
-from protlm.checkpoints.shipped import DEFAULT
+from protlm.checkpoints.format import DEFAULT
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import read_model

@@ -1,6 +1,6 @@
 """Models with random weights, in float64: small, but none of their predictions are alike.
 
-And what they compute one row at a time, and the shortest of the shipped structures.
+And networks by settings, what models compute one row at a time, and the shortest structures.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Norm, Objective, Positions
+from protlm.config import ModelConfig, Norm, Objective, Positions, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.paths import sample_dir
 
 
@@ -47,6 +47,26 @@ def small_model(
         max_length=config.max_length,
     )
     return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+
+def network_of(*settings: str, **model: Any) -> ProteinLM:
+    """The `tiny` network by settings as they are typed, and by values of `model`."""
+    if "max_length" in model:
+        settings += (f"data.max_length={model['max_length']}",)
+    typed = {name: str(x).lower() if isinstance(x, bool) else x for name, x in model.items()}
+    settings += tuple(f"model.{name}={value}" for name, value in typed.items())
+    sizes = [] if any(one.startswith("model=") for one in settings) else ["model=tiny"]
+    config = compose(TrainConfig, [*sizes, "run_dir=unused", "data.dir=unused", *settings])
+    network = build_network(config.model, config.attention, seed=0)
+    network.activation_checkpointing = config.trainer.activation_checkpointing
+    return network.eval()
+
+
+def random_tokens(length: int, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Residues, the same every time, and a mask without padding."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_BL = torch.randint(4, 24, (batch, length), generator=generator)
+    return tokens_BL, torch.ones(batch, length, dtype=torch.bool)
 
 
 def tokens_of(sequence: str) -> list[int]:

@@ -9,7 +9,7 @@ from protlm.attention import names
 from protlm.build import describe
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import PATHS, compose, read_run_config, to_plain
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import conf_dir
 

@@ -20,7 +20,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
 from protlm.loading import load_model, model_of
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.documents import SHORT_TRAINING, commands_of
 

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from protlm.checkpoints.weight_checks import not_usable
+from protlm.checkpoints.checks import not_usable
 from protlm.config import ModelConfig, Norm, Objective, Positions
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.json_file import Count, from_json, to_json
@@ -34,11 +34,6 @@ class ModelDescription:
     """Everything that is needed to rebuild a model, except its weights.
 
     Attributes:
-        vocabulary: hash of the vocabulary.
-        objective: what the model was trained to predict.
-        model: settings of the transformer.
-        attention: name of the mechanism.
-        attention_options: options of the mechanism.
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
         source: of an imported model and of those trained from it, its `family`, the `sha256` of its

@@ -73,6 +73,6 @@ def model_or_default(given: Path | None) -> Path:
     """Returns the model to use; without `-m` it is the shipped one, which is printed."""
     if given is not None:
         return given
-    from protlm.checkpoints.shipped import announced_default
+    from protlm.checkpoints.format import announced_default
 
     return announced_default("-m MODEL")

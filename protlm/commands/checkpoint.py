@@ -15,8 +15,8 @@ from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import read_fit
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.best import best_checkpoints
-from protlm.checkpoints.shipped import CARD, RESULTS, default_model, shipped_models
+from protlm.checkpoints.format import CARD, RESULTS, default_model, shipped_models
+from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm import __version__, evaluation
-from protlm.checkpoints.shipped import announced_default
+from protlm.checkpoints.format import announced_default
 from protlm.config import EvaluateConfig
 from protlm.config.composition import compose, through_hydra, to_plain
 from protlm.config.settings import print_help

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from protlm import __version__
-from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
@@ -42,8 +42,13 @@ from protlm.system.paths import complete_folder, sha256_of
 from protlm.system.work_folder import Kind, work_folder
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
-from protlm.training.labeled_batches import LabeledData, LabeledTokens
-from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
+from protlm.training.labels import (
+    FinetuneSettings,
+    LabeledData,
+    LabeledTokens,
+    LabelLearning,
+    Metric,
+)
 from protlm.training.launch import is_first_rank
 
 ADAPTER, HEAD, MERGED = "adapter", "probe", "model"

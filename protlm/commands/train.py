@@ -17,7 +17,7 @@ from protlm.build import (
     open_data,
 )
 from protlm.checkpoints.format import all_checkpoints
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
@@ -26,15 +26,17 @@ from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
-from protlm.downstream.training_scores import AssayScores, StructureScores
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM, num_parameters
+from protlm.downstream.training_scores import (
+    AssayScores,
+    StructureScores,
+)
+from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import sample_dir
-from protlm.training.callbacks.measure import Measurement
-from protlm.training.devices import check_trainer
-from protlm.training.launch import is_first_rank, leave_other_ranks, locked
+from protlm.training.callbacks.monitor import Measurement
+from protlm.training.launch import check_trainer, is_first_rank, leave_other_ranks, locked
+from protlm.training.optimization import check_schedule
 from protlm.training.run import Finished, find_checkpoint
 from protlm.training.run import train as run
 from protlm.training.run_config import (
@@ -44,7 +46,6 @@ from protlm.training.run_config import (
     with_fitting_warmup,
     write_config,
 )
-from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
 _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)

@@ -14,8 +14,7 @@ import numpy as np
 
 from protlm import __version__
 from protlm.analysis.bootstrap import finite_or_none
-from protlm.checkpoints.checksums import damaged_files, write_sums
-from protlm.checkpoints.weight_checks import check_numbers
+from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
 from protlm.data.tables import write_rows
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities

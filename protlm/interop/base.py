@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.checkpoints.weight_checks import check_sizes
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import alphabet_file, gather_rows, read_alphabet, source_tokens
-from protlm.interop.layout import Layout
+from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet, source_tokens
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
@@ -55,12 +54,7 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class ContactHead:
-    """The logistic regression of contacts on attention maps, as `protlm contacts` computes it.
-
-    Attributes:
-        weights: of the heads of all layers, those of the first layer first.
-        intercept: its constant.
-    """
+    """The logistic regression of contacts on the maps of the heads of all layers, in order."""
 
     weights: list[float]
     intercept: float
@@ -77,7 +71,6 @@ class Family:
     """A family of foreign models: masked models with softmax attention.
 
     Attributes:
-        layout: the names of its tensors and sizes.
         fixed: settings of protlm that all its models have.
         allowed: supported values of its own settings; a missing setting has the first.
         output_layer: the beginning of the names of an output layer that files may lack.
@@ -148,7 +141,6 @@ class Family:
         return read_alphabet(alphabet_file(source.path)) if self.special else VOCABULARY.tokens
 
     def _tokens(self, source: Source, alphabet: Sequence[str]) -> list[int]:
-        """Returns the number in the alphabet of each token of protlm."""
         tokens = source_tokens(
             source.path, alphabet, self.special, self.read_as, left_out=self.left_out
         )
@@ -159,7 +151,6 @@ class Family:
     def _check_shapes(
         self, path: Path, config: ModelConfig, weights: Mapping[str, Tensor], rows: int
     ) -> None:
-        """Checks the shapes that translation relies on."""
         if self.spare_rows:
             rows = max(rows, len(weights["embedding.weight"]))
         width = config.model_dim
@@ -199,13 +190,7 @@ def num_rows(source: Source, weights: Mapping[str, Tensor], name: str) -> int:
 
 
 def check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Shapes) -> None:
-    """Compares shapes with those that the alphabet and the settings give.
-
-    Args:
-        path: the model, for messages.
-        weights: by protlm's names.
-        expected: the shapes of some that it may have; None is any size but 0.
-    """
+    """Compares shapes with those of the alphabet and the settings; None is any size but 0."""
     for name, sizes in expected.items():
         if name not in weights:
             continue

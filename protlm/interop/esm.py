@@ -11,10 +11,9 @@ from typing import final
 
 from torch import Tensor
 
-from protlm.checkpoints.weight_checks import check_numbers
+from protlm.checkpoints.checks import check_numbers
 from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import alphabet_file, read_alphabet
 from protlm.interop.base import ROTARY, ContactHead, Family, ForeignModel
 from protlm.interop.layout import (
     FAIRSEQ_COPIES,
@@ -22,6 +21,8 @@ from protlm.interop.layout import (
     FAIRSEQ_NAMES,
     FIRST_NORMS,
     Layout,
+    alphabet_file,
+    read_alphabet,
 )
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError

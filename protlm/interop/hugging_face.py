@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from protlm import attention
-from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
 from protlm.config import ModelConfig, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import ALPHABET, TOKENIZER
 from protlm.interop.base import ContactHead
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
+from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
 from protlm.system.paths import complete_folder
@@ -52,15 +52,9 @@ _SPECIAL = {
 
 
 def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> bool:
-    """Writes a model to a new folder that transformers loads.
+    """Writes a model, and the contact head of an ESM, to a new folder that transformers loads.
 
-    Args:
-        model: the model, whose weights match its description.
-        directory: the folder.
-        contacts: the contact head of a model with the architecture of ESM.
-
-    Returns:
-        Whether the folder has code: false for an `EsmForMaskedLM`.
+    Returns whether the folder has code: false for an `EsmForMaskedLM`.
     """
     has_code = not is_esm(model.description)
     if not has_code:
@@ -142,13 +136,13 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
 def _config(model: Checkpoint) -> dict[str, Any]:
     described = model.description
     head = f"ProtlmFor{_HEADS[described.objective]}"
-    classes = {"Config": "Config", "Model": "Model", f"ModelFor{_HEADS[described.objective]}": head}
     return {
         "model_type": "protlm",
         "architectures": [head],
         "auto_map": {
-            f"Auto{auto}": f"{_MODULE}.{name if name == head else f'Protlm{name}'}"
-            for auto, name in classes.items()
+            "AutoConfig": f"{_MODULE}.ProtlmConfig",
+            "AutoModel": f"{_MODULE}.ProtlmModel",
+            f"AutoModelFor{_HEADS[described.objective]}": f"{_MODULE}.{head}",
         },
         "dtype": "float32",
         # No other architecture builds itself, with new weights, from these settings.
@@ -163,9 +157,9 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 
 def _code(description: ModelDescription) -> str:
-    """Returns the modeling file: the definitions that the model needs."""
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
-    classes = {name: _place_of(name) for name in _mechanisms(description)}
+    used = {name: attention.mechanism(name) for name in _mechanisms(description)}
+    classes = {name: Name(cls.__module__, cls.__name__) for name, cls in used.items()}
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
         [*roots, *classes.values()],
@@ -188,11 +182,6 @@ def _mechanisms(description: ModelDescription) -> list[str]:
         return [description.attention]
     inner = description.attention_options.get("mechanism", parameter.default)
     return [description.attention, inner]
-
-
-def _place_of(mechanism: str) -> Name:
-    cls = attention.mechanism(mechanism)
-    return Name(cls.__module__, cls.__name__)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,16 +1,25 @@
-"""The names of the tensors and sizes of a foreign model, and the exact use of its tensors."""
+"""The names of the tensors and sizes of a foreign model, its alphabet, and the use of its tensors.
+
+Every token of protlm is read as one of the other alphabet. If several are read as the same one,
+they have its embedding, and its probability is divided evenly between them.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from protlm.checkpoints.weight_checks import check_numbers
+from protlm.checkpoints.checks import check_numbers
+from protlm.data.vocabulary import RESIDUES, VOCABULARY
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import existing_file
 
 # Names of tensors in a message.
 _MOST_NAMED = 4
@@ -47,6 +56,11 @@ FAIRSEQ_LAYER = {
     "feedforward.down.*": "fc2.*",
 }
 FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
+# The files of the tokens in the folder of a model.
+ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
+# Its special tokens, in the order in which a family gives its names of them.
+_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
+_FILES = (TOKENIZER, "vocab.json", ALPHABET)
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,6 @@ class Layout:
         return used_once(path, tensors, names, unused=self.unused)
 
     def _spelled(self, source: Source) -> dict[str, Tensor]:
-        """Returns the tensors by the names of this layout."""
         tensors: dict[str, Tensor] = {}
         for name, value in source.tensors.items():
             new = name
@@ -119,7 +132,6 @@ class Layout:
         return tensors
 
     def _unstacked(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors with the matrices in place of each stack of them."""
         separate: dict[str, Tensor] = {}
         for name, value in tensors.items():
             stack = next((end for end in self.stacks if name.endswith(end)), None)
@@ -147,14 +159,7 @@ class Layout:
 def used_once(
     path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str], *, unused: str = ""
 ) -> dict[str, Tensor]:
-    """Returns the tensors by our names; each must be used exactly once.
-
-    Args:
-        path: the model, for messages.
-        tensors: its tensors.
-        names: ours to theirs.
-        unused: a pattern of the names of others that are left out.
-    """
+    """Returns the tensors by our names; each must be used exactly once, or match `unused`."""
     wanted = list(names.values())
     if missing := [name for name in wanted if name not in tensors]:
         raise InputDataError(
@@ -173,3 +178,73 @@ def _listed(names: list[str]) -> str:
     shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
     rest = f" and {more} more" if more > 0 else ""
     return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
+
+
+def alphabet_file(folder: Path) -> Path:
+    """Returns the file of the tokens of a model."""
+    files = [folder / name for name in _FILES]
+    return next((path for path in files if path.is_file()), folder / ALPHABET)
+
+
+def read_alphabet(path: Path) -> list[str]:
+    """Reads the tokens of a model in order: of a JSON file their numbers, of a text one a line."""
+    if path.name == ALPHABET:
+        existing_file(path, "the alphabet of the model")
+        try:
+            return path.read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            raise InputDataError(f"{path} is not a list of tokens: {error}") from error
+    values: Any = read_json(path, "the alphabet of the model")
+    try:
+        if path.name == TOKENIZER:
+            added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
+            values = values["model"]["vocab"] | added
+        tokens = sorted(values, key=values.__getitem__)
+        are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
+    if not are_numbered:
+        raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")
+    return tokens
+
+
+def source_tokens(
+    path: Path,
+    alphabet: Sequence[str],
+    special: Sequence[str],
+    letters: Mapping[str, str],
+    *,
+    left_out: Collection[str] = (),
+) -> list[int]:
+    """Returns the number in another alphabet of each token of protlm.
+
+    Args:
+        letters: residues that are read as another token of it, if it has that; others that it
+            lacks are read as unknown.
+    """
+    number = {token: place for place, token in enumerate(alphabet)}
+    if len(number) != len(alphabet):
+        raise InputDataError(f"{path}: the alphabet repeats a token")
+    for token in (*special, *"ACDEFGHIKLMNPQRSTVWY"):
+        if token not in number:
+            raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
+    names = {letter: letter for letter in RESIDUES if letter in number}
+    names |= {letter: token for letter, token in letters.items() if token in number}
+    names |= zip(_SPECIAL, special, strict=True)
+    unused = set(alphabet) - set(names.values()) - set(RESIDUES) - set(left_out)
+    if unused:
+        raise InputDataError(
+            f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
+            f"{min(unused)!r:.20}"
+        )
+    return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
+
+
+def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
+    """Puts the embedding and the output layer into the order of the vocabulary, in place."""
+    count = Counter(tokens)
+    shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
+    for name in {"embedding.weight", "head.weight"} & weights.keys():
+        weights[name] = weights[name][list(tokens)]
+    bias_V = weights["head.bias"][list(tokens)]
+    weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.checksums import SUMS
+from protlm.checkpoints.checks import SUMS, check_weights
 from protlm.checkpoints.format import CONFIG
-from protlm.checkpoints.weight_checks import check_weights
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json
 from protlm.system.paths import existing_file, sha256_of
@@ -52,10 +51,6 @@ class Source:
     """A foreign model as it was read.
 
     Attributes:
-        path: its file or folder.
-        family: the name of its family.
-        settings: its description.
-        tensors: its tensors, by its names.
         hashes: `sha256`, the SHA-256 of the file of the tensors; of several, of their bytes in
             order; and `contacts_sha256`, that of a separate file of the contact head.
     """
@@ -253,7 +248,6 @@ def _pickles(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Returns the tensors of all files."""
     tensors: dict[str, Any] = {}
     for path, part in zip(files, parts, strict=True):
         if repeated := sorted(map(str, tensors.keys() & part.keys())):

@@ -30,7 +30,6 @@ class Sweeps:
     """How sequences are sampled from a masked model.
 
     Args:
-        number: how often every residue is drawn.
         mask_fraction: the fraction of the residues that are masked, and drawn, at a time. The
             forward passes of a sweep are its inverse, or one for each residue if that is less.
     """
@@ -60,14 +59,6 @@ def resample(
 
     A sequence depends on its start, its index and the seed, not on the others in its batch. Only
     the 20 standard amino acids are drawn. Sequences of similar length share a batch.
-
-    Args:
-        network: a masked model.
-        starts: sequences of at least one residue.
-        sampling: how a residue is drawn.
-        sweeps: how often, and how many at a time.
-        seed: seed of the random numbers.
-        batch_size: sequences at a time, or fewer of long ones.
     """
     # As in `generate`: in float64, the batch does not change the draws.
     network = copy.deepcopy(network).double().eval()
@@ -103,7 +94,6 @@ def _sweep(
     mask_BL: Tensor,
     sampling: Sampling,
 ) -> None:
-    """Draws every residue once, in place."""
     groups = [chain.groups() for chain in chains]
     for turn in range(max(map(len, groups))):
         masked = [(row, own[turn]) for row, own in enumerate(groups) if turn < len(own)]

@@ -51,10 +51,8 @@ class PositionTable(nn.Module):
 class Rotary(nn.Module):
     """Rotary positions: queries and keys are rotated by angles proportional to the position.
 
-    Args:
-        head_dim: K.
-        stored: whether the frequencies are saved with the weights. Those of ESM-2 are rounded to
-            half precision, as in its training.
+    `stored` frequencies are saved with the weights: those of ESM-2 are rounded to half precision,
+    as in its training.
     """
 
     def __init__(self, *, head_dim: int, stored: bool = False) -> None:

@@ -152,9 +152,7 @@ class PretrainedModel:
         layers: Iterable[int] | None = None,
         heads: Iterable[int] | None = None,
     ) -> dict[int, Tensor]:
-        """Returns exact maps, BHLL on the CPU, by layer as asked; by default of all.
-
-        The default is all layers and all heads.
+        """Returns exact maps, BHLL on the CPU, by layer as asked; by default all layers and heads.
 
         Raises:
             UserError: a layer or a head that does not exist.
@@ -234,12 +232,9 @@ class PretrainedModel:
         """Samples sequences from a causal model, and yields them as they end.
 
         Args:
-            number: number of sequences.
             prefix: residues that all sequences begin with.
-            max_residues: maximum length, including the prefix; None uses the maximum of training.
             sampling: temperature, top-k and top-p; None samples from the model's distribution.
             seed: random seed; a sequence depends only on the seed and its own number.
-            batch_size: number of sequences sampled at a time.
 
         Raises:
             UserError: the model cannot generate, or a setting is out of range.

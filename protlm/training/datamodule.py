@@ -101,12 +101,7 @@ class SequenceData(pl.LightningDataModule):
     has one sequence per row, cropped to its start, and masks a fixed fraction.
 
     Args:
-        train: the training data.
-        valid: the validation split.
-        rule: how samples become batches.
-        config: batch size, maximum length and workers.
         masking: the mask fractions, or None for the causal objective.
-        seed: seed of the order, the crops and the masks.
         share: the number of micro-batches per batch, and of batches per optimizer step.
     """
 
@@ -128,7 +123,6 @@ class SequenceData(pl.LightningDataModule):
         self.progress = Progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the data, for the checkpoint."""
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -170,13 +164,10 @@ class SequenceData(pl.LightningDataModule):
         return self._loader(self.valid, stream, self.valid_rule)
 
     def unigram_table(self) -> np.ndarray:
-        """Returns the predictions of residue frequencies for validation targets.
+        """Returns the predictions of residue frequencies by input token and target, float64 [V, V].
 
         The frequencies are those of the first samples in the order of the run, cropped as in
         validation. The result is the same on all ranks.
-
-        Returns:
-            probabilities by input token and target, float64 [V, V].
         """
         order = self.train.order(seed=self.seed)
         samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples

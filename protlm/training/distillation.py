@@ -241,5 +241,4 @@ def _at(chosen_BL: Tensor, values_BLD: Tensor) -> Tensor:
 
 
 def _attentions(network: nn.Module) -> list[SelfAttention]:
-    """Returns the attention sublayers of a network, in order."""
     return [module.attention for module in network.modules() if isinstance(module, Block)]

@@ -1,25 +1,132 @@
 """The run of a fine-tuning: the loop of every training, with epochs, and the best weights kept."""
 
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins.environments import (
     LightningEnvironment,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.format import load_training
+from protlm.checkpoints.validations import METRICS, best_checkpoints, read_metrics
 from protlm.config import BestMetric, OnSaveError, TrainerConfig
-from protlm.system.errors import ExitCode, UserError
+from protlm.system.errors import ExitCode, TrainingDivergedError, UserError
 from protlm.system.lock import FolderLock
-from protlm.training.callbacks.epochs import ReportEpochs, stale_epochs, valid_losses
-from protlm.training.devices import MOST_RANKS
-from protlm.training.labeled_batches import LabeledData
-from protlm.training.labels import FinetuneSettings, LabelLearning
-from protlm.training.launch import leave_other_ranks
+from protlm.system.terminal import JobProgress
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.labels import FinetuneSettings, LabeledData, LabelLearning
+from protlm.training.launch import MOST_RANKS, leave_other_ranks
 from protlm.training.loggers import CsvFile
+from protlm.training.module import Objective
 from protlm.training.run import Run, fit, last_step, newest_checkpoint
+
+
+def valid_losses(folder: Path, *, until: int) -> list[float]:
+    """Returns the validation losses of the start and of the epochs, until a step."""
+    rows = read_metrics(folder / METRICS)
+    return [row["valid_loss"] for row in rows if row["step"] <= until]
+
+
+def stale_epochs(losses: Sequence[float]) -> int:
+    """Returns the number of epochs since the one with the lowest loss.
+
+    >>> stale_epochs([3.0, 1.0, 2.0, 1.0])
+    2
+    """
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
+
+
+class ReportEpochs(LoopCallback):
+    """Logs and prints the start and each epoch, and ends the run by its patience."""
+
+    def __init__(self, folder: Path, data: LabeledData, settings: FinetuneSettings) -> None:
+        self._folder, self._settings = folder, settings
+        self._steps, self._validation = data.steps_per_epoch, data.batches_per_validation
+        self._progress: JobProgress | None = None
+        self._done = 0
+        self._losses: list[float] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._losses = valid_losses(self._folder, until=trainer.global_step)
+        self._refuse_divergence()
+        self._done = trainer.global_step + len(self._losses) * self._validation
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if module.is_skipped:
+            raise TrainingDivergedError(
+                f"the loss of step {trainer.global_step}, or its gradient, is not finite; "
+                f"{self._advice()}"
+            )
+        self._count(trainer)
+
+    def on_validated_batch(self, trainer: Trainer, number: int) -> None:
+        self._count(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.should_stop:
+            # A signal cut it off; the resumed run repeats it.
+            return
+        assert isinstance(pl_module, LabelLearning)
+        train = pl_module.train_loss()
+        valid, score = pl_module.valid_scores()
+        epoch, metric = len(self._losses), pl_module.metric.name
+        row = {"epoch": epoch, "valid_loss": valid, f"valid_{metric}": score}
+        for logger in trainer.loggers:
+            logger.log_metrics(row | ({"train_loss": train} if epoch else {}), trainer.global_step)
+        kept = ", the lowest so far" if epoch and valid < min(self._losses) else ""
+        self._losses.append(valid)
+        self._refuse_divergence()
+        where = "epoch 0, before training: "
+        if epoch:
+            where = f"epoch {epoch} of {self._settings.epochs} at most: training loss {train:.4f}, "
+        assert self._progress is not None
+        self._progress.print(f"{where}validation {metric} {score:.3f}, loss {valid:.4f}{kept}")
+        trainer.should_stop = stale_epochs(self._losses) >= self._settings.patience
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_validated = (len(self._losses) - 1) * self._steps == trainer.global_step > 0
+        if self._progress is not None and is_validated and min(self._losses) == self._losses[0]:
+            self._progress.print(
+                "no epoch has a lower validation loss than the start, which is the result: the "
+                "model is unchanged; a smaller --learning-rate may be better"
+            )
+        self._end()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._end(exception)
+
+    def _advice(self) -> str:
+        return f"remove {self._folder} and type a smaller --learning-rate"
+
+    def _refuse_divergence(self) -> None:
+        if self._losses and not math.isfinite(loss := self._losses[-1]):
+            epoch, advice = len(self._losses) - 1, self._advice()
+            if not epoch:
+                advice = "the model or the labels of `valid` have values that are not finite"
+            raise TrainingDivergedError(f"the validation loss of epoch {epoch} is {loss}; {advice}")
+
+    def _count(self, trainer: Trainer) -> None:
+        self._done += 1
+        if self._progress is None:
+            # Begins after the first batch, which is slower, so that the time left is right.
+            total = self._validation + self._settings.epochs * (self._steps + self._validation)
+            quiet = not trainer.is_global_zero
+            self._progress = JobProgress("batches", total, done=self._done, quiet=quiet)
+            self._progress.__enter__()
+        else:
+            self._progress.update(self._done)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(type(error) if error else None, error, None)
+            self._progress = None
 
 
 def check_devices(settings: FinetuneSettings) -> None:
@@ -77,7 +184,6 @@ def finetune(
 
 
 def _config(settings: FinetuneSettings, steps_per_epoch: int) -> TrainerConfig:
-    """Returns the settings of the loop: a validation and a checkpoint after each epoch."""
     return TrainerConfig(
         max_steps=settings.epochs * steps_per_epoch,
         accelerator=settings.device if settings.device.startswith("cuda") else "cpu",

@@ -16,7 +16,7 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from protlm.checkpoints.metrics import METRICS, whole_rows
+from protlm.checkpoints.validations import METRICS, whole_rows
 from protlm.config import LoggerConfig, WandbMode
 from protlm.system.errors import OutputError
 from protlm.system.paths import complete_file

@@ -34,7 +34,6 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Returns the adapted weight."""
         return _adapted_weight(weight, self.A, self.B)
 
 
@@ -43,14 +42,7 @@ def _adapted_weight(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed: int) -> None:
-    """Puts adapters into layers, in place; no other parameter of the network is trained.
-
-    Args:
-        network: the model.
-        rank: the rank of each adapter.
-        targets: the last part of the layers' names: query, key, value, output, up, gate, down.
-        seed: seed of the adapters.
-    """
+    """Puts adapters into layers whose names end in a target; nothing else is trained."""
     layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
     network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):

@@ -20,8 +20,7 @@ from protlm.data.masking import IGNORE
 from protlm.model.objective import TargetSums, residues_only, target_sums
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
-from protlm.training.optimization import build_optimizer
-from protlm.training.schedule import rate_factor
+from protlm.training.optimization import build_optimizer, rate_factor
 
 
 class ValidationSums(NamedTuple):
@@ -165,13 +164,7 @@ class Objective(pl.LightningModule, ABC):
 
 
 class LanguageModeling(Objective):
-    """Trains a network to predict masked or next residues.
-
-    Args:
-        description: the description of the model, which is saved in every checkpoint.
-        causal: whether a position sees only earlier ones.
-        optimizer: settings of the optimizer.
-    """
+    """Trains a network to predict masked or next residues."""
 
     def __init__(
         self,
@@ -229,6 +222,5 @@ class LanguageModeling(Objective):
         checkpoint[DESCRIPTION] = self.description.to_plain()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the source of the first weights."""
         source = checkpoint[DESCRIPTION].get("source")
         self.description = replace(self.description, source=source)

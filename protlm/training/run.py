@@ -14,36 +14,40 @@ from pytorch_lightning.plugins.environments import (
 from pytorch_lightning.profilers import Profiler
 
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
-from protlm.checkpoints.metrics import is_validated
+from protlm.checkpoints.validations import is_validated
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
-from protlm.training.callbacks.ema import AverageWeights
 from protlm.training.callbacks.estimate import WatchEstimates
-from protlm.training.callbacks.history import WriteHistory
 from protlm.training.callbacks.hooks import (
+    AverageWeights,
     CheckSameStep,
     LoopCallback,
     RedrawFeatures,
     ResumeValidation,
+    RunEagerly,
+    StallWatchdog,
     TrackDataProgress,
     ValidateLastStep,
+    compile_blocks,
 )
-from protlm.training.callbacks.measure import Measurement, MeasureModel
-from protlm.training.callbacks.monitor import DataWait, Monitor
+from protlm.training.callbacks.monitor import DataWait, Measurement, MeasureModel, Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
-from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
+from protlm.training.callbacks.save_checkpoints import (
+    SaveCheckpoints,
+    VerifiedCheckpointIO,
+    WriteHistory,
+)
 from protlm.training.callbacks.skipped_steps import SkipBadSteps
-from protlm.training.callbacks.stall import StallWatchdog
-from protlm.training.checkpoint_io import VerifiedCheckpointIO
-from protlm.training.compilation import RunEagerly, compile_blocks
 from protlm.training.datamodule import SequenceData
-from protlm.training.devices import resolved_accelerator, resolved_precision, strategy
 from protlm.training.launch import (
     cluster_environment,
     is_first_rank,
     loader_errors_explained,
     lost_ranks_explained,
+    resolved_accelerator,
+    resolved_precision,
+    strategy,
 )
 from protlm.training.lightning_internals import (
     end_with_exit_code_of_ranks,
@@ -58,10 +62,7 @@ class Run:
     """A run: its folder and settings, and what its kind of training adds to the loop.
 
     Attributes:
-        checkpoint: the one that it continues from, if any.
-        lock: that of the folder, on the first rank, which checks it before each checkpoint.
         callbacks: run before those that stop and save.
-        environment: plugins for the launcher.
         parts: micro-batches of a batch.
     """
 

@@ -28,7 +28,7 @@ from protlm.system.errors import OutputError, UserError, one_of
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
 from protlm.training.launch import is_first_rank
-from protlm.training.schedule import check_schedule, fitting_warmup
+from protlm.training.optimization import check_schedule, fitting_warmup
 
 CONFIG = "config.yaml"
 _WARMUP = "schedule.warmup_steps"

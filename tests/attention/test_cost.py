@@ -14,8 +14,8 @@ from protlm.attention.linearized import selection, tiles
 from protlm.attention.ops import block_sparse
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
+from protlm.model.transformer import build_network
 
 # The numbers that are computed together on a CPU, by module.
 TILES = [(module, "_CPU_NUMBERS") for module in (attention_free, long_short, reformer)]

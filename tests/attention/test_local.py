@@ -12,7 +12,7 @@ from protlm.attention.ops import block_sparse
 from protlm.attention.performer_relu import PerformerRelu
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 512}

@@ -22,7 +22,7 @@ from protlm.commands.predict import predict
 from protlm.downstream.examples import LabelOptions
 from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK
-from protlm.training.callbacks.epochs import ReportEpochs
+from protlm.training.finetuning import ReportEpochs
 from protlm.training.labels import FinetuneSettings
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

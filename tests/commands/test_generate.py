@@ -20,9 +20,8 @@ from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.decoding import Sampling
 from protlm.model.gibbs import Sweeps
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError, UserError
 
 HEADER = re.compile(

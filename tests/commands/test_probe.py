@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import protlm
-from protlm.checkpoints.checksums import write_sums
+from protlm.checkpoints.checks import write_sums
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
 from protlm.downstream.examples import LabelOptions

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.train import train
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.config.settings import may_change
 from protlm.loading import load_model
 from protlm.system.errors import UserError
+from protlm.training.optimization import rate_factor
 from protlm.training.run_config import (
     _USED_WITH,
     compose_run,
     refuse_another_run,
     refuse_unused,
 )
-from protlm.training.schedule import rate_factor
 
 TRICKY_NAMES = [
     "run (1)",

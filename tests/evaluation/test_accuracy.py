@@ -12,7 +12,7 @@ import torch
 
 import protlm
 from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.data.batching.buckets import SequenceRow
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.masking import IGNORE, corrupt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import protlm
-from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sums
+from protlm.checkpoints.checks import check_sum, damaged_files, sum_path, write_sums
 from protlm.checkpoints.format import LATEST, all_checkpoints, latest
 from protlm.commands.checkpoint import info, verify
 from protlm.system.errors import InputDataError

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from protlm.checkpoints.format import all_checkpoints, checkpoint_name, set_latest, step_of
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.system.errors import ExitCode
 
 STEPS = 10

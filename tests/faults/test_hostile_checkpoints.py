@@ -15,7 +15,7 @@ import torch
 import protlm
 from protlm import evaluation
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.checksums import write_sum, write_sums
+from protlm.checkpoints.checks import write_sum, write_sums
 from protlm.commands.checkpoint import info, verify
 from protlm.commands.evaluate import evaluate
 from protlm.commands.train import train

@@ -13,7 +13,7 @@ import pytest
 
 from protlm.build import open_data
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose, read_run_config
 from protlm.model.objective import TargetSums

@@ -13,9 +13,9 @@ import torch
 import protlm
 from protlm.build import load_initial_weights
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.checksums import write_sum, write_sums
+from protlm.checkpoints.checks import write_sum, write_sums
 from protlm.interop import hugging_face
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError
 
 HUGE = 10**12

@@ -19,8 +19,14 @@ from protlm.model import gibbs, memory
 from protlm.model.decoding import Sampling
 from protlm.system import paths
 from protlm.system.errors import InputDataError, OutputError
-from protlm.training.labeled_batches import Batches, LabeledData, LabeledTokens
-from protlm.training.labels import FinetuneSettings, LabelLearning, Metric
+from protlm.training.labels import (
+    Batches,
+    FinetuneSettings,
+    LabeledData,
+    LabeledTokens,
+    LabelLearning,
+    Metric,
+)
 from tests.small_models import small_model
 
 

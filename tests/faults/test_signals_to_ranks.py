@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from protlm.checkpoints.format import checkpoint_name, newest_whole, step_of
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 from protlm.system.errors import ExitCode
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.launch import SIGNALS

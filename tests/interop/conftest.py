@@ -8,8 +8,7 @@ import pytest
 from torch import Tensor
 
 from protlm import interop
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from tests.interop.families import ESM
 
 

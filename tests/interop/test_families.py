@@ -1,14 +1,18 @@
 """What every family must pass: outputs are those of its paper, and of transformers if it has it.
 
-Whatever else a file says or has, its tensors, settings and alphabet, is refused.
+Whatever else a file says or has, its tensors, settings and alphabet, is refused. Tokens of other
+alphabets are read as protlm's, and probabilities keep their meaning.
 """
 
 import json
+import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,11 +20,11 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.interop.layout import gather_rows, source_tokens
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError
-from tests.interop.example import WIDTH, Example
+from tests.interop.example import WIDTH, Example, published
 from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
-from tests.interop.published import published
 
 ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><mask>RLKSIVXBUZO"]
 PEERS = {
@@ -335,3 +339,61 @@ def test_tokenizer_json_is_the_alphabet_too(name: str, alphabet: list[str], tmp_
         (folder / "tokenizer.json").write_text(text)
         with pytest.raises(InputDataError, match=message):
             interop.read(folder)
+
+
+# As ProtBert was trained.
+RARE = [*BERT, *"XUZOB"]
+
+
+def test_the_probability_of_unknown_is_divided() -> None:
+    tokens = source_tokens(Path("x"), BERT, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+    count = Counter(tokens)
+    assert count.pop(BERT.index("[UNK]")) == len("XBUZO") + len(["<unk>", ".", "-", "<null_1>"])
+    assert set(count.values()) == {1}
+    assert [BERT[tokens[VOCABULARY[a]]] for a in STANDARD] == list(STANDARD)
+
+
+def test_rare_residues_are_x_and_the_others_keep_the_ratios_of_their_probabilities() -> None:
+    tokens = source_tokens(Path("x"), RARE, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+    assert {RARE[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
+    generator = torch.Generator().manual_seed(0)
+    theirs = {
+        "embedding.weight": torch.randn(30, 8, generator=generator, dtype=torch.float64),
+        "head.bias": torch.randn(30, generator=generator, dtype=torch.float64),
+    }
+    weights = dict(theirs)
+    gather_rows(weights, tokens)
+    hidden_D = torch.randn(8, generator=generator, dtype=torch.float64)
+    found_V = (weights["embedding.weight"] @ hidden_D + weights["head.bias"]).log_softmax(-1)
+    kept_V = (theirs["embedding.weight"] @ hidden_D + theirs["head.bias"])[:-4]
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    expected_A = kept_V.log_softmax(-1)[[RARE.index(residue) for residue in STANDARD]]
+    torch.testing.assert_close(found_V[ours], expected_A, rtol=0, atol=1e-12)
+
+
+DATA = os.environ.get("PROTLM_DATA")
+PRETRAINED = Path(DATA or "") / "pretrained"
+
+
+@pytest.mark.skipif(
+    DATA is None, reason="PROTLM_DATA, the folder of data outside the project, is not set"
+)
+@pytest.mark.parametrize("chain", ["vh", "vl"])
+def test_logits_are_those_of_the_original_library(chain: str) -> None:
+    golden = np.load(PRETRAINED / "sapiens_golden.npz")
+    alphabet = golden["alphabet"].tolist()
+    model = protlm.load(PRETRAINED / f"sapiens_{chain}.safetensors")
+    assert model.max_length == {"vh": 144, "vl": 128}[chain]
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    theirs = [alphabet.index(residue) for residue in STANDARD]
+    chosen = [n for n, name in enumerate(golden["chain"]) if name.lower() == chain]
+    assert len(chosen) == 10
+    for number in chosen:
+        length = golden["num_tokens"][number]
+        for tokens, logits in (("tokens", "logits"), ("masked_tokens", "masked_logits")):
+            letters = [alphabet[token] for token in golden[tokens][number, 1 : length - 1]]
+            # The original library reads X as <mask>.
+            sequence = "".join("X" if letter == "<mask>" else letter for letter in letters)
+            found_LV = model(model.tokenize([sequence])).logits_BLV[0, :, ours].numpy()
+            expected_LV = golden[logits][number, :length][:, theirs]
+            np.testing.assert_allclose(found_LV, expected_LV, rtol=0, atol=1e-4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.training.labeled_batches import Batches, LabeledTokens, TokenRows
+from protlm.training.labels import Batches, LabeledTokens, TokenRows
 
 SEQUENCES = ["MKTAY", "MKT", "WWSGKWL", "ACD", "MKTAYIA"]
 PLACES = [np.array([0, 4]), np.array([1]), np.array([2, 3, 6]), np.arange(3), np.array([6])]

@@ -1,6 +1,7 @@
 """What every kind of run must do: continue after a kill as if nothing had happened."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,26 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(
     )
     with pytest.raises(UserError, match=message):
         train_tiny(run, "seed=7", "model.token_dropout=true", "model.dropout=0.1")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.mode=concatenated",
+        "data.curriculum=[[0,32]]",
+        "data.max_length=64",
+        "objective.mask_fraction_range=[0.1,0.5]",
+        "trainer.tokens_per_step=4096",
+    ],
+)
+def test_a_run_is_not_continued_with_another_recipe(
+    setting: str, train_tiny: Callable[..., Path], tiny_run: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=re.escape(setting.partition("=")[0])):
+        train_tiny(run, setting, "trainer.max_steps=5")
+    assert (run / "config.yaml").read_bytes() == before
 
 
 REFUSED = [

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, Maske
 from protlm.attention import Attention
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 
 # The mechanisms of the model, by name.
@@ -40,12 +40,7 @@ def chosen_attention(*case: Any) -> None:
 
 
 class ProtlmConfig(PreTrainedConfig):
-    """The settings of a model.
-
-    Args:
-        protlm: the description of the model, as in the `config.json` of protlm's own format.
-        others: settings of every Hugging Face model.
-    """
+    """The settings of a model; `protlm` is its description as in protlm's own `config.json`."""
 
     model_type = "protlm"
 
@@ -85,7 +80,6 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 module.get_buffer(name).copy_(value)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the embedding of the tokens."""
         return self.network.embedding
 
     def _run(
@@ -95,9 +89,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         output_hidden_states: bool | None,
         output_attentions: bool | None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Returns logits, and the fields of an output: hidden states after the embedding and after
-        each block, the last one after the final norm, and maps of each block, BHLL.
-        """
+        """Returns logits, and the fields of an output, with hidden states and maps where asked."""
         mask_BL = input_ids != self.config.pad_token_id
         if attention_mask is not None:
             mask_BL = attention_mask.bool()

@@ -58,7 +58,6 @@ class WatchEstimates(LoopCallback):
         self._warned: set[int] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the layers that had a warning."""
         return {"warned": sorted(self._warned)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -67,7 +66,6 @@ class WatchEstimates(LoopCallback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Hooks the mechanisms if a log is due after this batch."""
         is_last = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if is_last and (trainer.global_step + 1) % self._every == 0:
             mask_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
@@ -75,7 +73,6 @@ class WatchEstimates(LoopCallback):
                 self._look_once(number, mechanism, mask_BL)
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
-        """Logs the measurement, and warns."""
         if not self._sums:
             return
         sums_N3H = module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()
@@ -140,9 +137,7 @@ class _WorstHead(NamedTuple):
     """The head of a layer with the largest error.
 
     Attributes:
-        number: the number of the head, from 1.
         norm: the mean square norm that determines the error.
-        error: the relative standard deviation of a weight.
         square_norm: the largest mean |q̂ + k̂|² of the layer.
     """
 

@@ -1,22 +1,26 @@
-"""Logs loss, throughput and memory, and drives the progress bar."""
+"""Logs loss, throughput, memory and the values of probes, and drives the progress bar."""
 
 import math
 import resource
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.profilers import Profiler
 from torch import Tensor
 
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import perplexity
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress
+from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.flops import ModelFlops, peak_tflops
-from protlm.training.module import LanguageModeling
+from protlm.training.module import LanguageModeling, Objective
 
 _FETCH = ".train_dataloader_next"
 
@@ -55,7 +59,7 @@ class _Sums(NamedTuple):
     seconds_waited: float
 
 
-class Monitor(Callback):
+class Monitor(LoopCallback):
     """Logs loss, accuracy, learning rate, gradient norm, throughput, utilization and memory.
 
     Sums are accumulated since the last log, added up over ranks, and divided once. `peak` has the
@@ -103,7 +107,6 @@ class Monitor(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Counts the FLOPs of a row of the batch if the peak of the device is known."""
         if self._flops is not None:
             self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
 
@@ -113,21 +116,13 @@ class Monitor(Callback):
         """Records the rate of this step; at the end of the batch it is that of the next step."""
         self._rate = float(optimizer.param_groups[0]["lr"])
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Adds the batch to the sums, and logs them when a log is due."""
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         if trainer.global_step % self.every == 0:
-            assert isinstance(pl_module, LanguageModeling)
-            self._log(trainer, pl_module, batch)
+            assert isinstance(module, LanguageModeling)
+            self._log(trainer, module, batch)
         assert self._progress is not None
         self._progress.update(trainer.global_step, self._note)
 
@@ -135,7 +130,6 @@ class Monitor(Callback):
         self._validation_start = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the validation, and excludes its time from the throughput."""
         assert isinstance(pl_module, LanguageModeling)
         assert self._progress is not None
         sums = pl_module.validation_sums()
@@ -164,7 +158,6 @@ class Monitor(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Removes the progress bar so that the message can be read."""
         if self._progress is not None:
             self._progress.__exit__(type(exception), exception, None)
 
@@ -227,7 +220,6 @@ class Monitor(Callback):
 
 
 def _in_short(metrics: dict[str, float]) -> str:
-    """Formats the metrics for the progress line."""
     parts = [
         f"loss {metrics['train_loss']:{'.3f' if metrics['train_loss'] >= 0.1 else '.3g'}}",
         f"lr {metrics['learning_rate']:.2g}",
@@ -264,3 +256,49 @@ def _peak_memory(device: torch.device) -> int:
     # Linux counts in KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Measurement(NamedTuple):
+    """A function that measures a model, and the names of its values."""
+
+    measure: Callable[[PretrainedModel], Mapping[str, float]]
+    columns: Sequence[str]
+
+
+class MeasureModel(LoopCallback):
+    """Logs the values of a measurement at intervals of steps, on the first rank.
+
+    Training is as without it: random numbers and the modes of all modules are restored, and its
+    time does not count in the throughput. The weights are those of the step, not their average.
+    """
+
+    def __init__(self, measurement: Measurement, *, every: int) -> None:
+        self._measurement, self._every = measurement, every
+        self.columns = measurement.columns
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if trainer.global_step % self._every or not trainer.is_global_zero:
+            return
+        assert isinstance(module, LanguageModeling)
+        start = time.perf_counter()
+        values = self._measured(module)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(values), trainer.global_step)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, Monitor):
+                callback.exclude(time.perf_counter() - start)
+
+    def _measured(self, module: LanguageModeling) -> Mapping[str, float]:
+        modes = [(part, part.training) for part in module.modules()]
+        devices = [] if module.device.type == "cpu" else [module.device]
+        try:
+            with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+                model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
+                return self._measurement.measure(model)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+def _no_baseline(seed: int) -> ProteinLM:
+    raise AssertionError("measurements in training have no random baseline")

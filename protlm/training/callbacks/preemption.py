@@ -30,9 +30,6 @@ class StopOnSignal(LoopCallback):
     of a validation, the ranks agree by a reduction, so that all of them stop after the same step.
     An incomplete validation is repeated by the resumed run. A second signal ends a process
     immediately, even one that waits for another rank.
-
-    Attributes:
-        received: the number of the signal, on every rank, or 0.
     """
 
     def __init__(self) -> None:
@@ -67,7 +64,6 @@ class StopOnSignal(LoopCallback):
                 end_validation()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restores the signal handlers, after the last checkpoint."""
         self._restore_handlers()
 
     def on_exception(

@@ -1,39 +1,148 @@
-"""Saves checkpoints, removes old ones, and handles failures to save."""
+"""Saves checkpoints with a checksum, removes old ones, and keeps a history of the weights.
 
+Each start and checkpoint has a row in `history.tsv` with the hash of the weights, so that it shows
+that a resumed run began with the saved weights. Without averaged weights and adapters, `checkpoint
+info` prints the same hash.
+"""
+
+import os
+import platform
 import time
 import warnings
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.plugins.io import CheckpointIO
 
-from protlm.checkpoints.best import best_checkpoints
 from protlm.checkpoints.format import (
     CHECKPOINTS,
     all_checkpoints,
     checkpoint_name,
+    load_training,
     remove,
+    save_training,
     step_of,
     sweep,
+    weights_hash,
 )
+from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import OnSaveError, TrainerConfig
-from protlm.system.errors import OutputError
+from protlm.system.errors import InputDataError, OutputError
 from protlm.system.lock import FolderLock
+from protlm.system.paths import explain_os_error
 from protlm.training.callbacks.hooks import LoopCallback
-from protlm.training.checkpoint_io import VerifiedCheckpointIO
 from protlm.training.lightning_internals import drop_validation_counters
 from protlm.training.module import Objective
+
+# The keys of a checkpoint that Lightning reads without a check, and their types.
+_RESUMED = {
+    "state_dict": dict,
+    "global_step": int,
+    "epoch": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
+HISTORY = "history.tsv"
+COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
+
+
+class VerifiedCheckpointIO(CheckpointIO):
+    """Writes beside the target, syncs, writes the SHA-256, renames, and advances `latest` last.
+
+    A failure to write raises no error here, because only rank 0 writes and the others wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        self.failure = None
+        try:
+            save_training(checkpoint, Path(path))
+        except OutputError as error:
+            self.failure = str(error)
+        except OSError as error:
+            self.failure = str(explain_os_error(error, Path(path)))
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only."""
+        contents = load_training(Path(path))
+        for key, kind in _RESUMED.items():
+            if not isinstance(contents.get(key), kind):
+                raise InputDataError(
+                    f"{path} is not a checkpoint that a run can continue from: its {key!r} is "
+                    "missing or damaged; remove it to continue from the one before, or choose "
+                    "another run_dir="
+                )
+        return contents
+
+    def remove_checkpoint(self, path: Any) -> None:
+        remove(Path(path))
+
+
+class WriteHistory(Callback):
+    """Appends a row to `history.tsv` at each start of a run and at each checkpoint."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / HISTORY
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._append("start", trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._append("save", trainer, pl_module)
+
+    def _append(self, event: str, trainer: Trainer, module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        row = (
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            event,
+            str(trainer.global_step),
+            weights_hash(module.get_submodule("network").state_dict()),
+            platform.node(),
+            str(torch.get_num_threads()),
+            torch.__version__,
+        )
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._mend()
+            is_new = not self._path.exists()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines("\t".join(line) + "\n" for line in [COLUMNS] * is_new + [row])
+        except OSError as error:
+            # A run is worth more than its log.
+            warnings.warn(f"{self._path} cannot be written: {error.strerror}", stacklevel=2)
+
+    def _mend(self) -> None:
+        """Terminates a row that was truncated by a full disk or a kill."""
+        with suppress(FileNotFoundError), self._path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
 
 
 class SaveCheckpoints(LoopCallback, Checkpoint):
     """Saves checkpoints by step and by the clock, and keeps the newest and the best.
 
     Args:
-        run_dir: the directory of the run.
-        config: when to save, and how many to keep.
         from_step: the step that the run resumes from, whose checkpoint exists.
         lock: the lock of the run, on the first rank; checked before each checkpoint.
         keeps_start: saves the weights that the run starts from, as step 0.
@@ -57,12 +166,10 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self._damaged = {path.name for path in left}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Removes unfinished checkpoints of killed processes."""
         if trainer.is_global_zero:
             sweep(self._run_dir)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the start, unless a signal has cut its validation off."""
         if self._saved < 0 and not trainer.should_stop:
             self._save(trainer)
 
@@ -138,7 +245,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         )
 
     def _report(self, failure: str, trainer: Trainer) -> None:
-        """Warns, or ends the run on all ranks."""
         failure = f"{failure}; {self._last()}"
         is_last = trainer.should_stop or trainer.global_step >= self._config.max_steps
         if is_last or self._config.on_save_error is OnSaveError.stop:

@@ -35,12 +35,6 @@ class SkipBadSteps(LoopCallback):
 
     It also sets the module's largest gradient norm: `max_gradient_norm_ratio` times the median of
     the last 100 steps that were not skipped, once there are 100.
-
-    Args:
-        run_dir: the directory of the run; `bad_batches.jsonl` in it has a line per skipped step.
-        identify: returns the accession of a sample by its number.
-        max_in_a_row: number of skipped steps in a row that ends the run.
-        max_gradient_norm_ratio: the factor, or None for no limit.
     """
 
     def __init__(
@@ -59,7 +53,6 @@ class SkipBadSteps(LoopCallback):
         self._batches: list[tuple[Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of skipped steps in a row, and the last gradient norms."""
         return {"in_a_row": self._in_a_row, "norms": list(self._norms)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -74,19 +67,10 @@ class SkipBadSteps(LoopCallback):
         if trainer.is_global_zero and path.is_file():
             self._drop_after(trainer.global_step, path)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._batches.append((batch.joined_N, outputs["is_finite"]))
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
-        """Records a complete step."""
         if module.is_skipped:
             self._in_a_row += 1
             self._report(trainer, module, batch)

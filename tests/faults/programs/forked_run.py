@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import protlm.commands.train as command
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.validations import read_metrics
 
 
 def start(run_dir: str, *settings: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from protlm.checkpoints import checksums
+from protlm.checkpoints import checks
 from protlm.checkpoints import format as checkpoints
 from tests.faults.programs.kills import in_child, killed_at_each_call, status_of
 
@@ -24,7 +24,7 @@ CALLS = [
     (Path, "write_text"),
     (Path, "unlink"),
     (torch, "save"),
-    (checksums, "sha256_of"),
+    (checks, "sha256_of"),
 ]
 run = Path(sys.argv[1])
 folder = run / checkpoints.CHECKPOINTS

@@ -1,8 +1,12 @@
-"""Reading of a run's `metrics.csv`."""
+"""The validations of a run in its `metrics.csv`, and its best checkpoints by them."""
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
+
+from protlm.checkpoints.format import all_checkpoints, step_of
+from protlm.config import BestMetric
 
 METRICS = "metrics.csv"
 
@@ -41,3 +45,17 @@ def is_validated(run_dir: Path, step: int) -> bool:
     """Returns whether the log has the validation of this step."""
     rows = read_metrics(run_dir / METRICS)
     return any(row["step"] == step and "valid_loss" in row for row in rows)
+
+
+def best_checkpoints(run_dir: Path, metric: BestMetric, count: int) -> list[Path]:
+    """Returns at most `count` checkpoints of validated steps, best first; ties by step.
+
+    Steps whose validation is NaN are excluded. The validations are read from the log, so that a
+    resumed run finds the same checkpoints.
+    """
+    sign = 1 if metric is BestMetric.valid_loss else -1
+    rows = read_metrics(run_dir / METRICS) if count else []
+    rows = [row for row in rows if not math.isnan(row.get(metric.value, math.nan))]
+    costs = {int(row["step"]): sign * row[metric.value] for row in rows}
+    validated = [path for path in all_checkpoints(run_dir) if step_of(path) in costs]
+    return sorted(validated, key=lambda path: costs[step_of(path)])[:count]
