@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from protlm.cli import main as cli
 from protlm.cli.main import _spread
+from protlm.cli.main import main as cli
 from protlm.system.paths import conf_dir, sample_dir
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,7 +14,7 @@ from protlm.data.masking import (
     row_rng,
 )
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def test_random_numbers_are_keyed_to_the_sample():

@@ -11,8 +11,8 @@ from protlm.data_prep import clusters as module
 from protlm.data_prep.clusters import PULLED, UNCLUSTERED, ClusterSplit, ClusterTable, name_hash
 from protlm.data_prep.families import FamilySplit, HeldOutFamilies
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 TENTHS = HashSplit(valid_fraction=0.1, test_fraction=0.1)
 

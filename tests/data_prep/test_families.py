@@ -7,7 +7,7 @@ import pytest
 from protlm.data.records import Record
 from protlm.data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, entry_of
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 ALL_TRAIN = HashSplit(valid_fraction=0, test_fraction=0)
 EXPORT = "Entry\tPfam\nP00001\tPF00069;PF07714;\nP00002\t\nP00003\tPF07714;\nP00004\tPF00001;\n"

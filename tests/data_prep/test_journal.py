@@ -12,7 +12,7 @@ from protlm.data_prep.journal import Journal, Segment
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.sources import Place
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 SEGMENTS = [
     Segment(

@@ -14,7 +14,7 @@ from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions
 from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.shares import Executor, Submission
 
 RULE = HashSplit(0.2, 0.1)

@@ -13,7 +13,7 @@ from protlm.data.shards.manifest import Counts, Manifest
 from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.data_prep import leakage as module
 from protlm.data_prep.leakage import LeakageOptions, leakage
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from tests.data.test_relatives import mutated, random_protein
 
 

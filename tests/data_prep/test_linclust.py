@@ -10,8 +10,8 @@ from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable
 from protlm.data_prep.linclust import Clustering, cluster_sources
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir
 from protlm.system.work_folder import BEGUN
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"

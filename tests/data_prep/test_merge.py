@@ -12,7 +12,7 @@ from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import merge as merging
 from protlm.data_prep.merge import merge
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 
 RULE = HashSplit(0.3, 0.2)
 

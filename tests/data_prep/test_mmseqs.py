@@ -9,7 +9,7 @@ import time
 import pytest
 
 from protlm.data_prep.mmseqs import cluster_sequences, run_mmseqs
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 FAKE = """#!{python}
 import sys

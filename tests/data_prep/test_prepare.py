@@ -15,8 +15,8 @@ from protlm.data_prep import prepare as preparation
 from protlm.data_prep.prepare import PrepareOptions
 from protlm.data_prep.select import Selection
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir, sha256_of
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir, sha256_of
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"

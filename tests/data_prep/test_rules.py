@@ -12,8 +12,8 @@ from protlm.data_prep.families import FamilySplit
 from protlm.data_prep.prepare import PrepareOptions
 from protlm.data_prep.rules import SplitOptions, make_rule
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import OutputError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import OutputError, UserError
+from protlm.system.paths import sample_dir
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 

@@ -4,7 +4,7 @@ import pytest
 
 from protlm.data.records import Record, Tally
 from protlm.data_prep.select import Selection
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def record(length=10, **known):

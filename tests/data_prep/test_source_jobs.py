@@ -9,7 +9,7 @@ from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.shares import Executor, Submission
 
 RULE = HashSplit(0.2, 0.1)

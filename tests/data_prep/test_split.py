@@ -7,7 +7,7 @@ import pytest
 
 from protlm.data.records import Record
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 
 def record(identifier="P1", sequence="MKV"):

@@ -3,7 +3,7 @@
 import pytest
 
 from protlm.data.batching.curriculum import Curriculum
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def test_a_length_applies_from_its_number_of_samples_on():

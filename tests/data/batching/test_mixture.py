@@ -9,7 +9,7 @@ from protlm.data.batching.mixture import Mixture, SampleOrder, integer_weights, 
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SIZES, SHARES = [100, 45, 5], [5, 4, 2]
 ENDS = np.cumsum(SIZES)

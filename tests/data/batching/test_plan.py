@@ -12,7 +12,7 @@ from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchStream, Progress
 from protlm.data.batching.rank_slice import RankSlice
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 NUM_SAMPLES = 150
 # Clusters have twice as many sequences, and an epoch as many samples.

@@ -15,8 +15,8 @@ import pytest
 
 from protlm.data.records import ReadOptions, SequenceFile, Tally, read_records
 from protlm.data.records.residues import TOO_LONG
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"

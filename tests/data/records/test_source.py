@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from protlm.data.records.source import ByteSource, TextSource
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 

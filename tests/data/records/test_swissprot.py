@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from Bio import SwissProt
 
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 FILES = sorted(FIXTURES.glob("*.dat.gz"))

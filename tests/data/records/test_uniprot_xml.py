@@ -12,7 +12,7 @@ from Bio import SeqIO
 
 from protlm.data.records import SequenceFile, Tally
 from protlm.data.records.uniprot_xml import _entries
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 FILES = sorted(FIXTURES.glob("*.xml.gz"))

@@ -14,8 +14,8 @@ from protlm.data.shards.cluster_index import ClusterIndex
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.data.shards.writer import PackedSequences, write_cluster_index, write_shard
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sha256_of
 
 INDEX = "train/clusters.h5"
 TOP = 2**64 - 1

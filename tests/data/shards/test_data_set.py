@@ -10,8 +10,8 @@ import pytest
 from protlm.data.shards.data_set import open_split, read_manifest, verify
 from protlm.data.shards.manifest import MANIFEST
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.paths import conf_dir, sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import conf_dir, sha256_of
 
 SHARD = "train/shard-00001.h5"
 DOCUMENT = conf_dir().parent / "docs" / "shards.md"

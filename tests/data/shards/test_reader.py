@@ -19,7 +19,7 @@ from protlm.data.shards import reader as reader_module
 from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
 from protlm.data.shards.manifest import MANIFEST
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARD = "train/shard-00001.h5"
