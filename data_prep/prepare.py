@@ -11,16 +11,15 @@ from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
 from protlm.data.shards.writer import write_cluster_index
 from protlm.system.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
-from protlm.system.pool import in_order
+from protlm.system.shares import in_order
 from protlm.system.terminal import JobProgress
 from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterTable
-from .encode import Encoder
+from .encode import Encoder, Selection
 from .families import refuse_empty_hold_out
 from .report import Report, refuse_too_many_rejects, warn_of_rejects, write_rejected
 from .segments import OpenSegment, known_before
-from .select import Selection
 from .sources import Place, SourceReader, check_formats, find_sources, refuse_inside
 from .split import SplitRule
 from .work_folder import DATA_SET, BuildFolder, Plan, build_folder

@@ -17,7 +17,7 @@ from protlm.system.paths import check_output
 from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, work_folder
 
-from .journal import Journal
+from .segments import Journal
 from .sources import Source
 
 _DATA, _JOURNAL, _DIGESTS, _PARTS = "data", "journal", "digests", "parts"

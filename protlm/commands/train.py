@@ -28,9 +28,8 @@ from protlm.commands.settings import print_help
 from protlm.commands.unused_settings import refuse_unused
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
-from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.plan import SPECIALS
+from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.training_probes import AssayProbe, StructureProbe

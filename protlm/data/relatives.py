@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from protlm.data.splitmix64 import splitmix64
+from protlm.data.batching.order import splitmix64
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 
 K = 6

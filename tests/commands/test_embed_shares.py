@@ -22,8 +22,7 @@ from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import OutputError, UserError, is_full_memory
-from protlm.system.pool import ProcessDiedError
-from protlm.system.shares import Executor, Submission
+from protlm.system.shares import Executor, ProcessDiedError, Submission
 
 OPTIONS = {"tokens_per_batch": 250, "include": (Pooling.mean,)}
 

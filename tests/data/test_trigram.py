@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from protlm.data.trigram import Trigram
-from protlm.data.unigram import Unigram, count_residues
+from protlm.data.frequencies import Trigram, Unigram, count_residues
 from protlm.data.vocabulary import VOCABULARY
 
 SEQUENCES = ["MKVMKVAAA", "KVM", "A", "MKKKVLLLMKVV"]
@@ -86,7 +85,7 @@ def test_joined_sequences_are_predicted_as_single_ones(causal: bool) -> None:
 
 def test_counting_does_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
-    monkeypatch.setattr("protlm.data.trigram._TOKENS", 4)
+    monkeypatch.setattr("protlm.data.frequencies._TOKENS", 4)
     np.testing.assert_array_equal(
         whole, Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
     )

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from protlm.data.frequencies import Unigram, count_residues
 from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
-from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import RESIDUES, VOCABULARY
 
 PROTEINS = [

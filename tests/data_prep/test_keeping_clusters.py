@@ -10,9 +10,8 @@ from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
 from protlm.data_prep.encode import UNLISTED
-from protlm.data_prep.merge import merge
+from protlm.data_prep.merge import merge, prepare_by_jobs
 from protlm.data_prep.prepare import PrepareOptions
-from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.shares import Executor, Submission

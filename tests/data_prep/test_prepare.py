@@ -12,8 +12,8 @@ from protlm.data.records.fasta import FastaBlock
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import Counts, read_manifest
 from protlm.data_prep import prepare as preparation
+from protlm.data_prep.encode import Selection
 from protlm.data_prep.prepare import PrepareOptions
-from protlm.data_prep.select import Selection
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir, sha256_of

@@ -4,10 +4,9 @@ import pytest
 
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import read_manifest
-from protlm.data_prep import source_jobs
-from protlm.data_prep.merge import merge
+from protlm.data_prep import merge as module
+from protlm.data_prep.merge import merge, prepare_by_jobs
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.shares import Executor, Submission
@@ -96,12 +95,12 @@ def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(source_jobs, "merge_into", fill_the_disk)
+        patch.setattr(module, "merge_into", fill_the_disk)
         with pytest.raises(OutputError, match="no space left"):
             prepare_locally(release, tmp_path)
     parts = tmp_path / "data.partial" / "parts"
     assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
-    monkeypatch.setattr(source_jobs, "prepare", None)
+    monkeypatch.setattr(module, "prepare", None)
     prepare_locally(release, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
@@ -112,7 +111,7 @@ def test_errors_of_the_merged_set_are_reported_again(release, tmp_path, monkeypa
     def refuse(rule, noted):
         raise InputDataError("an empty hold-out")
 
-    monkeypatch.setattr(source_jobs, "refuse_empty_hold_out", refuse)
+    monkeypatch.setattr(module, "refuse_empty_hold_out", refuse)
     for _ in range(2):
         with pytest.raises(InputDataError, match="an empty hold-out"):
             prepare_locally(release, tmp_path)

@@ -14,8 +14,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.plan import BatchStream
-from protlm.data.batching.rank_slice import RankSlice
+from protlm.data.batching.plan import BatchStream, RankSlice
 from protlm.model.network import build_network
 from protlm.training import run
 from protlm.training.compilation import RunEagerly, compile_blocks

@@ -10,8 +10,6 @@ from typing import final
 
 import numpy as np
 
-from protlm.data.splitmix64 import splitmix64
-
 _NUM_ROUNDS = 8
 # A network over fewer than 64 values has too few permutations to look random.
 _MIN_HALF_BITS = 3
@@ -70,3 +68,14 @@ def hashed(items: np.ndarray, *, seed: int, stream: int = 0) -> np.ndarray:
     entropy = np.random.SeedSequence([seed % 2**64], spawn_key=(stream, 1))
     first, second = entropy.generate_state(2, np.uint64)
     return splitmix64(splitmix64(items.astype(np.uint64) + first) + second)
+
+
+def splitmix64(values: np.ndarray) -> np.ndarray:
+    """Applies the finalizer of SplitMix64 (Steele et al. 2014) to uint64 values.
+
+    >>> int(splitmix64(np.array([1], np.uint64))[0])
+    6238072747940578789
+    """
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

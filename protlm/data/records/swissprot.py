@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import ClassVar, final
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record
+from protlm.data.records.record import Feature, Record, Tally
 from protlm.data.records.residues import residues
-from protlm.data.records.tally import Tally
 
 NO_END = "no '//' at the end"
 WRONG_LENGTH = "length differs from the one that the entry declares"

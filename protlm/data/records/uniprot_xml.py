@@ -9,10 +9,9 @@ from typing import Any, ClassVar, final
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record
+from protlm.data.records.record import Feature, Record, Tally
 from protlm.data.records.residues import residues
 from protlm.data.records.swissprot import WRONG_LENGTH
-from protlm.data.records.tally import Tally
 from protlm.system.errors import InputDataError
 
 # TrEMBL and Swiss-Prot have entries of some megabytes.

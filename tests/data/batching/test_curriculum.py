@@ -2,7 +2,7 @@
 
 import pytest
 
-from protlm.data.batching.curriculum import Curriculum
+from protlm.data.batching.plan import Curriculum
 from protlm.system.errors import UserError
 
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from protlm.data.batching import forecast as module
+from protlm.data.batching import plan as module
 from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.curriculum import Curriculum
-from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.packing import Packing
+from protlm.data.batching.plan import Curriculum, forecast
 
 LENGTHS = np.random.default_rng(0).integers(1, 300, 5_000)
 ORDER = SampleOrder([len(LENGTHS)], seed=1)

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.packing import Packing
-from protlm.data.batching.plan import BatchStream, Progress
-from protlm.data.batching.rank_slice import RankSlice
+from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankSlice
 from protlm.system.errors import UserError
 
 NUM_SAMPLES = 150

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
+from protlm.data.shards import data_set as reader_module
 from protlm.data.shards import mapped_shard
-from protlm.data.shards import reader as reader_module
 from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
 from protlm.data.shards.manifest import MANIFEST
 from protlm.data.vocabulary import VOCABULARY
