@@ -19,9 +19,6 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-# What a file system without hard links answers.
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _LONGEST_NAME = 255
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -159,30 +156,12 @@ def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
     # Names are stored in folders, which have to be on the disk too.
     for written in [*made.rglob("*"), made]:
         fsync(written)
-    if overwrite:
-        if path.is_dir():
-            shutil.rmtree(path)
-        made.replace(path)
-    else:
-        _move(made, path)
+    if os.path.lexists(path) and not overwrite:
+        raise _already_there(path)
+    if overwrite and path.is_dir():
+        shutil.rmtree(path)
+    made.replace(path)
     fsync(path.absolute().parent)
-
-
-def _move(made: Path, path: Path) -> None:
-    try:
-        if made.is_dir():
-            # The system replaces only empty folders.
-            made.rename(path)
-        else:
-            os.link(made, path)
-            made.unlink()
-    except OSError as error:
-        if error.errno in _EXISTS:
-            raise _already_there(path) from error
-        if error.errno not in _NO_LINKS or made.is_dir():
-            raise
-        check_output(path)
-        made.rename(path)
 
 
 def _temporary(path: Path, pid: int | str) -> Path:
