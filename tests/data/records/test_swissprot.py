@@ -201,8 +201,3 @@ def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks):
     ((reason, [(name, _, line)]),) = tally.listed.items()
     assert reason.startswith("entry of more than")
     assert (name, line) == ("H2CNN8", NEXT.count(b"\n") + 1)
-
-
-def test_nucleotide_entries_of_embl_are_rejected_by_name(read):
-    with pytest.raises(InputDataError, match="line 1: this is an EMBL flat file"):
-        read(b"ID   X56734; SV 1; linear; mRNA; STD; PLN; 1859 BP.\nXX\n//\n")
