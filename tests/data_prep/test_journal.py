@@ -9,9 +9,9 @@ import pytest
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.segments import Journal, Segment
 from protlm.data_prep.sources import Place
 from protlm.data_prep.split import HashSplit
+from protlm.data_prep.work_folder import Journal, Segment
 from protlm.system.errors import InputDataError
 
 SEGMENTS = [
