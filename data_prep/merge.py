@@ -1,31 +1,22 @@
-"""Merging of data sets, whose shards are linked in order; and preparation by a job per source."""
+"""Merging of data sets: shards are linked in order, counts and sources are added up."""
 
 import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from protlm.data.records import MAX_LISTED
 from protlm.data.shards.data_set import open_split
-from protlm.data.shards.manifest import MANIFEST, Counts, Manifest, ShardEntry, read_manifest
+from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
+from protlm.data.shards.writer import write_clusters
 from protlm.system.errors import UserError
-from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.paths import check_output, complete_folder
-from protlm.system.shares import Submission
 from protlm.system.terminal import printable
-from protlm.system.work_folder import difference, refuse_finished
+from protlm.system.work_folder import difference
 
-from .clusters import ClusterTable
-from .families import refuse_empty_hold_out
-from .prepare import PrepareOptions, index_clusters, prepare, table_of
 from .report import Report, read_rejected, write_rejected
-from .sources import STANDARD_INPUT, check_formats, find_sources, refuse_inside
-from .split import SplitRule
-from .work_folder import DATA_SET, Plan, build_folder
 
 
 def merge(parts: Sequence[Path], out: Path) -> Report:
@@ -117,7 +108,7 @@ def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
         sources=tuple(source for manifest in manifests for source in manifest.sources),
         counts=_sum([manifest.counts for manifest in manifests]),
         split_rule=manifests[0].split_rule,
-        clusters=index_clusters(directory, splits, table) if table and is_one_table else None,
+        clusters=write_clusters(directory, splits, table) if table and is_one_table else None,
     )
     merged.write(directory)
     report = Report.of(merged)
@@ -167,63 +158,3 @@ def _rejected(parts: Sequence[Path]) -> dict[str, list[tuple[str, str, int]]]:
             listed = merged.setdefault(reason, [])
             listed += records[: MAX_LISTED - len(listed)]
     return merged
-
-
-def prepare_by_jobs(
-    sources: Sequence[Path],
-    out: Path,
-    *,
-    split_rule: SplitRule,
-    clusters: ClusterTable | None = None,
-    options: PrepareOptions,
-    submission: Submission,
-) -> Report:
-    """Prepares each source in a separate job, waits for all of them, and merges their parts.
-
-    The same call resumes an interrupted build, including its unfinished jobs.
-
-    Args:
-        sources: the files.
-        out: the folder to make.
-        split_rule: assigns records to splits.
-        clusters: assigns records to clusters, if the data set is to store them.
-        options: as for `prepare`.
-        submission: options for submitting jobs.
-    """
-    refuse_finished(out, DATA_SET)
-    refuse_inside(sources, out)
-    if options.deduplicate or STANDARD_INPUT in sources:
-        what = "--deduplicate" if options.deduplicate else "standard input"
-        raise UserError(f"--executor runs one job per file, which excludes {what}")
-    settings = {**options.settings(), "--executor": submission.executor.value}
-    plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
-    with (
-        sigterm_as_interrupt(),
-        build_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
-    ):
-        check_formats(plan.sources, options.reading)
-        work.parts.mkdir(exist_ok=True)
-        if clusters is not None:
-            clusters.store(work.clusters)
-        parts = [work.parts / f"{number:05d}" for number in range(len(plan.sources))]
-        pairs = [
-            (source.path.absolute(), part.absolute())
-            for source, part in zip(plan.sources, parts, strict=True)
-        ]
-        make = partial(
-            _make_part, split_rule, clusters, replace(options, restart=False, is_part=True)
-        )
-        submission.run(make, pairs, work.path / "jobs", options.workers)
-        report = merge_into(work.data, parts)
-        refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    report.print()
-    return report
-
-
-def _make_part(
-    rule: SplitRule, clusters: ClusterTable | None, options: PrepareOptions, pair: tuple[Path, Path]
-) -> None:
-    """Prepares a source as a part, unless the part exists already."""
-    source, part = pair
-    if not (part / MANIFEST).is_file():
-        prepare([source], part, split_rule=rule, clusters=clusters, options=options)

@@ -92,7 +92,7 @@ class OpenSegment:
 
 def known_before(work: BuildFolder) -> DigestSet:
     """Returns the digests of all sequences in the finished segments."""
-    known = DigestSet(work.known_digests)
+    known = DigestSet(work.path / "digests.table")
     for number in range(len(work.journal.segments)):
         known.add(work.read_first_seen(number))
     return known

@@ -7,12 +7,11 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +27,11 @@ from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, 
 
 from .sources import Place, Source
 
-_DATA, _JOURNAL, _DIGESTS, _PARTS = "data", "journal", "digests", "parts"
+_DATA, _JOURNAL, _DIGESTS = "data", "journal", "digests"
 _FIRST_SEEN = "first-{:05d}.bin"
 _STATES = "sizes and times of the sources"
 _NAME = "segment-{:05d}.json"
 _PATTERN = re.compile(r"segment-(\d{5,})\.json")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,16 @@ class Journal:
         folder.mkdir(exist_ok=True)
         numbers = [int(m[1]) for path in folder.iterdir() if (m := _PATTERN.fullmatch(path.name))]
         self.segments = [
-            read_checked(folder / _NAME.format(number), partial(from_json, Segment))
+            _read_segment(folder / _NAME.format(number))
             for number in range(max(numbers, default=-1) + 1)
         ]
 
     def append(self, segment: Segment) -> None:
         """Writes the entry of the next segment, whose shards are complete."""
-        write_checked(self._folder / _NAME.format(len(self.segments)), to_json(segment))
+        fields = to_json(segment)
+        with complete_file(self._folder / _NAME.format(len(self.segments))) as temporary:
+            content = json.dumps({"sha256": _hash(fields), "content": fields})
+            temporary.write_text(content + "\n", encoding="utf-8")
         self.segments.append(segment)
 
 
@@ -82,7 +83,7 @@ def _has_finished(path: Path) -> bool:
     """Returns whether a segment or part is finished, and the data set is not yet published."""
     if not (path / _DATA).is_dir():
         return False
-    return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob(f"{_PARTS}/*"))
+    return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob("parts/*"))
 
 
 DATA_SET = Kind("data set", "being built", "--out", _has_finished, "add --restart to start over")
@@ -130,21 +131,6 @@ class BuildFolder:
         self.data.mkdir(exist_ok=True)
         self.journal = Journal(self.path / _JOURNAL)
         self._sweep()
-
-    @property
-    def known_digests(self) -> Path:
-        """Path of the table of all digests, if it is too large for memory."""
-        return self.path / "digests.table"
-
-    @property
-    def clusters(self) -> Path:
-        """Path of the sorted cluster table for the jobs that build the parts."""
-        return self.path / "clusters.sorted"
-
-    @property
-    def parts(self) -> Path:
-        """Folder of the data sets that are merged into this one, if any."""
-        return self.path / _PARTS
 
     def first_seen(self, segment: int) -> Path:
         """Returns the path of the digests of the sequences that are new in a segment."""
@@ -223,20 +209,12 @@ def _lost(path: Path) -> InputDataError:
     )
 
 
-def write_checked(path: Path, fields: dict[str, Any]) -> None:
-    """Writes JSON with its SHA-256 atomically."""
-    content = {"sha256": _hash(fields), "content": fields}
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-
-
-def read_checked(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Reads a file written by `write_checked`."""
+def _read_segment(path: Path) -> Segment:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["sha256"] != _hash(content["content"]):
             raise ValueError("its SHA-256 does not match")
-        return parse(content["content"])
+        return from_json(Segment, content["content"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputDataError(
             f"{path} is missing or damaged ({error}): the build cannot be resumed; type the same "

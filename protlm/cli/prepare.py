@@ -66,7 +66,7 @@ def prepare(
 ) -> None:
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
     from protlm.data.records import ReadOptions
-    from protlm.data_prep import encode, merge, rules
+    from protlm.data_prep import encode, rules
     from protlm.data_prep import prepare as building
     from protlm.data_prep import sources as files_of
     from protlm.system.shares import Executor, Submission
@@ -92,12 +92,9 @@ def prepare(
         break_lock=break_lock,
     )
     runner = None if executor is None else choice("--executor", executor, Executor)
-    jobs = Submission.parse(runner, slurm)
+    submission = Submission.parse(runner, slurm)
     files = files_of.list_files(sources)
     rule, clusters = rules.make_rule(split, files, out, options)
-    if jobs is None:
-        building.prepare(files, out, split_rule=rule, clusters=clusters, options=options)
-    else:
-        merge.prepare_by_jobs(
-            files, out, split_rule=rule, clusters=clusters, options=options, submission=jobs
-        )
+    building.prepare(
+        files, out, split_rule=rule, clusters=clusters, options=options, submission=submission
+    )

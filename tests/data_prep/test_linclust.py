@@ -133,7 +133,7 @@ def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(insta
     (left / "linclust_cluster.tsv").write_text("half\n")
     (left / "sources.fasta").touch()
     (left / BEGUN).write_text("{}")
-    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": "", "start": null}')
+    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": ""}')
     with pytest.raises(OutputError, match=r"process 1 on elsewhere.*--break-lock"):
         cluster_sources([TINY], out, Clustering())
     assert cluster_sources([TINY], out, Clustering(break_lock=True)).read_text() == content
@@ -185,7 +185,7 @@ def test_a_changing_source_is_reported_and_leaves_nothing(install_mmseqs, out, t
 
 
 def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):
-    lock = '{"host": "elsewhere", "pid": 1, "since": "", "start": null}'
+    lock = '{"host": "elsewhere", "pid": 1, "since": ""}'
     install_mmseqs(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
     with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
         cluster_sources([TINY], out, Clustering())

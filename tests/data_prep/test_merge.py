@@ -10,8 +10,8 @@ import pytest
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import merge as merging
-from protlm.data_prep import merge as module
-from protlm.data_prep.merge import merge, prepare_by_jobs
+from protlm.data_prep import prepare as module
+from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
@@ -163,7 +163,7 @@ def merged(release, tmp_path, contents):
 
 
 def prepare_locally(release, tmp_path, **options):
-    prepare_by_jobs(
+    prepare(
         sorted(release.iterdir()),
         tmp_path / "data",
         split_rule=JOB_RULE,
@@ -226,7 +226,7 @@ def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, 
             prepare_locally(release, tmp_path)
     parts = tmp_path / "data.partial" / "parts"
     assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
-    monkeypatch.setattr(module, "prepare", None)
+    monkeypatch.setattr(module, "_build", None)
     prepare_locally(release, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100

@@ -5,7 +5,7 @@ They are files of contiguous arrays, whose HDF5 metadata is created in memory.
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from protlm.data.shards.cluster_index import ARRAYS as INDEX_ARRAYS
-from protlm.data.shards.manifest import IndexEntry, ShardEntry
+from protlm.data.shards.manifest import Clusters, IndexEntry, ShardEntry
 from protlm.data.shards.mapped_shard import (
     ARRAYS,
     CLUSTERS,
@@ -151,6 +151,14 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
     kinds = {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}
     size, sha256 = _write(directory / file, kinds, arrays)
     return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256)
+
+
+def write_clusters(
+    directory: Path, splits: Mapping[str, Sequence[ShardEntry]], table: tuple[str, str]
+) -> Clusters:
+    """Writes the cluster index of each split, whose shards are complete; `table` is as stored."""
+    indexes = {split: write_cluster_index(directory, split, splits[split]) for split in splits}
+    return Clusters(*table, indexes)
 
 
 def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry]) -> IndexEntry:
