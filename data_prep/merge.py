@@ -24,10 +24,6 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
 
     Sequences that occur in two parts are kept in both. Clusters are kept if all parts have those
     of the same table.
-
-    Args:
-        parts: the data sets, in the order of their sequences in the result.
-        out: the data set to make.
     """
     check_output(out)
     if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:

@@ -146,11 +146,6 @@ def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> boo
 
     The build continues, because later records may lower the fraction.
 
-    Args:
-        before: counts of the finished segments.
-        latest: counts of the records after them.
-        max_reject_rate: maximum fraction of records that may be rejected.
-
     Returns:
         Whether it warned.
     """

@@ -48,12 +48,6 @@ def make_rule(
     """Builds the split rule, and the clusters that the data set stores, if any.
 
     Reads the tables, and clusters the sources if requested.
-
-    Args:
-        options: options of the split rule.
-        sources: the sequence files.
-        out: the data set to make.
-        building: options of the build.
     """
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)

@@ -128,12 +128,6 @@ class SourceReader:
     """Reads the sources from a position on, block by block.
 
     `entries` contains the manifest entry of each source that was read completely.
-
-    Args:
-        sources: the files in order.
-        options: which deviations from the formats are accepted.
-        start: position at which to begin.
-        entries: manifest entries of the sources before it.
     """
 
     def __init__(

@@ -55,11 +55,7 @@ class Segment:
 
 
 class Journal:
-    """The finished segments of a build, in order.
-
-    Args:
-        folder: folder of the entries, one file each.
-    """
+    """The finished segments of a build, in order."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,18 +87,12 @@ DATA_SET = Kind("data set", "being built", "--out", _has_finished, "add --restar
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the bytes of a data set depend on.
-
-    Args:
-        sources: the files, in order.
-        settings: the settings, by flag.
-        split_rule: description of the split rule.
-        clusters: name and SHA-256 of the cluster table, if clusters are stored.
-    """
+    """Everything that the bytes of a data set depend on."""
 
     sources: list[Source]
     settings: dict[str, Any]
     split_rule: dict[str, Any]
+    # Name and SHA-256 of the cluster table, if clusters are stored.
     clusters: tuple[str, str] | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -119,11 +109,7 @@ class Plan:
 
 
 class BuildFolder:
-    """The work folder of a data set.
-
-    Args:
-        work: the folder, locked by this process.
-    """
+    """The work folder of a data set."""
 
     def __init__(self, work: WorkFolder) -> None:
         self.path, self.lock = work.path, work.lock
@@ -169,12 +155,6 @@ def build_folder(
 
     After an error, finished segments are kept, so that the same command resumes; if there are none,
     the folder is removed.
-
-    Args:
-        out: the data set.
-        plan: the plan of the build.
-        restart: discards an unfinished build.
-        break_lock: takes over the lock of a process of another machine.
     """
     path = unfinished(out)
     if not restart and _has_finished(path):

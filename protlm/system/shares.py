@@ -89,12 +89,7 @@ class Executor(StrEnum):
 
 @dataclass(frozen=True)
 class Submission:
-    """Options of jobs, each of which computes a share.
-
-    Args:
-        executor: what runs them.
-        parameters: of each job, by submitit's names.
-    """
+    """Options of jobs, each of which computes a share."""
 
     executor: Executor
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -160,14 +155,7 @@ class Submission:
 def here(
     function: Callable[[Item], Result], items: Sequence[Item], at_once: int, advice: str
 ) -> Iterator[Result]:
-    """Yields the results of a function in any order, computed by processes of this machine.
-
-    Args:
-        function: it and the items are pickled.
-        items: what it is applied to.
-        at_once: number of processes.
-        advice: as for `processes`.
-    """
+    """Yields results in any order, computed by processes here, to which function and items go."""
     with processes(partial(_answer, function), min(at_once, len(items)), advice) as submit:
         for future in as_completed([submit(item) for item in items]):
             yield _checked(future.result())

@@ -17,15 +17,7 @@ _MIN_HALF_BITS = 3
 
 @final
 class EpochOrder:
-    """A permutation of `range(num_samples)`, a pure function of (seed, epoch, stream).
-
-    Args:
-        num_samples: number of samples.
-        seed: seed of the run.
-        epoch: number of the epoch, counted from 0.
-        stream: distinguishes orders with the same seed and epoch.
-        shuffle: if false, samples are in their original order.
-    """
+    """A permutation of `range(num_samples)`, a pure function of (seed, epoch, stream)."""
 
     def __init__(
         self, num_samples: int, *, seed: int, epoch: int, stream: int = 0, shuffle: bool = True
@@ -58,13 +50,7 @@ class EpochOrder:
 
 
 def hashed(items: np.ndarray, *, seed: int, stream: int = 0) -> np.ndarray:
-    """Returns a random number for each item, uint64: a pure function of (seed, stream, item).
-
-    Args:
-        items: any numbers, int64.
-        seed: seed of the run.
-        stream: distinguishes data sets of the same run.
-    """
+    """Returns a random number for each item, uint64: a pure function of (seed, stream, item)."""
     entropy = np.random.SeedSequence([seed % 2**64], spawn_key=(stream, 1))
     first, second = entropy.generate_state(2, np.uint64)
     return splitmix64(splitmix64(items.astype(np.uint64) + first) + second)

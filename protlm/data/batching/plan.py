@@ -388,13 +388,7 @@ class Forecast:
 
 
 def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
-    """Predicts the statistics of the first epoch.
-
-    Args:
-        lengths_of: lengths of samples in residues.
-        order: order of the samples.
-        rule: assigns samples to batches.
-    """
+    """Predicts the statistics of the first epoch."""
     cropped = left_out = 0.0
     for start, row_length, scale in _sampled_windows(order, rule):
         positions = np.arange(start, min(start + rule.window_size, len(order)))

@@ -28,10 +28,6 @@ class SequenceFile:
     ...     lengths = [len(r.sequence) for block in file.blocks() for r in block.records(tally)]
     >>> file.format, len(lengths), tally.records
     ('fasta', 180, 180)
-
-    Args:
-        path: the file; `-` is standard input.
-        options: which deviations from the formats are accepted.
     """
 
     def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:

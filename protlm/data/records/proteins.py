@@ -125,12 +125,7 @@ class Proteins:
         return [*rows, *self.skipped]
 
     def report(self, done: str, *, further: Sequence[tuple[str, str]] = ()) -> None:
-        """Prints on standard error how many records were used, changed and skipped.
-
-        Args:
-            done: what was done with the records that are yielded.
-            further: identifier and reason of records that were yielded, and then skipped.
-        """
+        """Prints on standard error how many records were used, changed and skipped."""
         rejected = [f"{n} {reason}" for reason, n in sorted(self.tally.rejected.items())]
         changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
         used = len(self) - len(further)
@@ -195,12 +190,7 @@ class Proteins:
 def one_protein(
     path: Path, otherwise: str = "; give a file of one protein, the wild type"
 ) -> Record:
-    """Returns the record of a file of one protein, such as a wild type.
-
-    Args:
-        path: the file.
-        otherwise: what the message says of a file of several.
-    """
+    """Returns the record of a file of one protein, such as a wild type."""
     proteins = Proteins(path, duplicates=Duplicates.suffix)
     if proteins.num_records != 1:
         message = f"{proteins.name} has {proteins.num_records:,} proteins"

@@ -36,11 +36,6 @@ class ByteSource:
 
     `name` is its name in messages; `has_mark` is whether there was a byte order mark;
     `num_bytes` counts the raw bytes read so far, all of them after the end of `chunks`.
-
-    Args:
-        path: the file.
-        what: description for messages, for instance "a sequence file".
-        ignore_trailing_garbage: ignores data after the gzip data.
     """
 
     def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:

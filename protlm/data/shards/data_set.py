@@ -41,11 +41,6 @@ class SplitReader:
 
     Shards are mapped into memory on first use. The most recently used ones stay mapped, up to half
     of the file descriptors of the process (512 of the usual 1,024; `ulimit -n`).
-
-    Args:
-        directory: the folder of the data set.
-        shards: manifest entries of the split, in order.
-        shuffled: sequences will be read in random order.
     """
 
     def __init__(
@@ -148,13 +143,7 @@ def open_split(
 
 
 def open_clusters(directory: Path, split: str, *, verify: str = "full") -> ClusterIndex:
-    """Opens the cluster index of a split after checking it.
-
-    Args:
-        directory: the folder of the data set.
-        split: the name of the split.
-        verify: as for `open_split`.
-    """
+    """Opens the cluster index of a split after checking it."""
     manifest = _manifest_with(directory, split, verify)
     if manifest.clusters is None:
         raise UserError(

@@ -130,11 +130,6 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
 
     HDF5 does not write to the disk, because on a full disk it leaves a broken file and crashes at
     exit. The shard has clusters if all parts have them.
-
-    Args:
-        directory: the folder of the data set.
-        file: name of the shard in that folder, for instance `train/shard-00000.h5`.
-        parts: the sequences; their arrays are written without copying.
     """
     offsets = _offsets([part.lengths for part in parts])
     id_offsets = _offsets([part.id_lengths for part in parts])
@@ -166,11 +161,6 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
 
     Clusters are sorted by hash, in about 30 bytes of memory for each sequence of the split, and the
     members of each are in the order of the split.
-
-    Args:
-        directory: the folder of the data set.
-        split: the name of the split.
-        shards: shards of the split, in order; all have clusters.
     """
     file = f"{split}/clusters.h5"
     hashes = np.concatenate([_clusters_of(directory / one.file, one) for one in shards])
