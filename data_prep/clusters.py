@@ -186,7 +186,6 @@ class ClusterSplit:
 
 
 def _clusters_with(families: HeldOutFamilies, table: Path) -> frozenset[int]:
-    """Returns the clusters that contain a member of the families."""
     found = {
         representative
         for _, representative, member in read_clusters(table)

@@ -135,7 +135,6 @@ class Encoder:
     clusters: ClusterTable | None = None
 
     def __call__(self, block: Block) -> EncodedBlock:
-        """Parses a block and encodes its records."""
         tally, rule = Tally(), self.split_rule
         splits: list[str] = []
         identifiers: list[str] = []
@@ -180,7 +179,6 @@ class Encoder:
 
 
 def _is_of(record: Record, taxa: set[int], names: tuple[str, ...]) -> bool:
-    """Returns whether the organism is one of these, by number or by name."""
     if record.taxon in taxa:
         return True
     organism = (record.organism or "").casefold()

@@ -79,7 +79,6 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
 
 
 def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
-    """Clusters in `folder`, and returns the table."""
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
     # MMseqs2 reads the records as protlm does, whatever their format, with the same identifiers.
     with fasta.open("x", encoding="utf-8") as file:

@@ -44,7 +44,6 @@ def merge_into(directory: Path, parts: Sequence[Path]) -> Report:
 
 
 def _warn_of_sources_in_common(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
-    """Warns of parts made from the same source, whose sequences will be duplicated."""
     first: dict[str, tuple[Path, str]] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for source in manifest.sources:
@@ -58,7 +57,6 @@ def _warn_of_sources_in_common(parts: Sequence[Path], manifests: Sequence[Manife
 
 
 def _warn_of_lost_clusters(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
-    """Warns if some part has clusters and the merged data set will not."""
     tables = [_table(manifest) for manifest in manifests]
     if len(set(tables)) == 1:
         return
@@ -82,7 +80,6 @@ def _in_words(table: tuple[str, str] | None) -> str:
 
 
 def _mergeable(parts: Sequence[Path], *, verify: str) -> list[Manifest]:
-    """Returns the manifests of data sets that were split by the same rule."""
     manifests = [read_manifest(part) for part in parts]
     for part, manifest in zip(parts, manifests, strict=True):
         if manifest.split_rule != manifests[0].split_rule:
@@ -116,7 +113,6 @@ def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
 def _link(
     parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
 ) -> dict[str, tuple[ShardEntry, ...]]:
-    """Links the shards under new numbers, and returns their entries by split."""
     splits: dict[str, list[ShardEntry]] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for split, shards in manifest.splits.items():

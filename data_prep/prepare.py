@@ -130,7 +130,6 @@ def prepare(
 
 
 def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOptions) -> None:
-    """Writes all segments that are not finished yet."""
     segments = work.journal.segments
     start = segments[-1].end if segments else Place()
     entries = [entry for segment in segments for entry in segment.sources]
@@ -187,7 +186,6 @@ def _make_part(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Path
 
 
 def _totals(work: BuildFolder) -> Tally:
-    """Returns the counts of all finished segments."""
     totals = Tally()
     for segment in work.journal.segments:
         totals.add(segment.tally)
@@ -195,7 +193,6 @@ def _totals(work: BuildFolder) -> Tally:
 
 
 def _conclude(work: BuildFolder, plan: Plan) -> Report:
-    """Writes the manifest and the report of a data set whose shards are complete."""
     segments, totals = work.journal.segments, _totals(work)
     splits: dict[str, tuple[ShardEntry, ...]] = {}
     for split in sorted({split for segment in segments for split in segment.shards}):

@@ -194,7 +194,6 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
 
 
 def _first(tally: Tally) -> str:
-    """Lists the first record of each reason, with its file and line."""
     return "; ".join(
         f"{identifier} ({file}, line {line}: {reason})"
         for reason, listed in sorted(tally.listed.items())

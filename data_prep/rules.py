@@ -73,7 +73,6 @@ def _held_out_families(options: SplitOptions) -> HeldOutFamilies | None:
 def _clusters(
     options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
 ) -> ClusterTable | None:
-    """Returns the clusters of the given table, or of a table that is created now."""
     path = options.cluster_table
     if options.cluster:
         clustering = Clustering(

@@ -100,7 +100,6 @@ def check_formats(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Returns the file itself, or all files of a folder."""
     try:
         if not path.is_dir():
             return [path]

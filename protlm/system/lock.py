@@ -104,7 +104,6 @@ class FolderLock:
                 self._path.unlink()
 
     def _take_over(self, *, is_guarded: bool, break_lock: bool) -> None:
-        """Refuses the lock file of a process that may be running."""
         owner, me = _owner_of(self._path), self._me
         # SLURM ends a job everywhere before it starts it again.
         is_requeued = me.job is not None and owner.job == me.job

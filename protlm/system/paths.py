@@ -24,21 +24,24 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def conf_dir() -> Path:
-    """Returns the folder of Hydra configs: `protlm/conf` when installed, `conf/` in a checkout."""
-    installed = _PACKAGE / "conf"
-    return installed if installed.is_dir() else _PACKAGE.parent / "conf"
+    """Returns the folder of Hydra configs."""
+    return _shipped("conf")
 
 
 def sample_dir() -> Path:
-    """Returns the folder of the sample: in `protlm` when installed, `data_prep/` in a checkout."""
-    installed = _PACKAGE / "data_prep" / "sample"
-    return installed if installed.is_dir() else _PACKAGE.parent / "data_prep" / "sample"
+    """Returns the folder of the sample."""
+    return _shipped("data_prep/sample")
 
 
 def models_dir() -> Path:
-    """Returns the folder of shipped models: `protlm/models` when installed, `models/` elsewhere."""
-    installed = _PACKAGE / "models"
-    return installed if installed.is_dir() else _PACKAGE.parent / "models"
+    """Returns the folder of shipped models."""
+    return _shipped("models")
+
+
+def _shipped(name: str) -> Path:
+    """Returns a folder: in `protlm` when installed, beside it in a checkout."""
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def in_home(path: str) -> str:

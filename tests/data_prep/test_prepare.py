@@ -251,16 +251,6 @@ def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards
     assert len(read_manifest(out).splits["train"]) > 3
 
 
-def test_unselected_records_are_filtered(build, out):
-    report = build(TINY, out, selection=Selection(min_length=100, max_length=500))
-    lengths = [len(record.sequence) for record in read_records(TINY, Tally())]
-    assert len(open_split(out, "train")) == sum(100 <= n <= 500 for n in lengths)
-    assert report.counts.filtered == {
-        "shorter than 100 residues": sum(n < 100 for n in lengths),
-        "longer than 500 residues": sum(n > 500 for n in lengths),
-    }
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("selection", "filtered"),

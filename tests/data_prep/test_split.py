@@ -63,13 +63,6 @@ def test_a_sequence_keeps_its_split_in_any_context():
     assert set(first.values()) == {"train", "valid", "test"}
 
 
-def test_a_larger_fraction_includes_the_smaller_one():
-    small, large = HashSplit(0.1, 0), HashSplit(0.2, 0)
-    for i in range(200):
-        one = record(sequence="MKVL" * i)
-        assert split_of(small, one) == "train" or split_of(large, one) == "valid"
-
-
 @pytest.mark.parametrize("fractions", [(-0.1, 0), (0, 1), (0.5, 0.5), (float("nan"), 0)])
 def test_invalid_fractions_are_rejected(fractions):
     with pytest.raises(UserError, match="valid_fraction"):

@@ -316,7 +316,6 @@ class BatchStream(Sampler[BatchPlan]):
             progress = Progress(progress.epoch + 1)
 
     def _epoch(self, start: Progress) -> Iterator[BatchPlan]:
-        """Yields the plans of the rest of an epoch."""
         window = self._rule.window_size
         for first in range(start.samples // window * window, len(self._order), window):
             before = Progress(start.epoch, first)

@@ -104,7 +104,6 @@ class ByteSource:
         return data
 
     def _wait(self) -> bytes:
-        """Waits for more bytes or the end of the file."""
         select([self._raw], [], [])
         return b""
 
@@ -124,7 +123,6 @@ class ByteSource:
             raise self._damage(str(error)) from None
 
     def _member(self, inflater: Any, data: bytes) -> Iterator[bytes]:
-        """Decompresses one member of a gzip file."""
         is_drained = True
         while not inflater.eof:
             if not data and is_drained:

@@ -98,7 +98,6 @@ def _header(entry: bytes) -> str:
 
 
 def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
-    """Returns taxon, fragment status and organism."""
     organism, taxon = _ORGANISM.search(entry), _TAXON.search(entry)
     name, end = None, len(entry)
     if organism:

@@ -177,7 +177,6 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
 
 
 def _clusters_of(path: Path, shard: ShardEntry) -> np.ndarray:
-    """Returns the hash of the cluster of each sequence of a shard."""
     clusters = map_shard(path, shard, find_arrays(path, shard)).clusters
     if clusters is None:
         raise InputDataError(f"the shard {path} has no clusters: make the data set again")

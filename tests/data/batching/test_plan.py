@@ -166,11 +166,6 @@ def test_only_the_current_window_is_read(order, rule):
     assert asked == [rule.window]
 
 
-def test_a_long_run_needs_no_list(order, rule):
-    batches = stream(order, rule, num_batches=10**9, start=Progress(10**6))
-    assert len(list(islice(batches, 400))) == 400
-
-
 @pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
 def test_a_window_has_as_many_batches_whatever_their_size(rule_of):
     sizes = [rule_of(tokens, 1_024).window_size for tokens in (1, 131_072, 131_073, 2**21)]

@@ -146,6 +146,14 @@ def test_line_ends_of_every_kind_give_the_same_blocks(tmp_path, small_blocks, fo
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("format_", FILES)
+@pytest.mark.parametrize("size", [100, 5_000, 40_000])
+def test_blocks_do_not_matter(read_path, small_blocks, format_, size):
+    whole = read_path(FILES[format_])
+    small_blocks(size)
+    assert read_path(FILES[format_]) == whole
+
+
 def test_many_blocks_contain_the_records_of_one(read, small_blocks):
     rng = np.random.default_rng(0)
     letters = list("ACDEFGHIKLMNPQRSTVWYXUjx*-1> \t")

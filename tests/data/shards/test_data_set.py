@@ -75,23 +75,20 @@ def test_a_split_without_sequences_is_rejected(data_set, write_manifest, verify_
         open_split(data_set, "test", verify=verify_by)
 
 
-@pytest.mark.parametrize("number", [VOCABULARY.mask, VOCABULARY.eos, 33, 255])
-def test_tokens_that_are_not_residues_are_found(data_set, trust, number):
+@pytest.mark.parametrize(
+    ("array", "number", "told"),
+    [
+        *(("tokens", n, "damaged (a token is not a residue)") for n in (2, 32, 33, 255)),
+        ("offsets", -1, "not a shard of protlm (the offsets decrease)"),
+        ("id_offsets", -1, "not a shard of protlm (the offsets decrease)"),
+    ],
+)
+def test_numbers_that_cannot_be_are_found(data_set, trust, array, number, told):
+    """Tokens such as <eos> and <mask>, and offsets behind later ones."""
     with h5py.File(data_set / SHARD, "r+") as file:
-        file["tokens"][5] = number
+        file[array][2] = file[array][-1] if number < 0 else number
     trust(data_set, SHARD)
-    fault = f"the shard {data_set / SHARD} is damaged (a token is not a residue)"
-    assert verify(data_set) == [fault]
-    with pytest.raises(InputDataError, match=re.escape(fault)):
-        open_split(data_set, "train")
-
-
-@pytest.mark.parametrize("name", ["offsets", "id_offsets"])
-def test_decreasing_offsets_are_found(data_set, trust, name):
-    with h5py.File(data_set / SHARD, "r+") as file:
-        file[name][2] = file[name][-1]
-    trust(data_set, SHARD)
-    fault = f"the shard {data_set / SHARD} is not a shard of protlm (the offsets decrease)"
+    fault = f"the shard {data_set / SHARD} is {told}"
     assert verify(data_set) == [fault]
     with pytest.raises(InputDataError, match=re.escape(fault)):
         open_split(data_set, "train")
@@ -164,14 +161,10 @@ def test_sequences_are_read_as_written(data_set, proteins, shuffled):
     for index, (identifier, sequence) in enumerate(proteins):
         assert VOCABULARY.decode(reader[index]) == sequence
         assert reader.identifier(index) == identifier
-
-
-def test_sequences_are_views_that_cannot_be_written_to(data_set):
-    tokens = open_split(data_set, "train")[3]
-    assert tokens.dtype == np.uint8
-    assert tokens.base is not None
+    # As views that cannot be written to.
+    assert reader[3].dtype == np.uint8 and reader[3].base is not None
     with pytest.raises(ValueError, match="read-only"):
-        tokens[0] = 0
+        reader[3][0] = 0
 
 
 @pytest.mark.parametrize("index", [-1, 40, 10**9])
