@@ -153,8 +153,7 @@ def _already_there(path: Path) -> OutputError:
 def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
     """Syncs a complete file or folder to the disk, and gives it its final name.
 
-    Unless it may be overwritten, an existing output is never replaced: a check before the work
-    cannot see one that another process finishes in the meantime.
+    Unless it may be overwritten, an output that another process finished meanwhile is kept.
     """
     # Names are stored in folders, which have to be on the disk too.
     for written in [*made.rglob("*"), made]:

@@ -136,17 +136,6 @@ def test_the_loss_on_a_corrupted_sample_is_the_expected_one(
     assert abs(z) < 4
 
 
-def test_visible_targets_lower_the_loss(tokens: list[np.ndarray]) -> None:
-    """Of 80/10/10 by 2 to 3 units of perplexity: losses of two rules are not to be compared."""
-    unigram = Unigram.from_counts(count_residues(tokens))
-    perplexities = []
-    for rule in (MaskingRule(mask_prob=1, random_prob=0), MaskingRule()):
-        joint_VV = by_counting_cases(unigram.frequency_V, rule)
-        joint, found = joint_VV[joint_VV > 0], unigram.posterior(rule)[joint_VV > 0]
-        perplexities.append(np.exp(-(joint * np.log(found)).sum()))
-    assert 2 < perplexities[0] - perplexities[1] < 4
-
-
 def triples(*, causal: bool) -> Counter[tuple[int, int, int]]:
     counts: Counter[tuple[int, int, int]] = Counter()
     for tokens in TOKENS:

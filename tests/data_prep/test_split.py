@@ -71,7 +71,10 @@ def test_invalid_fractions_are_rejected(fractions):
 
 @pytest.mark.parametrize("name", ["splits.tsv", "splits.tsv.gz"])
 def test_a_table_is_looked_up_by_its_named_columns(table, name):
-    rule = TableSplit(table("length\tsplit\taccession\n3\ttest_iid\tP1\n\n4\ttrain\tP2\r\n", name))
+    """It may repeat itself."""
+    rule = TableSplit(
+        table("length\tsplit\taccession\n3\ttest_iid\tP1\n\n4\ttrain\tP2\r\n4\ttrain\tP2\n", name)
+    )
     assert split_of(rule, record("P1")) == "test_iid"
     assert split_of(rule, record("P2")) == "train"
     assert split_of(rule, record("P3")) is None
@@ -96,11 +99,6 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
 def test_an_invalid_table_is_an_error_with_its_line(table, text, message):
     with pytest.raises(InputDataError, match=rf"table\.tsv, {message}"):
         TableSplit(table(text))
-
-
-def test_a_table_may_repeat_itself(table):
-    rule = TableSplit(table("accession\tsplit\nP1\ttrain\nP1\ttrain\n"))
-    assert split_of(rule, record()) == "train"
 
 
 def test_a_missing_or_truncated_table_is_an_error(tmp_path, table):

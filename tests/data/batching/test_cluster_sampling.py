@@ -82,14 +82,6 @@ def test_clusters_come_in_the_order_of_the_epoch(opened):
         assert order.draw(epoch, everywhere).samples.tolist() == expected.tolist()
 
 
-def test_clusters_of_one_are_uniform_sampling(opened):
-    """The order of the sequences differs, but each is drawn once."""
-    split, index, _ = opened([1] * 50)
-    order = SampleOrder([len(split)], seed=1, clusters=[index])
-    for draw in passes_of(order, 4):
-        assert sorted(draw.samples.tolist()) == list(range(50))
-
-
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_the_first_members_are_spread_evenly(size):
     """Each start is as likely as any other, whatever the seed and the data set."""
