@@ -151,11 +151,6 @@ class ClusterSplit:
     list is split by its own name, as a cluster of one. A cluster that contains a member of a
     held-out family goes to `test_ood_family` as a whole: its other members most likely belong to
     the family without being annotated, and would leak the held-out sequences into training.
-
-    Args:
-        table: the clusters.
-        fractions: fractions of `valid` and `test` among the clusters.
-        families: families to hold out as well.
     """
 
     def __init__(
@@ -191,7 +186,6 @@ class ClusterSplit:
 
 
 def _clusters_with(families: HeldOutFamilies, table: Path) -> frozenset[int]:
-    """Returns the clusters that contain a member of the families."""
     found = {
         representative
         for _, representative, member in read_clusters(table)

@@ -117,7 +117,6 @@ def _run(step: Step, folder: Path) -> None:
 
 
 def _print_results(folder: Path) -> None:
-    """Prints the perplexities of both models beside that of residue frequencies."""
     print("\n== Compare both models with residue frequencies", flush=True)
     trained, shipped = (
         json.loads((folder / name).read_text())["results"] for name in (TRAINED, SHIPPED)

@@ -197,7 +197,6 @@ def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
 
 
 def _limits(options: LeakageOptions) -> str:
-    """Explains the numbers and their limits."""
     identity = options.min_shared ** (1 / K)
     text = (
         f"{K}-mers: the fraction of a sequence's {K}-mers, by a sketch of {SKETCH_SIZE}, that one "

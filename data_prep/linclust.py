@@ -50,11 +50,6 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
     """Writes the cluster table next to `out`, or returns the table of an earlier run.
 
     Its name has a hash of the sources' states and of the settings: `OUT.clusters-1a2b3c4d.tsv`.
-
-    Args:
-        sources: sequence files of any format.
-        out: the data set to make; temporary files are written to its disk.
-        clustering: options of the clustering.
     """
     if Path("-") in sources:
         raise UserError(
@@ -84,7 +79,6 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
 
 
 def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
-    """Clusters in `folder`, and returns the table."""
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
     # MMseqs2 reads the records as protlm does, whatever their format, with the same identifiers.
     with fasta.open("x", encoding="utf-8") as file:
@@ -101,11 +95,7 @@ def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> 
 
 
 class _Names:
-    """Rejects two sequences with the same name, because the cluster table has only names.
-
-    Args:
-        folder: folder for tables of digests that are too large for memory.
-    """
+    """Rejects two sequences with the same name, because the cluster table has only names."""
 
     def __init__(self, folder: Path) -> None:
         self._names = DigestSet(folder / "names.table")

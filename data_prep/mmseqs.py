@@ -72,12 +72,7 @@ def run_mmseqs(arguments: Sequence[str | Path]) -> None:
 
 
 def cluster_sequences(sequences: Sequence[str], min_identity: float = MIN_IDENTITY) -> list[int]:
-    """Returns the number of each sequence's cluster: the row of its representative.
-
-    Args:
-        sequences: residues in upper case.
-        min_identity: between a member and its representative.
-    """
+    """Returns the number of each sequence's cluster: the row of its representative."""
     find_mmseqs()
     clusters = list(range(len(sequences)))
     with _scratch("protlm-clusters-") as folder:
@@ -91,12 +86,7 @@ def cluster_sequences(sequences: Sequence[str], min_identity: float = MIN_IDENTI
 
 
 def highest_identities(queries: Sequence[np.ndarray], others: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the highest identity of each query's hits with E < 1e-3, float64; NaN without one.
-
-    Args:
-        queries: tokens of sequences.
-        others: tokens of the sequences that are searched.
-    """
+    """Returns the highest identity of each query's hits with E < 1e-3, float64; NaN without one."""
     identities = np.full(len(queries), np.nan)
     with _scratch("protlm-leakage-") as folder:
         hits = folder / "hits.tsv"

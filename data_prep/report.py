@@ -146,11 +146,6 @@ def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> boo
 
     The build continues, because later records may lower the fraction.
 
-    Args:
-        before: counts of the finished segments.
-        latest: counts of the records after them.
-        max_reject_rate: maximum fraction of records that may be rejected.
-
     Returns:
         Whether it warned.
     """
@@ -199,7 +194,6 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
 
 
 def _first(tally: Tally) -> str:
-    """Lists the first record of each reason, with its file and line."""
     return "; ".join(
         f"{identifier} ({file}, line {line}: {reason})"
         for reason, listed in sorted(tally.listed.items())

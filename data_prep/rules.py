@@ -48,12 +48,6 @@ def make_rule(
     """Builds the split rule, and the clusters that the data set stores, if any.
 
     Reads the tables, and clusters the sources if requested.
-
-    Args:
-        options: options of the split rule.
-        sources: the sequence files.
-        out: the data set to make.
-        building: options of the build.
     """
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)
@@ -79,7 +73,6 @@ def _held_out_families(options: SplitOptions) -> HeldOutFamilies | None:
 def _clusters(
     options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
 ) -> ClusterTable | None:
-    """Returns the clusters of the given table, or of a table that is created now."""
     path = options.cluster_table
     if options.cluster:
         clustering = Clustering(

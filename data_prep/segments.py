@@ -14,9 +14,8 @@ from protlm.system.paths import complete_file
 
 from .duplicates import DigestSet
 from .encode import EncodedBlock
-from .journal import Segment
 from .sources import Place
-from .work_folder import BuildFolder
+from .work_folder import BuildFolder, Segment
 
 DUPLICATE = "duplicate sequence"
 # Short sequences take more memory than their residues: identifiers, offsets and digests.
@@ -93,7 +92,7 @@ class OpenSegment:
 
 def known_before(work: BuildFolder) -> DigestSet:
     """Returns the digests of all sequences in the finished segments."""
-    known = DigestSet(work.known_digests)
+    known = DigestSet(work.path / "digests.table")
     for number in range(len(work.journal.segments)):
         known.add(work.read_first_seen(number))
     return known

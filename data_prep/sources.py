@@ -100,7 +100,6 @@ def check_formats(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Returns the file itself, or all files of a folder."""
     try:
         if not path.is_dir():
             return [path]
@@ -128,12 +127,6 @@ class SourceReader:
     """Reads the sources from a position on, block by block.
 
     `entries` contains the manifest entry of each source that was read completely.
-
-    Args:
-        sources: the files in order.
-        options: which deviations from the formats are accepted.
-        start: position at which to begin.
-        entries: manifest entries of the sources before it.
     """
 
     def __init__(

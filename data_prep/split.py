@@ -24,12 +24,7 @@ class SplitRule(Protocol):
     """
 
     def split_of(self, record: Record, digest: bytes) -> str | None:
-        """Returns the name of the split, or None for a record that is in no split.
-
-        Args:
-            record: the record.
-            digest: BLAKE2b-128 of its sequence.
-        """
+        """Returns the split, or None for no split; `digest` is the BLAKE2b-128 of its sequence."""
         ...
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
@@ -48,10 +43,6 @@ class HashSplit:
 
     The split depends only on the sequence: it does not change when a file is reordered or extended.
     Homologs may be separated; if that matters, split by family or by cluster.
-
-    Args:
-        valid_fraction: fraction of the sequences in `valid`.
-        test_fraction: fraction of the sequences in `test`; the others are in `train`.
     """
 
     valid_fraction: float

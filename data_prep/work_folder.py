@@ -1,6 +1,11 @@
-"""`OUT.partial`: the folder in which a data set grows, and from which a build resumes."""
+"""`OUT.partial`: the folder in which a data set grows, and from which a build resumes.
+
+Its journal has one small file for each finished segment, written after its shards.
+"""
 
 import hashlib
+import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,25 +16,70 @@ from typing import Any
 import numpy as np
 
 from protlm import __version__
+from protlm.data.records import Tally
+from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError
-from protlm.system.paths import check_output
+from protlm.system.json_file import Sha256, from_json, to_json
+from protlm.system.paths import check_output, complete_file
 from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, work_folder
 
-from .journal import Journal
-from .sources import Source
+from .sources import Place, Source
 
-_DATA, _JOURNAL, _DIGESTS, _PARTS = "data", "journal", "digests", "parts"
+_DATA, _JOURNAL, _DIGESTS = "data", "journal", "digests"
 _FIRST_SEEN = "first-{:05d}.bin"
 _STATES = "sizes and times of the sources"
+_NAME = "segment-{:05d}.json"
+_PATTERN = re.compile(r"segment-(\d{5,})\.json")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A finished segment.
+
+    Args:
+        end: position in the sources after it.
+        sources: sources before this position that no earlier segment lists.
+        shards: the shard of each split.
+        tally: counts of its records.
+        digests_sha256: SHA-256 of the file with the digests of its sequences; None if duplicates
+            are not looked for.
+    """
+
+    end: Place
+    sources: tuple[SourceEntry, ...]
+    shards: dict[str, ShardEntry]
+    tally: Tally
+    digests_sha256: Sha256 | None
+
+
+class Journal:
+    """The finished segments of a build, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        numbers = [int(m[1]) for path in folder.iterdir() if (m := _PATTERN.fullmatch(path.name))]
+        self.segments = [
+            _read_segment(folder / _NAME.format(number))
+            for number in range(max(numbers, default=-1) + 1)
+        ]
+
+    def append(self, segment: Segment) -> None:
+        """Writes the entry of the next segment, whose shards are complete."""
+        fields = to_json(segment)
+        with complete_file(self._folder / _NAME.format(len(self.segments))) as temporary:
+            content = json.dumps({"sha256": _hash(fields), "content": fields})
+            temporary.write_text(content + "\n", encoding="utf-8")
+        self.segments.append(segment)
 
 
 def _has_finished(path: Path) -> bool:
     """Returns whether a segment or part is finished, and the data set is not yet published."""
     if not (path / _DATA).is_dir():
         return False
-    return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob(f"{_PARTS}/*"))
+    return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob("parts/*"))
 
 
 DATA_SET = Kind("data set", "being built", "--out", _has_finished, "add --restart to start over")
@@ -37,18 +87,12 @@ DATA_SET = Kind("data set", "being built", "--out", _has_finished, "add --restar
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the bytes of a data set depend on.
-
-    Args:
-        sources: the files, in order.
-        settings: the settings, by flag.
-        split_rule: description of the split rule.
-        clusters: name and SHA-256 of the cluster table, if clusters are stored.
-    """
+    """Everything that the bytes of a data set depend on."""
 
     sources: list[Source]
     settings: dict[str, Any]
     split_rule: dict[str, Any]
+    # Name and SHA-256 of the cluster table, if clusters are stored.
     clusters: tuple[str, str] | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -65,11 +109,7 @@ class Plan:
 
 
 class BuildFolder:
-    """The work folder of a data set.
-
-    Args:
-        work: the folder, locked by this process.
-    """
+    """The work folder of a data set."""
 
     def __init__(self, work: WorkFolder) -> None:
         self.path, self.lock = work.path, work.lock
@@ -77,21 +117,6 @@ class BuildFolder:
         self.data.mkdir(exist_ok=True)
         self.journal = Journal(self.path / _JOURNAL)
         self._sweep()
-
-    @property
-    def known_digests(self) -> Path:
-        """Path of the table of all digests, if it is too large for memory."""
-        return self.path / "digests.table"
-
-    @property
-    def clusters(self) -> Path:
-        """Path of the sorted cluster table for the jobs that build the parts."""
-        return self.path / "clusters.sorted"
-
-    @property
-    def parts(self) -> Path:
-        """Folder of the data sets that are merged into this one, if any."""
-        return self.path / _PARTS
 
     def first_seen(self, segment: int) -> Path:
         """Returns the path of the digests of the sequences that are new in a segment."""
@@ -130,12 +155,6 @@ def build_folder(
 
     After an error, finished segments are kept, so that the same command resumes; if there are none,
     the folder is removed.
-
-    Args:
-        out: the data set.
-        plan: the plan of the build.
-        restart: discards an unfinished build.
-        break_lock: takes over the lock of a process of another machine.
     """
     path = unfinished(out)
     if not restart and _has_finished(path):
@@ -168,3 +187,20 @@ def _lost(path: Path) -> InputDataError:
         f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
         "type the same command with --restart"
     )
+
+
+def _read_segment(path: Path) -> Segment:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["sha256"] != _hash(content["content"]):
+            raise ValueError("its SHA-256 does not match")
+        return from_json(Segment, content["content"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputDataError(
+            f"{path} is missing or damaged ({error}): the build cannot be resumed; type the same "
+            "command with --restart"
+        ) from error
+
+
+def _hash(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -94,8 +94,8 @@ def prepare(
 ) -> None:
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
     from protlm.data.records import ReadOptions
+    from protlm.data_prep import encode, rules
     from protlm.data_prep import prepare as building
-    from protlm.data_prep import rules, select, source_jobs
     from protlm.data_prep import sources as files_of
     from protlm.system.shares import Executor, Submission
 
@@ -111,7 +111,7 @@ def prepare(
     )
     options = building.PrepareOptions(
         workers=workers,
-        selection=select.Selection(min_length, max_length, no_fragments, tuple(organism or ())),
+        selection=encode.Selection(min_length, max_length, no_fragments, tuple(organism or ())),
         deduplicate=deduplicate,
         max_reject_rate=max_reject_rate,
         shard_residues=shard_residues,
@@ -120,12 +120,9 @@ def prepare(
         break_lock=break_lock,
     )
     runner = None if executor is None else choice("--executor", executor, Executor)
-    jobs = Submission.parse(runner, slurm)
+    submission = Submission.parse(runner, slurm)
     files = files_of.list_files(sources)
     rule, clusters = rules.make_rule(split, files, out, options)
-    if jobs is None:
-        building.prepare(files, out, split_rule=rule, clusters=clusters, options=options)
-    else:
-        source_jobs.prepare_by_jobs(
-            files, out, split_rule=rule, clusters=clusters, options=options, submission=jobs
-        )
+    building.prepare(
+        files, out, split_rule=rule, clusters=clusters, options=options, submission=submission
+    )

@@ -21,9 +21,8 @@ from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
-from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.plan import SPECIALS
+from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.training_scores import (

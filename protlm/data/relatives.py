@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from protlm.data.splitmix64 import splitmix64
+from protlm.data.batching.order import splitmix64
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 
 K = 6
@@ -58,10 +58,6 @@ def unrelated(sequences: Iterable[str], *, limit: int) -> list[int]:
 
     Relatives are equal, or share the fraction `MIN_SHARED` or more of the 6-mers, as in
     `highest_shared_fractions`.
-
-    Args:
-        sequences: read up to the last one that is taken.
-        limit: the largest number of places.
 
     >>> unrelated(["MKTAYIAKQRQ", "MKTAYIAKQRQ", "WWWWWW", "MKTAYIAKHHH"], limit=3)
     [0, 2]

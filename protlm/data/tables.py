@@ -125,10 +125,6 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the number, from 1, and the fields of each line that is not blank.
 
     Fields are separated by tabs; lines are read one by one, since a table may exceed the memory.
-
-    Args:
-        path: the table, plain or gzip.
-        what: its description in messages: "a split table".
     """
     is_empty = True
     # Tables are read more than once, so standard input is not allowed.

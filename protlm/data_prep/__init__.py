@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     # Type checkers do not follow __path__; these modules are imported from outside data_prep.
     from data_prep import (
+        encode,
         leakage,
         merge,
         mmseqs,
         prepare,
         rules,
-        select,
-        source_jobs,
         sources,
         split,
     )

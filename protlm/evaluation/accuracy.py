@@ -30,11 +30,10 @@ from protlm.data.batching.order import EpochOrder
 from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
 from protlm.data.dataset import Batch, SequenceDataset
+from protlm.data.frequencies import Trigram, Unigram, count_residues
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
-from protlm.data.trigram import Trigram
-from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.objective import residues_only

@@ -13,7 +13,7 @@ import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.data.batching.order import EpochOrder
-from protlm.data.shards.reader import SplitReader
+from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.probing import compositions, three_mers

@@ -2,10 +2,25 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+
+@contextmanager
+def _handled(numbers: list[int], handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handles signals in its block, in the main thread: others cannot."""
+    before: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                before[number] = signal.getsignal(number)
+                signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
 @contextmanager
@@ -13,20 +28,14 @@ def sigterm_as_interrupt() -> Iterator[None]:
     """Raises `KeyboardInterrupt` in its block when the process receives SIGTERM.
 
     A process that is killed leaves its lock file, which the resumed job cannot judge on another
-    machine. Only the main thread can handle signals; in other threads nothing is changed.
+    machine.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with _handled([signal.SIGTERM], interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 @contextmanager
@@ -36,18 +45,10 @@ def interrupts_held() -> Iterator[None]:
     Handlers record the signals. Blocking them would not suffice: a signal mask belongs to one
     thread, and the system delivers a signal to any thread that accepts it.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
-    before: dict[int, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.getsignal(number)
-            signal.signal(number, lambda number, frame: came.append(number))
-        yield
+        with _handled([signal.SIGINT, signal.SIGTERM], lambda number, frame: came.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for number in came:
             signal.raise_signal(number)

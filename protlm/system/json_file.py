@@ -33,13 +33,7 @@ T = TypeVar("T")
 
 
 def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
-    """Reads a JSON file that contains an object.
-
-    Args:
-        path: the file.
-        what: what it is, for messages.
-        most: its largest size in bytes.
-    """
+    """Reads a JSON file that contains an object."""
     existing_file(path, what)
     try:
         with path.open("rb") as file:
@@ -83,11 +77,6 @@ def from_json(kind: type[T], value: Any, name: str = "") -> T:
     and what is allowed; only a field whose default is None may be missing. Types are dataclasses,
     choices (`Enum`), bool, int, float, str, lists, tuples, dictionaries, `X | None` and `Any`;
     `Annotated[int, range(3, 9)]` or `Annotated[str, PATTERN]` limits one.
-
-    Args:
-        kind: the type.
-        value: plain values.
-        name: what the value is called in messages.
     """
     return _converted(kind, value, name)
 

@@ -19,29 +19,29 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_EXISTS = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-# What a file system without hard links answers.
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _LONGEST_NAME = 255
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def conf_dir() -> Path:
-    """Returns the folder of Hydra configs: `protlm/conf` when installed, `conf/` in a checkout."""
-    installed = _PACKAGE / "conf"
-    return installed if installed.is_dir() else _PACKAGE.parent / "conf"
+    """Returns the folder of Hydra configs."""
+    return _shipped("conf")
 
 
 def sample_dir() -> Path:
-    """Returns the folder of the sample: in `protlm` when installed, `data_prep/` in a checkout."""
-    installed = _PACKAGE / "data_prep" / "sample"
-    return installed if installed.is_dir() else _PACKAGE.parent / "data_prep" / "sample"
+    """Returns the folder of the sample."""
+    return _shipped("data_prep/sample")
 
 
 def models_dir() -> Path:
-    """Returns the folder of shipped models: `protlm/models` when installed, `models/` elsewhere."""
-    installed = _PACKAGE / "models"
-    return installed if installed.is_dir() else _PACKAGE.parent / "models"
+    """Returns the folder of shipped models."""
+    return _shipped("models")
+
+
+def _shipped(name: str) -> Path:
+    """Returns a folder: in `protlm` when installed, beside it in a checkout."""
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def in_home(path: str) -> str:
@@ -153,36 +153,17 @@ def _already_there(path: Path) -> OutputError:
 def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
     """Syncs a complete file or folder to the disk, and gives it its final name.
 
-    Unless it may be overwritten, an existing output is never replaced: a check before the work
-    cannot see one that another process finishes in the meantime.
+    Unless it may be overwritten, an output that another process finished meanwhile is kept.
     """
     # Names are stored in folders, which have to be on the disk too.
     for written in [*made.rglob("*"), made]:
         fsync(written)
-    if overwrite:
-        if path.is_dir():
-            shutil.rmtree(path)
-        made.replace(path)
-    else:
-        _move(made, path)
+    if os.path.lexists(path) and not overwrite:
+        raise _already_there(path)
+    if overwrite and path.is_dir():
+        shutil.rmtree(path)
+    made.replace(path)
     fsync(path.absolute().parent)
-
-
-def _move(made: Path, path: Path) -> None:
-    try:
-        if made.is_dir():
-            # The system replaces only empty folders.
-            made.rename(path)
-        else:
-            os.link(made, path)
-            made.unlink()
-    except OSError as error:
-        if error.errno in _EXISTS:
-            raise _already_there(path) from error
-        if error.errno not in _NO_LINKS or made.is_dir():
-            raise
-        check_output(path)
-        made.rename(path)
 
 
 def _temporary(path: Path, pid: int | str) -> Path:

@@ -141,7 +141,6 @@ class JobProgress:
         print(line, file=sys.stderr, flush=True)
 
     def _rate(self) -> str:
-        """Returns the work per second since the start."""
         done, seconds = self._done - self._first, time.monotonic() - self._start
         if done <= 0 or seconds <= 0:
             return ""
@@ -149,7 +148,6 @@ class JobProgress:
         return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
     def _time_left(self) -> str:
-        """Estimates the remaining time from the time since the start."""
         done, left = self._done - self._first, (self._total or 0) - self._done
         if done <= 0 or left <= 0:
             return ""

@@ -133,7 +133,6 @@ class WorkFolder:
                 folder.rmdir()
 
     def _others(self) -> list[Path]:
-        """Returns the folders with the locks of other shares."""
         return [lock.parent for lock in self.path.glob(f"*/{LOCK}") if lock.parent != self._locked]
 
 

@@ -23,13 +23,13 @@ from protlm.data.batching.plan import (
     BatchingStrategy,
     BatchStream,
     Progress,
+    RankSlice,
     Sequences,
 )
-from protlm.data.batching.rank_slice import RankSlice
 from protlm.data.dataset import Batch, SequenceDataset
+from protlm.data.frequencies import Unigram, count_residues
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
-from protlm.data.unigram import Unigram, count_residues
 from protlm.system.errors import UserError
 from protlm.training.launch import SIGNALS
 

@@ -30,8 +30,7 @@ from protlm.system.errors import (
     OutputError,
     UserError,
 )
-from protlm.system.pool import ProcessDiedError
-from protlm.system.shares import Executor, Share, Submission
+from protlm.system.shares import Executor, ProcessDiedError, Share, Submission
 from protlm.system.work_folder import BEGUN
 from tests.fixtures.runs import Killed
 

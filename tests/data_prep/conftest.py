@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.data.records import splitting
+from protlm.data.records import block
 from protlm.data.shards.data_set import open_split, read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.data_prep.prepare import PrepareOptions, prepare
@@ -21,7 +21,7 @@ _ALL_TRAIN = HashSplit(0, 0)
 @pytest.fixture
 def small_blocks(monkeypatch) -> None:
     """Cuts files into blocks of 4 KiB, so that small ones have many."""
-    monkeypatch.setattr(splitting, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 12)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Clusters of a table: each member has one, and whole clusters go to one split."""
 
-import gzip
 import pickle
 import random
 
@@ -12,7 +11,6 @@ from protlm.data_prep.clusters import PULLED, UNCLUSTERED, ClusterSplit, Cluster
 from protlm.data_prep.families import FamilySplit, HeldOutFamilies
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError
-from protlm.system.paths import sample_dir
 
 TENTHS = HashSplit(valid_fraction=0.1, test_fraction=0.1)
 
@@ -161,18 +159,6 @@ def test_only_the_representative_determines_the_split(table, clusters):
     later = cluster_split(table(rows, "later.tsv"), TENTHS)
     for one, member in rows:
         assert split_of(later, member) == split_of(rule, one)
-
-
-def test_clusters_of_the_shipped_sample(table):
-    with gzip.open(sample_dir() / "uniprot_sample.splits.tsv.gz", "rt") as file:
-        rows = [line.rstrip("\n").split("\t") for line in file][1:]
-    cluster_of = {row[0]: row[3] for row in rows}
-    rule = cluster_split(table([(one, member) for member, one in cluster_of.items()]), TENTHS)
-    sides = {}
-    for member, one in cluster_of.items():
-        sides.setdefault(one, set()).add(split_of(rule, member))
-    assert all(len(side) == 1 for side in sides.values())
-    assert {side for one in sides.values() for side in one} == {"train", "valid", "test"}
 
 
 def test_a_record_missing_from_the_table_is_split_by_its_own_name(table, clusters):

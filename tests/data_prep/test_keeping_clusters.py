@@ -11,8 +11,7 @@ from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
-from protlm.data_prep.prepare import PrepareOptions
-from protlm.data_prep.source_jobs import prepare_by_jobs
+from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.shares import Executor, Submission
@@ -88,7 +87,7 @@ def made(release, build):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_the_index_agrees_with_the_table(made, table, tmp_path, deduplicate):
-    options = {"deduplicate": deduplicate, "shard_residues": 2_000}
+    options = {"deduplicate": deduplicate, "shard_residues": 2_000, "workers": 1 + deduplicate}
     report = made(tmp_path / "data", table, **options)
     manifest = assert_indexed(tmp_path / "data", table)
     assert len(manifest.splits["train"]) > 1
@@ -97,16 +96,6 @@ def test_the_index_agrees_with_the_table(made, table, tmp_path, deduplicate):
     assert manifest.clusters.table == "cluster.tsv"
     # Counted of all records, those that are left out as duplicates among them.
     assert report.counts.noted[UNLISTED] == 23
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_any_number_of_workers_gives_the_same_bytes(made, table, tmp_path, contents):
-    for workers in (1, 2, 3):
-        made(tmp_path / str(workers), table, workers=workers, shard_residues=2_000)
-    one = contents(tmp_path / "1")
-    assert "train/clusters.h5" in one
-    assert contents(tmp_path / "2") == one
-    assert contents(tmp_path / "3") == one
 
 
 def test_without_a_table_no_clusters_are_stored_and_the_splits_are_the_same(
@@ -163,7 +152,7 @@ def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monke
         raise InputDataError("stopped")
 
     with monkeypatch.context() as patch, pytest.raises(InputDataError, match="stopped"):
-        patch.setattr("protlm.data_prep.prepare.write_cluster_index", fail)
+        patch.setattr("protlm.data_prep.prepare.write_clusters", fail)
         made(out, table, **options)
     assert (tmp_path / "data.partial").is_dir()
     for other in (None, tmp_path / "other.tsv"):
@@ -222,7 +211,7 @@ def test_jobs_read_the_table(release, made, table, tmp_path, contents, monkeypat
 
     if where == "this process":
         monkeypatch.setattr(Submission, "run", run)
-    prepare_by_jobs(
+    prepare(
         sorted(release.iterdir()),
         tmp_path / "data",
         split_rule=RULE,

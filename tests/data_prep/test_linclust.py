@@ -1,7 +1,11 @@
-"""Clustering by MMseqs2, replaced here by a stub whose clusters share ten residues."""
+"""MMseqs2 as an external program, here a stub; and clusters of sources by linclust."""
 
 import gzip
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable
 from protlm.data_prep.linclust import Clustering, cluster_sources
+from protlm.data_prep.mmseqs import cluster_sequences, run_mmseqs
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir
@@ -37,6 +42,26 @@ import sys
 print("Input reads.fasta\\n\\nsomething happened")
 sys.exit("Error: {reason}")
 """
+CLUSTERING = """#!{python}
+import sys
+
+command, fasta, result, folder, *options = sys.argv[1:]
+assert command == "easy-cluster" and options[:2] == ["--min-seq-id", "0.3"], sys.argv
+records = [one.split() for one in open(fasta).read().split(">")[1:]]
+first = {{}}
+with open(f"{{result}}_cluster.tsv", "w") as table:
+    for name, sequence in records:
+        print(first.setdefault(sequence[:3], name), name, sep="\\t", file=table)
+"""
+
+# As MMseqs2 does, it starts another process, which runs for long.
+SLEEPING = """#!/bin/sh
+sleep 600 &
+echo $! > {folder}/found
+mv {folder}/found {folder}/pid
+wait
+"""
+SEARCH = "from protlm.data_prep.mmseqs import run_mmseqs; run_mmseqs(['search'])"
 
 
 @pytest.fixture
@@ -108,7 +133,7 @@ def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(insta
     (left / "linclust_cluster.tsv").write_text("half\n")
     (left / "sources.fasta").touch()
     (left / BEGUN).write_text("{}")
-    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": "", "start": null}')
+    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": ""}')
     with pytest.raises(OutputError, match=r"process 1 on elsewhere.*--break-lock"):
         cluster_sources([TINY], out, Clustering())
     assert cluster_sources([TINY], out, Clustering(break_lock=True)).read_text() == content
@@ -160,7 +185,7 @@ def test_a_changing_source_is_reported_and_leaves_nothing(install_mmseqs, out, t
 
 
 def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):
-    lock = '{"host": "elsewhere", "pid": 1, "since": "", "start": null}'
+    lock = '{"host": "elsewhere", "pid": 1, "since": ""}'
     install_mmseqs(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
     with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
         cluster_sources([TINY], out, Clustering())
@@ -195,3 +220,31 @@ def test_the_table_determines_a_split(install_mmseqs, out):
     assert not [
         r for r, split in zip(records, splits, strict=True) if list(rule.notes_of(r, split))
     ]
+
+
+def test_clusters_are_rows_of_representatives(install_mmseqs):
+    install_mmseqs(CLUSTERING)
+    assert cluster_sequences(["MKTA", "MWWA", "MKTC", "MWWW"]) == [0, 1, 0, 1]
+
+
+def test_arguments_never_reach_a_shell(install_mmseqs, tmp_path):
+    install_mmseqs("#!{python}\nimport sys\nsys.exit(repr(sys.argv[1:]))\n")
+    arguments = ["version; touch canary", tmp_path / "$(touch canary)"]
+    with pytest.raises(InputDataError) as caught:
+        run_mmseqs(arguments)
+    assert repr([*map(str, arguments), "-v", "1"]) in str(caught.value)
+    assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_mmseqs_and_what_it_starts_end_with_protlm(install_mmseqs, tmp_path, number, assert_gone):
+    install_mmseqs(SLEEPING, folder=tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", SEARCH], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    started = int((tmp_path / "pid").read_text())
+    os.kill(started, 0)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert_gone(started)

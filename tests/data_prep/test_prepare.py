@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +16,9 @@ from protlm.data.records.fasta import FastaBlock
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import Counts, read_manifest
 from protlm.data_prep import prepare as preparation
-from protlm.data_prep.prepare import PrepareOptions
-from protlm.data_prep.select import Selection
+from protlm.data_prep.encode import Selection
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.report import read_rejected, write_rejected
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir, sha256_of
@@ -22,6 +27,8 @@ TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
 BPT1 = sample_dir() / "bpt1_bovin.fasta"
 TABLE = sample_dir() / "uniprot_sample.splits.tsv.gz"
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
@@ -244,16 +251,6 @@ def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards
     assert len(read_manifest(out).splits["train"]) > 3
 
 
-def test_unselected_records_are_filtered(build, out):
-    report = build(TINY, out, selection=Selection(min_length=100, max_length=500))
-    lengths = [len(record.sequence) for record in read_records(TINY, Tally())]
-    assert len(open_split(out, "train")) == sum(100 <= n <= 500 for n in lengths)
-    assert report.counts.filtered == {
-        "shorter than 100 residues": sum(n < 100 for n in lengths),
-        "longer than 500 residues": sum(n > 500 for n in lengths),
-    }
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("selection", "filtered"),
@@ -345,3 +342,46 @@ def test_missing_and_repeated_sources_are_errors(build, out, tmp_path):
         build([], out)
     with pytest.raises(InputDataError, match="no such file"):
         build([tmp_path / "none.fasta"], out)
+
+
+def peak(out: Path, records: int, workers: int) -> int:
+    """The peak of the resident memory of the process that reads and writes, in bytes."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    generate = [sys.executable, PROGRAMS / "write_proteins.py", str(records)]
+    with subprocess.Popen(generate, stdout=subprocess.PIPE) as source:
+        done = subprocess.run(
+            [sys.executable, PROGRAMS / "prepare_standard_input.py", out, str(workers)],
+            stdin=source.stdout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert re.search(rf"read +{records:,}", done.stderr)
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_does_not_grow_with_the_input(tmp_path, workers):
+    small, large = (peak(tmp_path / f"{n}", n, workers) for n in (100_000, 800_000))
+    assert large < small + (64 << 20)
+    assert large < 250 << 20
+
+
+def test_names_of_any_kind_are_read_back(tmp_path):
+    """File names are arbitrary, and an accession of a flat file may contain a line separator."""
+    listed = {"digit": [("a\tb\x1cc", "x\ny\u2028.fasta", 3), ("\x1d", "\udcff", 4)], "gap": []}
+    write_rejected(tmp_path, listed)
+    assert read_rejected(tmp_path) == {"digit": [("a b c", "x y .fasta", 3), ("", "\\udcff", 4)]}
+
+
+def test_an_empty_split_is_reported(tmp_path, capsys):
+    source = tmp_path / "a.fasta"
+    source.write_text(">a\nMKVLWAALLV\n>b\nMKTAYIAKQR\n")
+    prepare([source], tmp_path / "data", split_rule=HashSplit(0.001, 0))
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert told == (
+        "protlm: warning: split valid is empty: 2 sequences at --valid-fraction 0.001; to have "
+        "one, prepare them again with a larger --valid-fraction"
+    )

@@ -3,7 +3,7 @@
 import pytest
 
 from protlm.data.records import Record, Tally
-from protlm.data_prep.select import Selection
+from protlm.data_prep.encode import Selection
 from protlm.system.errors import UserError
 
 

@@ -94,5 +94,5 @@ def test_ten_thousand_arbitrary_files_give_records_or_an_error_of_protlm(tmp_pat
 
 @pytest.mark.slow
 def test_arbitrary_bytes_in_small_blocks_give_records_or_an_error_of_protlm(tmp_path, monkeypatch):
-    monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 500)
+    monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", 500)
     assert_records_or_errors(5_000, 2, tmp_path / "fuzz")

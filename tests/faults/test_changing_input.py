@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protlm.data.records import ReadOptions, splitting
+from protlm.data.records import ReadOptions, block
+from protlm.data_prep.encode import Selection
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.select import Selection
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, UserError
 
@@ -18,7 +18,7 @@ RULE = HashSplit(0.1, 0.1)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(splitting, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
 
 
 def options(**named) -> PrepareOptions:

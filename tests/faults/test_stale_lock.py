@@ -18,6 +18,7 @@ import pytest
 
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
+from protlm.system import lock as module
 from protlm.system.errors import OutputError
 from protlm.system.lock import LOCK, FolderLock
 from tests.marks import slow_but
@@ -72,7 +73,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(content, name, tmp_path, monke
         (json.dumps({**JOB, "restart": 1}), "process 1 on elsewhere"),
         (json.dumps({**JOB, "job": "other/12", "restart": 0}), "process 1 on elsewhere"),
         (json.dumps({**JOB, "job": None, "restart": 0}), "process 1 on elsewhere"),
-        (json.dumps({**JOB, "restart": "0"}), "process 1 on elsewhere"),
+        (json.dumps({**JOB, "restart": "0"}), "an unknown process"),
         ('{"host": "elsewhere"}', "an unknown process"),
         ('{"pid": "none", "host": 7}', "an unknown process"),
         ("[" * 10**5, "an unknown process"),
@@ -224,11 +225,11 @@ def test_the_children_of_a_killed_process_do_not_keep_the_lock(tmp_path):
 def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
     """Both start while the first still reads the lock file."""
     (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
-    read = FolderLock._owner
+    read = module._owner_of
 
-    def read_slowly(self: FolderLock) -> dict:
+    def read_slowly(path: Path) -> object:
         time.sleep(0.3)
-        return read(self)
+        return read(path)
 
     def take() -> None:
         try:
@@ -238,7 +239,7 @@ def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
         time.sleep(1.5)
         os._exit(0)
 
-    monkeypatch.setattr(FolderLock, "_owner", read_slowly)
+    monkeypatch.setattr(module, "_owner_of", read_slowly)
     both = started(take, take)
     for process in both:
         process.join()

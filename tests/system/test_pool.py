@@ -22,7 +22,7 @@ import pytest
 
 from protlm.system.errors import ExitCode, InputDataError, UserError
 from protlm.system.interruption import interrupts_held
-from protlm.system.pool import ProcessDiedError, in_order
+from protlm.system.shares import ProcessDiedError, in_order
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "print_worker_ids.py"

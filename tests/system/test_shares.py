@@ -16,8 +16,7 @@ from submitit import LocalJob, SlurmExecutor
 
 from protlm.system import shares as module
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError
-from protlm.system.pool import ProcessDiedError
-from protlm.system.shares import Executor, Share, Submission, here
+from protlm.system.shares import Executor, ProcessDiedError, Share, Submission, here
 
 ROOT = str(Path(__file__).resolve().parents[2])
 

@@ -13,10 +13,9 @@ from typing import IO
 
 from protlm.data.records.file import read_records
 from protlm.data.records.format_detection import WITHOUT_GAPS
-from protlm.data.records.record import Record
+from protlm.data.records.record import Record, Tally
 from protlm.data.records.residues import GAP
 from protlm.data.records.source import STANDARD_INPUT
-from protlm.data.records.tally import Tally
 from protlm.system.errors import InputDataError
 from protlm.system.paths import existing_file
 from protlm.system.terminal import printable
@@ -126,12 +125,7 @@ class Proteins:
         return [*rows, *self.skipped]
 
     def report(self, done: str, *, further: Sequence[tuple[str, str]] = ()) -> None:
-        """Prints on standard error how many records were used, changed and skipped.
-
-        Args:
-            done: what was done with the records that are yielded.
-            further: identifier and reason of records that were yielded, and then skipped.
-        """
+        """Prints on standard error how many records were used, changed and skipped."""
         rejected = [f"{n} {reason}" for reason, n in sorted(self.tally.rejected.items())]
         changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
         used = len(self) - len(further)
@@ -196,12 +190,7 @@ class Proteins:
 def one_protein(
     path: Path, otherwise: str = "; give a file of one protein, the wild type"
 ) -> Record:
-    """Returns the record of a file of one protein, such as a wild type.
-
-    Args:
-        path: the file.
-        otherwise: what the message says of a file of several.
-    """
+    """Returns the record of a file of one protein, such as a wild type."""
     proteins = Proteins(path, duplicates=Duplicates.suffix)
     if proteins.num_records != 1:
         message = f"{proteins.name} has {proteins.num_records:,} proteins"

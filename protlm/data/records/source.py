@@ -36,11 +36,6 @@ class ByteSource:
 
     `name` is its name in messages; `has_mark` is whether there was a byte order mark;
     `num_bytes` counts the raw bytes read so far, all of them after the end of `chunks`.
-
-    Args:
-        path: the file.
-        what: description for messages, for instance "a sequence file".
-        ignore_trailing_garbage: ignores data after the gzip data.
     """
 
     def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
@@ -109,7 +104,6 @@ class ByteSource:
         return data
 
     def _wait(self) -> bytes:
-        """Waits for more bytes or the end of the file."""
         select([self._raw], [], [])
         return b""
 
@@ -129,7 +123,6 @@ class ByteSource:
             raise self._damage(str(error)) from None
 
     def _member(self, inflater: Any, data: bytes) -> Iterator[bytes]:
-        """Decompresses one member of a gzip file."""
         is_drained = True
         while not inflater.eof:
             if not data and is_drained:

@@ -27,13 +27,7 @@ class _Mapped(NamedTuple):
 
 @final
 class ClusterIndex:
-    """The sequences of each cluster of a split; reads only the requested clusters.
-
-    Args:
-        path: the file, which is opened on first use.
-        entry: its entry in the manifest.
-        num_sequences: number of sequences of the split; each is in one cluster.
-    """
+    """The sequences of each cluster of a split; reads only the requested clusters."""
 
     def __init__(self, path: Path, entry: IndexEntry, num_sequences: int) -> None:
         self._path, self._entry, self._num_sequences = path, entry, num_sequences

@@ -48,13 +48,7 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a data set.
-
-    Args:
-        table: name of the cluster table.
-        sha256: SHA-256 of the cluster table.
-        indexes: the cluster index of each split.
-    """
+    """The clusters of a data set."""
 
     table: str
     sha256: Sha256

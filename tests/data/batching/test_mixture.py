@@ -84,13 +84,6 @@ def test_any_position_is_computed_directly():
     assert (far.samples < len(order)).all()
 
 
-def test_positions_can_be_looked_up_in_any_order():
-    order = SampleOrder(SIZES, shares=SHARES, seed=1)
-    whole, some = order.draw(2, np.arange(150)), np.array([149, 0, 77, 77])
-    assert order.draw(2, some).samples.tolist() == whole.samples[some].tolist()
-    assert order.draw(2, some).passes.tolist() == whole.passes[some].tolist()
-
-
 @pytest.mark.parametrize(
     "weights, turns",
     [

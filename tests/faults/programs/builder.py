@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from protlm.data.records import splitting
+from protlm.data.records import block
 from protlm.data_prep import prepare, split
 from protlm.data_prep.clusters import ClusterTable  # pyright: ignore[reportMissingImports]
 
 # Blocks of 16 KiB, so that a small file has many segments.
-splitting.BLOCK_BYTES = 1 << 14
+block.BLOCK_BYTES = 1 << 14
 
 
 def build(sources: Sequence[str], out: Path | str, *tables: str, **options: Any) -> None:

@@ -6,7 +6,7 @@ import time
 
 from protlm.system.errors import exit_with_message
 from protlm.system.interruption import sigterm_as_interrupt
-from protlm.system.pool import in_order
+from protlm.system.shares import in_order
 
 
 def work(number: int) -> int:

@@ -1,10 +1,12 @@
-"""Blocks end between records, depend only on the bytes, and are bounded in size."""
+"""Blocks end between records, by bytes alone, and are bounded; tallies of parts are the whole."""
 
+import pickle
 import random
 
 import pytest
 
-from protlm.data.records.splitting import cut
+from protlm.data.records import MAX_LISTED, Tally
+from protlm.data.records.block import cut
 
 MARKERS = [b"\n>", b"\nID   ", b"<entry"]
 
@@ -54,7 +56,7 @@ def test_the_sizes_of_chunks_do_not_matter(marker):
 @pytest.mark.parametrize("marker", MARKERS)
 @pytest.mark.parametrize("is_last", [False, True])
 def test_the_end_of_a_record_that_is_too_long_is_left_out(marker, is_last, monkeypatch):
-    monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 16)
+    monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", 16)
     rest = b"" if is_last else marker + b"last\n"
     content = stream(marker, [1, 1_000]) + rest
     pieces = pieces_of(content, marker, max_record=100, size=40)
@@ -67,7 +69,7 @@ def test_the_end_of_a_record_that_is_too_long_is_left_out(marker, is_last, monke
 
 
 def test_memory_is_bounded_for_any_stream(monkeypatch):
-    monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 1_000)
+    monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", 1_000)
     given = 0
 
     def endless():
@@ -83,3 +85,41 @@ def test_memory_is_bounded_for_any_stream(monkeypatch):
 
 def test_an_empty_stream_has_no_pieces():
     assert pieces_of(b"", b"\n>", max_record=1) == []
+
+
+def test_the_sum_of_parts_is_the_whole():
+    rng = random.Random(0)
+    whole, parts = Tally(), [Tally() for _ in range(7)]
+    for part in parts:
+        for line in range(rng.randrange(400)):
+            for tally in (whole, part):
+                tally.records += 1
+            reason = rng.choice("abc")
+            match rng.choice(["reject", "filter", "change", "note"]):
+                case "reject":
+                    whole.reject(reason, f"P{line}", "x.fasta", line)
+                    part.reject(reason, f"P{line}", "x.fasta", line)
+                case kind:
+                    getattr(whole, kind)(reason)
+                    getattr(part, kind)(reason)
+    total = Tally()
+    for part in parts:
+        total.add(pickle.loads(pickle.dumps(part)))
+    assert total == whole
+    assert total.num_rejected + total.num_filtered == sum(
+        part.num_rejected + part.num_filtered for part in parts
+    )
+
+
+def test_the_first_thousand_of_all_parts_are_listed():
+    parts = [Tally() for _ in range(3)]
+    for number, part in enumerate(parts):
+        for line in range(MAX_LISTED - 300):
+            part.reject("digit", f"{number}/{line}", "x.fasta", line)
+    total = Tally()
+    for part in parts:
+        total.add(part)
+    assert total.rejected["digit"] == 3 * (MAX_LISTED - 300)
+    listed = [identifier for identifier, _, _ in total.listed["digit"]]
+    expected = [identifier for part in parts for identifier, _, _ in part.listed["digit"]]
+    assert listed == expected[:MAX_LISTED]
