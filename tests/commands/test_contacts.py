@@ -120,7 +120,7 @@ def test_what_does_not_suit_is_refused_first() -> None:
     again.write_text(FASTA.read_text())
     for sources, options, words in (
         ([FASTA], {"figure": Path("c.jpg")}, r"c\.jpg is not a figure by its name"),
-        ([FASTA], {"chain": "Z"}, "--chain Z is for a PDB or mmCIF file, and x.fasta is none"),
+        ([FASTA], {"chain": "Z"}, "--chain Z needs a PDB or mmCIF file; x.fasta is a sequence"),
         ([FASTA, again], {}, r"again\.fasta: the identifier P1 is also in "),
     ):
         with pytest.raises(UserError, match=words):

@@ -96,7 +96,7 @@ TWO = f">P1\n{SEQUENCE}\n>P2\n{SEQUENCE}\n"
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("", "run", {"layers": (3,)}, "layer 3 does not exist"),
     ("", "run", {"heads": (3,)}, "head 3 does not exist"),
-    ("", "run", {"chain": "A"}, "--chain A is for a PDB or mmCIF file"),
+    ("", "run", {"chain": "A"}, "--chain A needs a PDB or mmCIF file"),
     ("", "run run run", {}, "compares two models, and 3 are given"),
     (TWO, "run", {}, "has 2 proteins, and a page shows one"),
     (f">P1\n{SEQUENCE * 1_067}\n", "run", {}, "35,211 residues, and a page shows at most 2,048"),

@@ -15,7 +15,7 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
     "adapters without a rank": (
         ["finetune", "x.tsv", "-m", "run", "-o", "o", "--lora-targets", "query"],
         2,
-        ["--lora-targets query is of adapters; type --lora RANK too"],
+        ["--lora-targets query needs --lora RANK"],
     ),
     **{
         f"{arguments[0]} {flag} {value[:12]}": (

@@ -1,4 +1,4 @@
-"""The study of twins: which runs it makes, and what it takes over from one to another."""
+"""The study of twins: which runs it makes, and what a twin copies from its sibling."""
 
 import json
 import subprocess

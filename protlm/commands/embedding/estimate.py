@@ -16,7 +16,8 @@ from protlm.system.terminal import printable
 # Lengths of the random proteins in batches that are timed.
 _LENGTHS = (128, 512, 1_024, 2_048)
 _LISTED = 10
-# A value per token that grows less, from the shortest to the longest, is noise.
+# Memory or time per token grows if the longest takes this factor more than the shortest; less is
+# noise.
 _GROWS = 1.5
 
 

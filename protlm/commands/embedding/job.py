@@ -145,14 +145,14 @@ class Job:
         }
 
     def attributes(self) -> dict[str, object]:
-        """Returns what an output says of itself."""
+        """Returns the attributes of the output file."""
         options = self.options
         window = {"window_residues": self.model.max_residues} if options.windows else {}
         return {
             "model_name": self.name,
             "model_hash": self.model_hash,
-            "layer": _one_or_all(options.layers),
-            "pooling": _one_or_all([kind.value for kind in options.include]),
+            "layer": _unwrap_single(options.layers),
+            "pooling": _unwrap_single([kind.value for kind in options.include]),
             "dtype": options.dtype.value,
             "compute_dtype": options.compute_dtype.value,
             "vocabulary_hash": VOCABULARY.hash,
@@ -187,6 +187,6 @@ class Job:
         )
 
 
-def _one_or_all(values: Sequence[Any]) -> object:
+def _unwrap_single(values: Sequence[Any]) -> object:
     """Returns the only value, or an array of several."""
     return values[0] if len(values) == 1 else list(values)

@@ -19,7 +19,7 @@ from protlm.commands.embedding.plan import DIGEST_BYTES, Batch, Plan
 from protlm.system.shares import Share
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
-# The status of a record: its vectors are there, or it did not fit into the memory.
+# The status of a record: embedded, or too large for the memory.
 PRESENT, NO_MEMORY = 1, 2
 
 

@@ -1,4 +1,4 @@
-"""The epochs of a fine-tuning: their lines, and their end after those without a lower loss."""
+"""Prints the epochs of fine-tuning, and ends it when the validation loss no longer falls."""
 
 import math
 from collections.abc import Sequence
