@@ -4,6 +4,7 @@ python -m protlm.attention.docs_table docs/mechanisms.md writes it into the page
 """
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def maps() -> str:
     """Lists the mechanisms whose maps have another meaning than the default."""
     meanings = {name: mechanism(name).map_meaning for name in names()}
     return "\n".join(
-        f"- `{name}`: {meaning}."
+        textwrap.fill(f"- `{name}`: {meaning}.", 100, subsequent_indent="  ")
         for name, meaning in meanings.items()
         if meaning != Attention.map_meaning
     )
