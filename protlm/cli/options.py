@@ -29,7 +29,7 @@ Model = Annotated[
 ]
 Models = Annotated[
     list[Path] | None,
-    typer.Option("--model", "-m", help="As for protlm attention; repeat it to compare two models."),
+    typer.Option("--model", "-m", help="A model, as for protlm attention; repeat to compare two."),
 ]
 Layers = Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")]
 Heads = Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")]
