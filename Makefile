@@ -13,7 +13,7 @@ help: ## Say what each target does (the default)
 
 setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
 
-demo: $(INSTALLED) ## Run the main job on the shipped sample: prepare, train, evaluate, embed, look inside
+demo: $(INSTALLED) ## Run the whole workflow on the shipped sample: prepare, train, evaluate, embed, look inside
 	@$(PYTHON) -m protlm.data_prep.demo
 
 test: $(INSTALLED) ## Run the tests, less those marked slow

@@ -18,7 +18,7 @@ from protlm.system.paths import complete_file, sha256_of
 from .families import OOD_FAMILY, HeldOutFamilies
 from .split import TRAIN, HashSplit
 
-UNCLUSTERED = "held out by its own name, because it is missing from the cluster table"
+UNCLUSTERED = "missing from the cluster table; its split was chosen from its own name"
 PULLED = "held out because its cluster holds a member of a held-out family"
 
 _BITS = 16

@@ -124,7 +124,7 @@ def read_chain(path: Path, chain: str | None) -> Structure | None:
     """
     if not is_structure(path):
         if chain is not None:
-            raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
+            raise UserError(f"--chain {chain} needs a PDB or mmCIF file; {path} is a sequence file")
         return None
     structure = read_structure(existing_file(path, "a sequence file or a structure"), chain)
     if chain is None and structure.other_chains:

@@ -4,6 +4,7 @@ python -m protlm.attention.docs_table docs/mechanisms.md writes it into the page
 """
 
 import sys
+import textwrap
 from pathlib import Path
 
 import torch
@@ -43,7 +44,11 @@ def with_table(page: str) -> str:
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     usual = Attention.map_meaning
     meanings = {name: mechanism(name).map_meaning for name in names()}
-    maps = "\n".join(f"- `{name}`: {x}." for name, x in meanings.items() if x != usual)
+    maps = "\n".join(
+        textwrap.fill(f"- `{name}`: {meaning}.", 100, subsequent_indent="  ")
+        for name, meaning in meanings.items()
+        if meaning != usual
+    )
     rule = f"Entry (i, j) of a map is {usual}, except in these mechanisms:"
     made = f"{table}\n\n{rule}\n\n{maps}"
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"

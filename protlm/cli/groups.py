@@ -138,7 +138,7 @@ def checkpoint_convert(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="OPTION=VALUE of the new mechanism.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of its weights and projections.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the new weights.")] = None,
 ) -> None:
     """Replace the attention of a model, and keep all other weights."""
     from protlm.commands.checkpoint import convert_model

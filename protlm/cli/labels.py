@@ -128,7 +128,7 @@ def finetune(
     options = FinetuneOptions(training, lora, break_lock=break_lock)
     if lora_targets is not None:
         if lora is None:
-            raise UserError(f"--lora-targets {lora_targets} is of adapters; type --lora RANK too")
+            raise UserError(f"--lora-targets {lora_targets} needs --lora RANK")
         options = replace(options, targets=tuple(map(str.strip, lora_targets.split(","))))
     finetune_labels(labels, model_or_default(model), output, options, reading, device=device)
 

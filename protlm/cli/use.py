@@ -58,7 +58,7 @@ def embed(
         int, typer.Option(help="Processes, each on another device, or jobs of --executor.")
     ] = 1,
     shard: Annotated[
-        str | None, typer.Option(help="I/N: compute only this share, for --merge.")
+        str | None, typer.Option(help="I/N: compute share I of N; then run --merge.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Write the output of all shares.")] = False,
     dry_run: Annotated[

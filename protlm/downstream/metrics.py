@@ -263,7 +263,7 @@ def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: 
         squares = total**2 - (true**2).sum(axis=1), total**2 - (predicted**2).sum(axis=1)
         covariance = right.sum(axis=1) * total - (true * predicted).sum(axis=1)
         mcc = covariance / np.sqrt(squares[0] * squares[1])
-        # A constant prediction tells nothing.
+        # MCC is 0/0 for a constant prediction; 0 is the convention.
         mcc = np.where((squares[1] == 0) & (squares[0] > 0), 0, mcc)
     columns = [right.sum(axis=1) / total, np.nanmean(f1, axis=1), mcc]
     if per_residue:

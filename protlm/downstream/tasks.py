@@ -231,7 +231,7 @@ def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
     if not lacking:
         return None
     is_one = len(present) < 2 and not is_several
-    effect = "so the metrics mean nothing" if is_one else "which the metrics do not cover"
+    effect = "so there is nothing to tell apart" if is_one else "which the metrics do not cover"
     return (
         f"the test proteins lack {len(lacking)} of {len(targets.classes)} classes "
         f"({', '.join(lacking)[:80]}), {effect}"

@@ -119,7 +119,7 @@ class Esmc(Family):
     }
 
     def translate(self, source: Source) -> ForeignModel:
-        """Leaves out rows without a token, scales the outputs of sublayers, and tells the license.
+        """Leaves out rows without a token, scales the outputs of sublayers, and prints the license.
 
         A license that restricts its users is printed, and kept in the description.
         """
@@ -136,12 +136,12 @@ class Esmc(Family):
         if described.model.model_dim not in _LICENSES:
             return found
         size, first = _LICENSES[described.model.model_dim]
-        told = (
+        terms = (
             f"ESM C {size} was published by EvolutionaryScale under the {first}, and later by "
             "Biohub under the MIT License; the terms that came with this copy apply"
         )
-        print(f"license: {told}", file=sys.stderr)
-        origin = {**(described.source or {}), "license": told}
+        print(f"license: {terms}", file=sys.stderr)
+        origin = {**(described.source or {}), "license": terms}
         return replace(found, description=replace(described, source=origin))
 
     def layout_of(self, source: Source) -> Layout:

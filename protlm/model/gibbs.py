@@ -1,4 +1,4 @@
-"""Gibbs sampling from a masked model: some residues are masked and drawn again, then others.
+"""Gibbs sampling from a masked model: repeatedly masks and resamples a few residues.
 
 Wang and Cho 2019 (arXiv 1902.04094). If the model's conditionals are those of one distribution and
 residues are masked one at a time, that distribution is the limit; in general neither holds.

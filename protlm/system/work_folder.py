@@ -211,9 +211,9 @@ def refuse_other(path: Path, begun_with: Mapping[str, Any], kind: Kind) -> None:
     begun, now = read_begun(path, kind) or {}, json.loads(json.dumps(dict(begun_with)))
     for name in {**begun, **now}:
         if begun.get(name) != now.get(name):
-            told = f"{name} {difference(begun.get(name), now.get(name))}"
+            change = f"{name} {difference(begun.get(name), now.get(name))}"
             again = f"use the same options as then to resume it, or {kind.advice(path)}"
-            raise UserError(printable(f"{path} was begun with {told}: {again}"))
+            raise UserError(printable(f"{path} was begun with {change}: {again}"))
 
 
 def difference(before: Any, now: Any) -> str:

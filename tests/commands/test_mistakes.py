@@ -27,7 +27,7 @@ FILES = {
 # The exit code, the arguments, and the words of the sentence.
 TABLE = """
 2 finetune x.tsv -m run -o o --lora-targets query \
-    -> --lora-targets query is of adapters; type --lora RANK too
+    -> --lora-targets query needs --lora RANK
 2 probe x.tsv -o o --seed -1 -> --seed & -1 & at least 0
 2 probe x.tsv -o o --toks-per-batch 0 -> --toks-per-batch & 0 & at least 1
 2 finetune x.tsv -o o --devices 0 -> --devices & 0 & at least 1
@@ -180,7 +180,7 @@ TABLE = """
 2 attention x.fasta -m run -o m.h5 --dtype bfloat16 \
     -> --dtype bfloat16 is not one of float32, float16
 2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name
-2 contacts x.fasta -m run -o c.h5 --chain Z -> --chain Z & PDB or mmCIF file & x.fasta
+2 contacts x.fasta -m run -o c.h5 --chain Z -> --chain Z needs a PDB or mmCIF file; x.fasta is a sequence
 3 contacts x.fasta again.fasta -m run -o c.h5 -> again.fasta: the identifier P1 is also in
 2 inspect x.fasta -m run -o p.html --layers 3 -> layer 3 does not exist
 2 inspect x.fasta -m run -o p.html --heads 3 -> head 3 does not exist

@@ -371,7 +371,7 @@ def test_classes_that_are_not_tested_are_named() -> None:
     assert missing_in_test(one, rows) is None
     found = missing_in_test(one, rows[:2])
     assert found is not None and "lack 1 of 3 classes (c), which the metrics do not" in found
-    assert "lack 2 of 3 classes (b, c), so the metrics mean nothing" in (
+    assert "lack 2 of 3 classes (b, c), so there is nothing to tell apart" in (
         missing_in_test(one, rows[3:]) or ""
     )
     several = targets_of(["a;b", "b", "a", "b"], Task.several_classes)

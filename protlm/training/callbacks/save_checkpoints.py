@@ -127,7 +127,7 @@ class WriteHistory(Callback):
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines("\t".join(line) + "\n" for line in [COLUMNS] * is_new + [row])
         except OSError as error:
-            # A run is worth more than its log.
+            # A failed write to the log must not end the run.
             warnings.warn(f"{self._path} cannot be written: {error.strerror}", stacklevel=2)
 
     def _mend(self) -> None:

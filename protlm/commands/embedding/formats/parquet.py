@@ -1,7 +1,7 @@
 """Apache Parquet: a row for each protein, with a column of vectors for each kind and layer.
 
 The columns are `id`, `original_id`, `length` and `embedding`; with several kinds or layers,
-KIND_LAYER in place of `embedding`. What the file says of itself is in the metadata of the schema.
+KIND_LAYER in place of `embedding`. The attributes of the file are in the metadata of the schema.
 """
 
 import json
