@@ -17,7 +17,7 @@ import pytest
 from protlm.checkpoints.format import all_checkpoints
 from protlm.system.paths import sample_dir
 from tests.faults.processes import fork
-from tests.fixtures.ranks import read_log, read_state
+from tests.fixtures.ranks import assert_same_checkpoint, read_log
 
 PROGRAMS = Path(__file__).parent / "programs"
 # Long enough to be interrupted.
@@ -34,7 +34,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="session")
-def run_program(one_process: dict[str, str]) -> Run:
+def run_program(one_process) -> Run:
     """Runs a program of `programs/`, which must succeed: `run_program("kill.py", "build", ...)`."""
 
     def run(program: str, *arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,7 @@ def run_program(one_process: dict[str, str]) -> Run:
 
 
 @pytest.fixture(scope="session")
-def told_by(run_program: Run) -> Callable[..., Any]:
+def told_by(run_program) -> Callable[..., Any]:
     """Runs a program and returns the JSON of its last line."""
 
     def run(*arguments: object, **named: Any) -> Any:
@@ -64,7 +64,7 @@ def told_by(run_program: Run) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def start(one_process: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+def start(one_process, tmp_path) -> Iterator[Start]:
     """Starts a command in the folder of the test; it is killed at the end.
 
     `start(*command, log="log", **variables)`: what it prints is appended to the file `log`.
@@ -91,7 +91,7 @@ def start(one_process: dict[str, str], tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def start_training(start: Start, tiny_settings: list[str]) -> Start:
+def start_training(start, tiny_settings) -> Start:
     """Starts `protlm train` on the tiny data in `run`."""
     command = [sys.executable, "-m", "protlm.train", *tiny_settings, "run_dir=run"]
     return lambda *settings: start(*command, *settings)
@@ -128,7 +128,7 @@ def start_child() -> Iterator[Callable[..., BaseProcess]]:
 
 
 @pytest.fixture(scope="session")
-def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def proteins(tmp_path_factory) -> Path:
     """A FASTA file of 3,000 random proteins, some of them repeated, and two invalid records."""
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", np.uint8)
@@ -142,7 +142,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def few_structures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def few_structures(tmp_path_factory) -> Path:
     """A folder with the three smallest structures that contacts are fitted to."""
     folder = tmp_path_factory.mktemp("structures")
     shipped = (sample_dir() / "structures" / "fit").glob("*.gz")
@@ -152,13 +152,13 @@ def few_structures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pair_settings(tiny_settings: list[str]) -> list[str]:
+def pair_settings(tiny_settings) -> list[str]:
     """The settings of `pair_run`, to be given to a launcher with those of its processes."""
     return [*tiny_settings, *PAIR, "run_dir=run"]
 
 
 @pytest.fixture(scope="session")
-def pair_run(run_ranks: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair_run(run_ranks, tmp_path_factory) -> Path:
     """An uninterrupted run of two ranks, of which the second starts more than a second later."""
     folder = tmp_path_factory.mktemp("pair")
     run_ranks(folder, "start-apart", *PAIR)
@@ -166,14 +166,13 @@ def pair_run(run_ranks: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def assert_same_as_pair(pair_run: Path) -> Callable[[Path], None]:
+def assert_same_as_pair(pair_run) -> Callable[[Path], None]:
     """Compares the log of a run and everything in its last checkpoint with `pair_run`."""
 
     def compare(run: Path) -> None:
         last, found = max(all_checkpoints(pair_run)), max(all_checkpoints(run))
         assert found.name == last.name
-        expected, state = read_state(last), read_state(found)
-        assert [key for key in expected if state[key] != expected[key]] == []
+        assert_same_checkpoint(found, last)
         assert read_log(run) == read_log(pair_run)
 
     return compare

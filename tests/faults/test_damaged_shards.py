@@ -1,6 +1,7 @@
 """Shards that are damaged, foreign, missing or extra are named by verification and by training."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from protlm.system.errors import InputDataError, UserError
 
 SHARD = "train/shard-00001.h5"
 FULL, BOTH = ("full",), ("full", "sizes")
-Trust = Callable[[Path, str], None]
 
 
 def assert_refused(directory: Path, shard: str = SHARD, *, by: tuple[str, ...] = BOTH) -> None:
@@ -58,7 +58,7 @@ def assert_found(directory: Path, path: Path, bit: int) -> None:
 
 
 @pytest.mark.parametrize("num_flips", [48, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_a_flipped_bit_is_found(data_set: Path, num_flips: int) -> None:
+def test_a_flipped_bit_is_found(data_set, num_flips):
     rng = np.random.default_rng(0)
     files = sorted([*data_set.rglob("*.h5"), *data_set.glob("manifest.json*")])
     assert len(files) == 6
@@ -72,14 +72,14 @@ def test_a_flipped_bit_is_found(data_set: Path, num_flips: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_bit_of_the_manifest_s_checksum_counts(data_set: Path) -> None:
+def test_every_bit_of_the_manifest_s_checksum_counts(data_set):
     path = data_set / "manifest.json.sha256"
     for bit in range(8 * path.stat().st_size):
         assert_found(data_set, path, bit)
 
 
 @pytest.mark.parametrize("bit", [5, 6, 7])
-def test_a_flipped_token_is_found_when_it_is_read(data_set: Path, bit: int) -> None:
+def test_a_flipped_token_is_found_when_it_is_read(data_set, bit):
     """With `data.verify=sizes`, which reads no tokens at the start; residues are below 32."""
     path = data_set / "train" / "shard-00000.h5"
     with h5py.File(path) as file:
@@ -91,9 +91,7 @@ def test_a_flipped_token_is_found_when_it_is_read(data_set: Path, bit: int) -> N
             _ = split[index]
 
 
-def test_a_loader_worker_names_the_shard_of_a_flipped_token(
-    make_data_set: Callable[..., Path], train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_loader_worker_names_the_shard_of_a_flipped_token(make_data_set, train_tiny, tmp_path):
     directory = make_data_set([(f"P{i:03}", "MKTAYIAK" * 4) for i in range(60)])
     for shard in sorted((directory / "train").glob("*.h5")):
         with h5py.File(shard) as file:
@@ -107,46 +105,39 @@ def test_a_loader_worker_names_the_shard_of_a_flipped_token(
     assert "\n" not in str(e.value)
 
 
-def test_rejected_training_writes_no_files(
-    data_set: Path, train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_rejected_training_writes_no_files(data_set, train_tiny, tmp_path):
     flip(data_set / SHARD, 8 * 1_000)
     with pytest.raises(InputDataError, match=f"{data_set / SHARD}.*protlm data verify"):
         train_tiny(tmp_path / "run", f"data.dir={data_set}")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, -1])
-def test_a_truncated_shard(data_set: Path, size: int) -> None:
-    path = data_set / SHARD
-    path.write_bytes(path.read_bytes()[:size])
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: os.truncate(path, 0),
+    "a byte": lambda path: os.truncate(path, 1),
+    "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "missing": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+# Files with which the manifest agrees.
+NO_SHARDS = (b"", b"\x89HDF\r\n\x1a\n", b"\x89HDF\r\n\x1a\n" + bytes(4096), b"MKV" * 99)
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_another_file_than_the_manifest_s_is_refused(data_set, spoil):
+    spoil(data_set / SHARD)
     assert_refused(data_set)
 
 
-def test_a_longer_shard(data_set: Path) -> None:
-    path = data_set / SHARD
-    path.write_bytes(path.read_bytes() + b"\0")
+@pytest.mark.parametrize("content", NO_SHARDS)
+def test_a_file_that_is_not_hdf5_is_refused(data_set, trust, content):
+    (data_set / SHARD).write_bytes(content)
+    trust(data_set, SHARD)
     assert_refused(data_set)
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_a_missing_shard_and_a_folder_in_its_place(data_set: Path, is_folder: bool) -> None:
-    (data_set / SHARD).unlink()
-    if is_folder:
-        (data_set / SHARD).mkdir()
-    assert_refused(data_set)
-
-
-def test_a_shard_that_is_cut_short_while_training_runs(data_set: Path) -> None:
-    reader = open_split(data_set, "train")
-    path = data_set / SHARD
-    path.write_bytes(path.read_bytes()[:-1])
-    assert len(reader[0])
-    with pytest.raises(InputDataError, match=re.escape(str(path))):
-        reader[16]
-
-
-def test_swapped_shards(make_data_set: Callable[..., Path]) -> None:
+def test_swapped_shards(make_data_set):
     # The same lengths in another order, so that only the content differs.
     directory = make_data_set([(f"P{i:02}", "MKVL"[i % 4] * 9) for i in range(32)])
     one, other, aside = directory / "train/shard-00000.h5", directory / SHARD, directory / "x"
@@ -158,7 +149,7 @@ def test_swapped_shards(make_data_set: Callable[..., Path]) -> None:
     assert len(verify(directory)) == 2
 
 
-def test_all_faults_are_listed(data_set: Path) -> None:
+def test_all_faults_are_listed(data_set):
     extra = data_set / "train" / "shard-00003.h5"
     shutil.copy(data_set / SHARD, extra)
     assert verify(data_set) == [f"{extra} is not in the manifest"]
@@ -237,9 +228,7 @@ FOREIGN: dict[str, Callable[[h5py.File, np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_array_is_refused_before_data_are_read(
-    data_set: Path, trust: Trust, monkeypatch: pytest.MonkeyPatch, foreign: Callable
-) -> None:
+def test_a_foreign_array_is_refused_before_data_are_read(data_set, trust, monkeypatch, foreign):
     """Although the manifest agrees with the file."""
     with h5py.File(data_set / SHARD, "r+") as file:
         tokens = file["tokens"][:]
@@ -255,7 +244,7 @@ def test_a_foreign_array_is_refused_before_data_are_read(
     assert_refused(data_set)
 
 
-def test_an_array_that_extends_beyond_the_file_is_refused(data_set: Path, trust: Trust) -> None:
+def test_an_array_that_extends_beyond_the_file_is_refused(data_set, trust):
     path = data_set / SHARD
     with h5py.File(path) as file:
         arrays = {name: file[name][:] for name in file}
@@ -269,9 +258,7 @@ def test_an_array_that_extends_beyond_the_file_is_refused(data_set: Path, trust:
     assert_refused(data_set)
 
 
-def test_another_number_of_residues_than_the_manifest_s_is_refused(
-    data_set: Path, write_manifest: Callable[[Path, str], None]
-) -> None:
+def test_another_number_of_residues_than_the_manifest_s_is_refused(data_set, write_manifest):
     fields = json.loads((data_set / MANIFEST).read_text())
     fields["splits"]["train"][1]["residues"] += 1
     write_manifest(data_set, json.dumps(fields))
@@ -291,9 +278,7 @@ OFFSETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @pytest.mark.parametrize("name", ["offsets", "id_offsets"])
 @pytest.mark.parametrize("spoil", OFFSETS.values(), ids=OFFSETS)
-def test_invalid_offsets_are_refused(
-    data_set: Path, trust: Trust, name: str, spoil: Callable
-) -> None:
+def test_invalid_offsets_are_refused(data_set, trust, name, spoil):
     with h5py.File(data_set / SHARD, "r+") as file:
         offsets = file[name][:]
         del file[name]
@@ -302,18 +287,7 @@ def test_invalid_offsets_are_refused(
     assert_refused(data_set)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\x89HDF\r\n\x1a\n", b"\x89HDF\r\n\x1a\n" + bytes(4096), b"MKV" * 99]
-)
-def test_a_file_that_is_not_hdf5_is_refused(data_set: Path, trust: Trust, content: bytes) -> None:
-    (data_set / SHARD).write_bytes(content)
-    trust(data_set, SHARD)
-    assert_refused(data_set)
-
-
-def test_hdf5_sees_no_file_that_is_not_the_manifest_s(
-    data_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hdf5_sees_no_file_that_is_not_the_manifest_s(data_set, monkeypatch):
     path = data_set / SHARD
     flip(path, 8 * 100)
     opened = []

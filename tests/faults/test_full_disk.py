@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,6 @@ from protlm.system.paths import complete_file, complete_folder, sample_dir
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from tests.marks import slow_but
 
-Train = Callable[..., Path]
-Read = Callable[[Path], Any]
-Contents = Callable[[Path], dict[str, bytes]]
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 
 # Commands that write to `new/`, and their output.
@@ -48,7 +46,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def run_command(protlm_in_process: Callable, proteins: Path, tiny_run: Path) -> Callable:
+def run_command(protlm_in_process, proteins, tiny_run) -> Callable:
     """Runs a command of the table in a folder; the blocks of a file are small."""
 
     def run(name: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -62,24 +60,16 @@ def run_command(protlm_in_process: Callable, proteins: Path, tiny_run: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def whole(run_command: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def whole(run_command, contents, tmp_path_factory) -> Callable[[str], dict[str, bytes]]:
     """The output of a command that was not disturbed."""
-    made: dict[str, Path] = {}
 
-    def output(name: str) -> Path:
-        if name not in made:
-            folder = tmp_path_factory.mktemp("whole")
-            assert run_command(name, folder).returncode == 0
-            made[name] = folder / "new" / COMMANDS[name][1]
-        return made[name]
+    @cache
+    def read(name: str) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp("whole")
+        assert run_command(name, folder).returncode == 0
+        return contents(folder / "new" / COMMANDS[name][1])
 
-    return output
-
-
-def read(output: Path) -> dict[str, bytes]:
-    """The bytes of a file, or of all files of a folder."""
-    files = [path for path in [output, *output.rglob("*")] if path.is_file()]
-    return {path.relative_to(output).as_posix(): path.read_bytes() for path in files}
+    return read
 
 
 def assert_one_sentence(done: "subprocess.CompletedProcess[str]", output: Path) -> None:
@@ -135,15 +125,15 @@ POINTS = [(name, size) for name, size in POINTS if (name, size) != ("prepare", 3
     ("name", "size"), slow_but(POINTS, ("prepare", 0), ("prepare", 20_000), ("embed", 20_000))
 )
 def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
-    name: str, size: int, run_command: Callable, whole: Callable[[str], Path], tmp_path: Path
-) -> None:
+    name, size, run_command, whole, contents, tmp_path
+):
     output = tmp_path / "new" / COMMANDS[name][1]
     with largest_file(size):
         done = run_command(name, tmp_path)
     assert_one_sentence(done, output)
     again = run_command(name, tmp_path)
     assert again.returncode == 0, again.stderr
-    assert read(output) == read(whole(name))
+    assert contents(output) == whole(name)
     assert [path.name for path in output.parent.iterdir()] == [output.name]
 
 
@@ -155,14 +145,8 @@ def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
     ],
 )
 def test_finished_parts_are_kept_on_a_small_disk(
-    name: str,
-    size: int,
-    limit: int,
-    run_command: Callable,
-    whole: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name, size, limit, run_command, whole, contents, tmp_path, monkeypatch
+):
     """As when another process fills the disk after the free space was checked."""
     whole(name)
     disk = tmp_path / "disk"
@@ -182,12 +166,10 @@ def test_finished_parts_are_kept_on_a_small_disk(
             assert (partial / "data/train/shard-00000.h5").is_file()
         remount("size=64m")
         assert run_command(name, disk).returncode == 0
-        assert read(output) == read(whole(name))
+        assert contents(output) == whole(name)
 
 
-def test_a_full_disk_is_reported_when_digests_are_written(
-    protlm_in_process: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_when_digests_are_written(protlm_in_process, tmp_path, monkeypatch):
     """They need more space than the shards of short records, of which there are four."""
     monkeypatch.setattr(HashSplit, "split_of", lambda self, record, x: f"split_{x[0] % 4}")
     letters = "ACDEFGHIKLMNPQRSTVWY"
@@ -205,7 +187,7 @@ def test_a_full_disk_is_reported_when_digests_are_written(
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_table_of_digests_that_does_not_fit_is_an_error_not_a_crash(tmp_path: Path) -> None:
+def test_a_table_of_digests_that_does_not_fit_is_an_error_not_a_crash(tmp_path):
     """Space is allocated when the table is created: a mapped sparse file would cause SIGBUS."""
     rng = np.random.default_rng(0)
     with largest_file(1 << 22), pytest.raises(OSError, match=r"File too large|No space left"):
@@ -214,7 +196,7 @@ def test_a_table_of_digests_that_does_not_fit_is_an_error_not_a_crash(tmp_path: 
             known.add(rng.integers(0, 2**64, (10_000, 2), np.uint64))
 
 
-def test_a_large_shard_fills_a_disk_of_16_mib(protlm_in_process: Callable, tmp_path: Path) -> None:
+def test_a_large_shard_fills_a_disk_of_16_mib(protlm_in_process, tmp_path):
     record = "ACDEFGHIKLMNPQRSTVWY" * 2_500
     source = tmp_path / "large.fasta"
     source.write_text("".join(f">p{i}\n{record}\n" for i in range(400)))
@@ -251,8 +233,8 @@ def as_nobody(folder: Path) -> Iterator[None]:
     ],
 )
 def test_a_read_only_folder_is_refused_before_the_input_is_read(
-    closed: str, mode: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    closed, mode, name, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sources, "SequenceFile", lambda *_: pytest.fail("the input was read"))
     tmp_path.chmod(0o777)
     (tmp_path / closed).mkdir(mode=mode)
@@ -264,9 +246,7 @@ def test_a_read_only_folder_is_refused_before_the_input_is_read(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 60_000])
-def test_hdf5_reads_its_tables_although_the_disk_is_full(
-    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hdf5_reads_its_tables_although_the_disk_is_full(limit, tmp_path, monkeypatch):
     """More entries than HDF5 keeps in memory, so that it reads its own tables again."""
     pwrite = os.pwrite
 
@@ -294,14 +274,8 @@ def test_hdf5_reads_its_tables_although_the_disk_is_full(
     ],
 )
 def test_all_files_are_there_or_none(
-    command: str,
-    number: int,
-    tiny_run: Path,
-    few_structures: Path,
-    protlm_in_process: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    command, number, tiny_run, few_structures, protlm_in_process, tmp_path, monkeypatch
+):
     """The disk is full when the last file is written."""
     (tmp_path / "x.fasta").write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n")
     finished, finish = list[Path](), paths.finish
@@ -321,9 +295,7 @@ def test_all_files_are_there_or_none(
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_the_second_of_two_writers_replaces_nothing(
-    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_of_two_writers_replaces_nothing(has_links, tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(1, "Operation not permitted")
 
@@ -345,7 +317,7 @@ def test_the_second_of_two_writers_replaces_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "d", "out.h5"]
 
 
-def test_the_files_of_a_killed_writer_are_removed(start_child: Callable, tmp_path: Path) -> None:
+def test_the_files_of_a_killed_writer_are_removed(start_child, tmp_path):
     path = tmp_path / "out.h5"
 
     def write(ready: Callable[[], None]) -> None:
@@ -363,7 +335,7 @@ def test_the_files_of_a_killed_writer_are_removed(start_child: Callable, tmp_pat
     assert left.name.endswith(f".{alive.pid}.part")
 
 
-def test_impossible_names_are_refused_at_once(tmp_path: Path) -> None:
+def test_impossible_names_are_refused_at_once(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name, told in (
         ("link", "link exists already"),
@@ -379,7 +351,7 @@ SETTINGS = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=4", "trainer
 
 
 @pytest.fixture(scope="module")
-def whole_run(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_run(train_tiny, tmp_path_factory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *SETTINGS)
 
 
@@ -400,9 +372,7 @@ def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> No
     patch.setattr(checkpoints.torch, "save", save_a_part)
 
 
-def test_a_small_disk_keeps_the_checkpoints_that_fit(
-    whole_run: Path, train_tiny: Train, tmp_path: Path, state_of: Read
-) -> None:
+def test_a_small_disk_keeps_the_checkpoints_that_fit(whole_run, train_tiny, tmp_path, state_of):
     """On a disk with space for two and a half checkpoints, simulated if none can be mounted."""
     room = int(2.5 * all_checkpoints(whole_run)[0].stat().st_size)
     run, patch = tmp_path / "disk" / "run", pytest.MonkeyPatch()
@@ -427,13 +397,8 @@ def test_a_small_disk_keeps_the_checkpoints_that_fit(
 
 
 def test_training_continues_without_one_checkpoint(
-    whole_run: Path,
-    train_tiny: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    state_of: Read,
-    log_of: Read,
-) -> None:
+    whole_run, train_tiny, tmp_path, monkeypatch, state_of, log_of
+):
     full_from(2, monkeypatch, until=4)
     with pytest.warns(UserWarning) as warned:
         run = train_tiny(tmp_path / "run", *SETTINGS)
@@ -444,9 +409,7 @@ def test_training_continues_without_one_checkpoint(
     assert log_of(run) == log_of(whole_run)
 
 
-def test_the_run_ends_at_the_first_failure_on_request(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_ends_at_the_first_failure_on_request(train_tiny, tmp_path, monkeypatch):
     full_from(2, monkeypatch)
     with pytest.raises(OutputError, match=r"no space left.*last checkpoint is step 1") as ended:
         train_tiny(tmp_path / "run", *SETTINGS, "trainer.on_save_error=stop")
@@ -454,13 +417,7 @@ def test_the_run_ends_at_the_first_failure_on_request(
     assert steps_of(tmp_path / "run") == [1]
 
 
-def test_a_disk_that_becomes_read_only(
-    whole_run: Path,
-    train_tiny: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    state_of: Read,
-) -> None:
+def test_a_disk_that_becomes_read_only(whole_run, train_tiny, tmp_path, monkeypatch, state_of):
     """Permission is lost during the run: the log warns once, checkpoints warn each time."""
     save, run = SaveCheckpoints._save, tmp_path / "disk" / "run"
     with small_disk(tmp_path / "disk", 64 << 20) as remount:
@@ -485,9 +442,7 @@ def test_a_disk_that_becomes_read_only(
         assert state_of(all_checkpoints(run)[-1]) == state_of(all_checkpoints(whole_run)[-1])
 
 
-def test_the_temporary_folder_does_not_matter(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_temporary_folder_does_not_matter(train_tiny, tmp_path, monkeypatch):
     with small_disk(tmp_path / "disk", 4 << 10) as remount:
         full = tmp_path / "disk" if remount("size=4k") else tmp_path / "nowhere"
         monkeypatch.setenv("TMPDIR", str(full))

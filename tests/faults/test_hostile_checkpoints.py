@@ -31,7 +31,6 @@ from protlm.model.network import build_network
 from protlm.system.errors import InputDataError, UserError
 from tests.marks import slow_but
 
-Train = Callable[..., Path]
 Contents = dict[str, Any]
 
 # What a config must not be able to name, and what it would do.
@@ -48,7 +47,7 @@ NAMES = (
 
 
 @pytest.fixture
-def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def canary(tmp_path, monkeypatch) -> Path:
     """A file that exists only if foreign code has run, such as the module `canary`."""
     path = tmp_path / "canary"
     (tmp_path / "canary.py").write_text(f"open({str(path)!r}, 'w')\n")
@@ -57,7 +56,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def newest(tiny_run: Path, tmp_path: Path) -> Path:
+def newest(tiny_run, tmp_path) -> Path:
     """The newest checkpoint of a copy of a run."""
     found = checkpoints.latest(shutil.copytree(tiny_run, tmp_path / "run"))
     assert found is not None
@@ -65,7 +64,7 @@ def newest(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def exported(tiny_run: Path, tmp_path: Path) -> Path:
+def exported(tiny_run, tmp_path) -> Path:
     checkpoints.export(checkpoints.read(tiny_run), tmp_path / "exported")
     return tmp_path / "exported"
 
@@ -113,9 +112,7 @@ PICKLES: dict[str, Callable[[Malicious, Path], object]] = {
 
 
 @pytest.mark.parametrize("spoil", PICKLES.values(), ids=PICKLES)
-def test_a_pickle_is_never_executed(
-    spoil: Callable[[Malicious, Path], object], newest: Path, canary: Path, train_tiny: Train
-) -> None:
+def test_a_pickle_is_never_executed(spoil, newest, canary, train_tiny):
     run = newest.parents[1]
     spoil(Malicious(canary), newest)
     write_sum(newest, contents=newest)
@@ -137,9 +134,7 @@ def test_a_pickle_is_never_executed(
 
 
 @pytest.mark.parametrize("name", slow_but(NAMES, "os.system", "protlm.attention.softmax.os"))
-def test_a_name_in_a_config_executes_no_other_code(
-    name: str, tiny_data: Path, tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_in_a_config_executes_no_other_code(name, tiny_data, tmp_path, canary, monkeypatch):
     monkeypatch.chdir(tmp_path)
     attempts = (
         [f"attention.name={name}"],
@@ -162,9 +157,7 @@ def test_a_name_in_a_config_executes_no_other_code(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_in_a_checkpoint_executes_no_other_code(
-    name: str, exported: Path, newest: Path, canary: Path
-) -> None:
+def test_a_name_in_a_checkpoint_executes_no_other_code(name, exported, newest, canary):
     good = (exported / "config.json").read_text()
     for key in ("attention.name", "attention._target_", "model._target_"):
         (exported / "config.json").write_text(good)
@@ -179,7 +172,7 @@ def test_a_name_in_a_checkpoint_executes_no_other_code(
     assert not canary.exists()
 
 
-def test_a_config_of_a_run_is_data(newest: Path, train_tiny: Train, canary: Path) -> None:
+def test_a_config_of_a_run_is_data(newest, train_tiny, canary):
     """YAML tags create no objects; interpolations read no variables and run no commands."""
     written = newest.parents[1] / "config.yaml"
     before = written.read_text()
@@ -213,7 +206,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", slow_but(CONFIGS, "empty", "a list", "of aliases"))
-def test_a_config_of_another_program(name: str, newest: Path, train_tiny: Train) -> None:
+def test_a_config_of_another_program(name, newest, train_tiny):
     run = newest.parents[1]
     (run / "config.yaml").write_bytes(CONFIGS[name].encode(errors="surrogateescape"))
     told = r"config\.yaml cannot be read as the config"
@@ -240,14 +233,14 @@ SHAPES: dict[str, Callable[[Contents], object]] = {
 
 
 @pytest.mark.parametrize("change", SHAPES.values(), ids=SHAPES)
-def test_another_shape(change: Callable[[Contents], object], newest: Path) -> None:
+def test_another_shape(change, newest):
     torch.save(change(checkpoints.load_training(newest)), newest)
     write_sum(newest, contents=newest)
     assert_refused(newest)
 
 
 @pytest.mark.parametrize("key", ["loops", "optimizer_states", "state_dict"])
-def test_a_run_does_not_continue_without_a_part(key: str, newest: Path, train_tiny: Train) -> None:
+def test_a_run_does_not_continue_without_a_part(key, newest, train_tiny):
     contents = checkpoints.load_training(newest)
     del contents[key]
     checkpoints.save_training(contents, newest)
@@ -288,9 +281,7 @@ DESCRIPTIONS: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("key", "value"), DESCRIPTIONS)
-def test_another_description(
-    key: str, value: object, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_description(key, value, exported, monkeypatch):
     monkeypatch.setenv("TOKEN", "layer")
     if key == "model.max_length":
         describe(exported, "model.positions", "sinusoidal")
@@ -305,9 +296,7 @@ def test_another_description(
 @pytest.mark.parametrize(
     "value", [torch.nan, torch.inf, torch.int64, torch.bool, torch.complex64, torch.int8]
 )
-def test_weights_that_are_not_numbers(
-    value: float | torch.dtype, newest: Path, tmp_path: Path
-) -> None:
+def test_weights_that_are_not_numbers(value, newest, tmp_path):
     """In every form of a model, and as the beginning of a run."""
     contents, found = checkpoints.load_training(newest), checkpoints.read(newest)
     bias = found.weights["head.bias"]
@@ -326,7 +315,7 @@ def test_weights_that_are_not_numbers(
             load_initial_weights(network, described.model, described.attention_config, path)
 
 
-def test_a_checkpoint_that_is_a_folder(newest: Path) -> None:
+def test_a_checkpoint_that_is_a_folder(newest):
     newest.unlink()
     newest.mkdir()
     assert "is not a model" in assert_refused(newest)

@@ -6,12 +6,10 @@ Needs root and `ip` (iproute2), as in a container of CI; elsewhere it fails with
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import Start
 from tests.faults.processes import ranks_below, wait_for_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns]
@@ -56,13 +54,8 @@ def node_command(name: str, number: int) -> list[str]:
 
 
 def test_a_cut_link_ends_both_nodes_and_a_restart_resumes_the_run(
-    namespaces: list[str],
-    start: Start,
-    pair_settings: list[str],
-    tmp_path: Path,
-    assert_gone: Callable[[int], None],
-    assert_same_as_pair: Callable[[Path], None],
-) -> None:
+    namespaces, start, pair_settings, tmp_path, assert_gone, assert_same_as_pair
+):
     def start_both() -> list["subprocess.Popen[str]"]:
         commands = [node_command(name, number) for number, name in enumerate(namespaces)]
         return [

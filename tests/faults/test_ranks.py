@@ -4,39 +4,30 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import pytest
 
 from protlm.checkpoints.format import checkpoint_name, newest_whole
 from protlm.system.errors import ExitCode
 from protlm.system.paths import conf_dir
-from tests.faults.conftest import Start
 from tests.faults.processes import descendants, ranks_below, wait_for_step
-from tests.fixtures.ranks import RANKS, read_log, read_state
+from tests.fixtures.ranks import RANKS, assert_same_checkpoint, read_log
 
-Gone = Callable[[int], None]
 ENDLESS = ("trainer.log_every=1", "trainer.max_steps=1000000")
 
 pytestmark = pytest.mark.slow
 
 
-def test_ranks_that_start_at_different_times_have_one_run_directory(pair_run: Path) -> None:
+def test_ranks_that_start_at_different_times_have_one_run_directory(pair_run):
     """No name depends on the clock, so ranks may start in different seconds."""
     assert [path.name for path in pair_run.parent.iterdir() if path.is_dir()] == ["run"]
     assert [file for file in conf_dir().rglob("*.yaml") if "now:" in file.read_text()] == []
 
 
 def test_a_killed_rank_ends_the_run_and_a_restart_resumes_it(
-    start: Start,
-    pair_settings: list[str],
-    tmp_path: Path,
-    assert_gone: Gone,
-    assert_same_as_pair: Callable[[Path], None],
-) -> None:
+    start, pair_settings, tmp_path, assert_gone, assert_same_as_pair
+):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "protlm.train", *pair_settings, "trainer.devices=2"]
     first = start(*command)
@@ -53,8 +44,8 @@ def test_a_killed_rank_ends_the_run_and_a_restart_resumes_it(
 
 @pytest.mark.parametrize("stalled", [0, 1])
 def test_a_stalled_rank_ends_all_ranks_after_the_time_out(
-    stalled: int, start: Start, tiny_settings: list[str], tmp_path: Path, assert_gone: Gone
-) -> None:
+    stalled, start, tiny_settings, tmp_path, assert_gone
+):
     """Under Lightning's launcher, where rank 0 starts rank 1; the log has the stack of each."""
     settings = [*tiny_settings, "run_dir=run", "trainer.devices=2", "trainer.timeout_minutes=0.2"]
     command = [sys.executable, RANKS, *settings, "trainer.max_steps=100"]
@@ -69,9 +60,7 @@ def test_a_stalled_rank_ends_all_ranks_after_the_time_out(
     assert_gone(int((tmp_path / "stalled").read_text()))
 
 
-def test_ranks_that_see_other_checkpoints_are_refused(
-    run_ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_ranks_that_see_other_checkpoints_are_refused(run_ranks, tmp_path):
     """Nodes that do not see the same run directory would resume from different steps."""
     one, other = run_ranks(tmp_path, "change-directory")
     assert one == other
@@ -80,9 +69,7 @@ def test_ranks_that_see_other_checkpoints_are_refused(
 
 
 @pytest.mark.parametrize("redraw", ["null", "2"])
-def test_all_ranks_have_the_projections_of_rank_0(
-    redraw: str, run_ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_all_ranks_have_the_projections_of_rank_0(redraw, run_ranks, tmp_path):
     """Draws may differ in their last bits between processors; here they differ by more."""
     printed = run_ranks(tmp_path, "differing-projections", f"attention.redraw_every={redraw}")
     (before, after), (before_1, after_1) = printed
@@ -92,9 +79,7 @@ def test_all_ranks_have_the_projections_of_rank_0(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_validation_shard_that_goes_away_ends_the_run(
-    ranks: int, tiny_data: Path, start_training: Start, tmp_path: Path
-) -> None:
+def test_a_validation_shard_that_goes_away_ends_the_run(ranks, tiny_data, start_training, tmp_path):
     """With one sentence and its exit code; not even an idle worker is waited for."""
     data = copytree(tiny_data, tmp_path / "data")
     settings = (f"data.dir={data}", "data.num_workers=1", "trainer.valid_every=30")
@@ -108,9 +93,7 @@ def test_a_validation_shard_that_goes_away_ends_the_run(
     assert "Traceback" not in said
 
 
-def test_loader_workers_end_with_a_killed_run(
-    start_training: Start, tmp_path: Path, assert_gone: Gone
-) -> None:
+def test_loader_workers_end_with_a_killed_run(start_training, tmp_path, assert_gone):
     """SIGKILL leaves the run no time to end its workers, and the server that forks them."""
     run = start_training(*ENDLESS, "data.num_workers=2")
     wait_for_step(tmp_path / "run", 2, run)
@@ -124,9 +107,7 @@ def test_loader_workers_end_with_a_killed_run(
 
 
 @pytest.mark.parametrize("turns", [3, 60])
-def test_both_ranks_stop_after_the_same_step_and_resume(
-    turns: int, run_ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_both_ranks_stop_after_the_same_step_and_resume(turns, run_ranks, tmp_path):
     """After a signal to one rank, to the other, or to both."""
     one, other = run_ranks(tmp_path, "signals-at-random", arguments=[turns])
     assert one == other
@@ -134,26 +115,21 @@ def test_both_ranks_stop_after_the_same_step_and_resume(
     assert [code for _, code in ended] == [ExitCode.PREEMPTED] * turns
     steps = [step for step, _ in ended]
     assert steps == sorted(set(steps)) and whole == [steps[-1], ExitCode.OK]
-    name = checkpoint_name(steps[-1])
-    found, expected = (
-        read_state(tmp_path / run / "checkpoints" / name) for run in ("run", "whole")
-    )
-    assert [key for key in expected if found[key] != expected[key]] == []
+    last = f"checkpoints/{checkpoint_name(steps[-1])}"
+    assert_same_checkpoint(tmp_path / "run" / last, tmp_path / "whole" / last)
     # The uninterrupted run also validates after its last step.
     rows = read_log(tmp_path / "run")
     assert rows == [row for row in read_log(tmp_path / "whole") if row in rows]
 
 
-def test_a_signal_to_one_rank_before_the_first_step(
-    run_ranks: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_a_signal_to_one_rank_before_the_first_step(run_ranks, tmp_path):
     """While the loaders start, Lightning's handler would wait for the other rank."""
     assert run_ranks(tmp_path, "signal-while-starting") == [[1, 75]] * 2
 
 
 def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
-    start_training: Start, tmp_path: Path, assert_gone: Gone
-) -> None:
+    start_training, tmp_path, assert_gone
+):
     """Lightning's launcher starts rank 1, which receives the signal."""
     first = start_training(*ENDLESS, "trainer.devices=2")
     wait_for_step(tmp_path / "run", 3, first)
@@ -167,8 +143,8 @@ def test_the_command_with_two_ranks_ends_with_75_and_leaves_nothing_running(
 
 
 def test_a_signal_to_a_starting_rank_ends_the_run_with_its_exit_code(
-    start_training: Start, tmp_path: Path, assert_gone: Gone
-) -> None:
+    start_training, tmp_path, assert_gone
+):
     """Rank 1 is still importing modules, and rank 0 waits for it."""
     first, deadline = start_training("trainer.devices=2"), time.monotonic() + 200
     while not (found := ranks_below(first.pid)) and time.monotonic() < deadline:

@@ -7,8 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.split import HashSplit
+from protlm.data_prep import prepare, split
 from protlm.system.errors import UserError
 
 
@@ -20,9 +19,9 @@ def peak_megabytes() -> int:
 
 if __name__ == "__main__":
     source, out = map(Path, sys.argv[1:])
-    options = PrepareOptions(max_reject_rate=1)
+    options = prepare.PrepareOptions(max_reject_rate=1)
     try:
-        prepare([source], out, split_rule=HashSplit(0, 0), options=options)
+        prepare.prepare([source], out, split_rule=split.HashSplit(0, 0), options=options)
         print(json.loads((out / "report.json").read_text())["counts"]["rejected"])
     except UserError as error:
         print(error)

@@ -175,8 +175,15 @@ def interrupted(
             print(json.dumps([batch.after, batch.samples_B.tolist()]), file=file)
         return training_step(self, batch, batch_index)
 
-    def end_or_die(self: SaveCheckpoints, trainer: Any, *rest: Any) -> None:
-        end(self, trainer, *rest)
+    def end_or_die(
+        self: SaveCheckpoints,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        end(self, trainer, pl_module, outputs, batch, batch_idx)
         if trainer.global_step == killed:
             raise Killed
 
