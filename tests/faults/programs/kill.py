@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protlm.data.records import splitting
-from protlm.data_prep import clusters, prepare, split
+from protlm.data_prep import prepare, split
+from protlm.data_prep.clusters import ClusterTable  # pyright: ignore[reportMissingImports]
 from protlm.system.errors import ExitCode, exit_with_message
 
 command, how, *inputs = sys.argv[1:]
@@ -39,7 +40,7 @@ def build(out: Path) -> None:
         deduplicate=not is_each,
         workers=1 if is_each else random.choice([1, 2]),
     )
-    table = clusters.ClusterTable(tables[0]) if tables else None
+    table = ClusterTable(tables[0]) if tables else None
     rule = split.HashSplit(0.1, 0.1)
     prepare.prepare([source], out, split_rule=rule, clusters=table, options=options)
     assert (out / "train" / "clusters.h5").is_file() == bool(tables)
