@@ -88,8 +88,8 @@ def test_a_job_is_requeued_until_it_is_complete(
 @pytest.mark.slow
 def test_each_run_of_a_sweep_is_a_job(start, tiny_settings, tmp_path):
     """Over two seeds, with Hydra's submitit launcher, on this machine."""
-    command = [sys.executable, "-m", "protlm", "train", *tiny_settings, "trainer.max_steps=2"]
-    command += ["--multirun", "hydra/launcher=submitit_local", "seed=0,1"]
+    command = [sys.executable, "-m", "protlm", "train", "--multirun"]
+    command += ["hydra/launcher=submitit_local", "seed=0,1", *tiny_settings, "trainer.max_steps=2"]
     done = start(*command, f"run_dir={tmp_path}/run-${{seed}}")
     assert done.wait(timeout=150) == 0, (tmp_path / "log").read_text()
     for seed in (0, 1):
@@ -99,4 +99,4 @@ def test_each_run_of_a_sweep_is_a_job(start, tiny_settings, tmp_path):
     # A failed job is reported with its exit code.
     failed = start(*command, "data.dir=nothing", f"run_dir={tmp_path}/other-${{seed}}")
     assert failed.wait(timeout=150) == 3
-    assert "nothing has no manifest.json" in (tmp_path / "log").read_text().splitlines()[-1]
+    assert "nothing has no manifest.json" in (tmp_path / "log").read_text()
