@@ -22,9 +22,12 @@ from typing import Any, NamedTuple
 from protlm.data.records import splitting
 from protlm.data_prep import prepare, split
 from protlm.data_prep.clusters import ClusterTable  # pyright: ignore[reportMissingImports]
+from protlm.data_prep.segments import OpenSegment  # pyright: ignore[reportMissingImports]
 from protlm.system.errors import ExitCode, exit_with_message
 
 command, how, *inputs = sys.argv[1:]
+# How the command is killed that is started next.
+way = "all"
 is_each = how == "each"
 # Blocks of 16 KiB, so that a small file has many segments.
 splitting.BLOCK_BYTES = 1 << 14
@@ -35,10 +38,19 @@ CALLS += [(Path, "write_text")]
 def build(out: Path) -> None:
     """Prepares INPUT..., a file of proteins and perhaps a table of their clusters."""
     source, *tables = map(Path, inputs)
+    if way == "worker":
+        write = OpenSegment.write
+
+        def write_and_wait(*given: Any) -> None:
+            write(*given)
+            # The workers are idle when one is killed.
+            time.sleep(0.3)
+
+        OpenSegment.write = write_and_wait
     options = prepare.PrepareOptions(
         shard_residues=30_000,
         deduplicate=not is_each,
-        workers=1 if is_each else random.choice([1, 2]),
+        workers=2 if way == "worker" else 1 if is_each else random.choice([1, 2]),
     )
     table = ClusterTable(tables[0]) if tables else None
     rule = split.HashSplit(0.1, 0.1)
@@ -179,7 +191,7 @@ def exit_code_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def kill(pid: int, way: str) -> None:
+def kill(pid: int) -> None:
     """Kills a command and its workers, or one process of it, perhaps soon after a signal."""
     if way == "after SIGUSR1":
         os.kill(pid, signal.SIGUSR1)
@@ -196,18 +208,20 @@ def kill(pid: int, way: str) -> None:
 
 def killed_at_random(this: Command, out: Path, kills: int, seconds: float) -> Iterator[int]:
     """Kills a command that takes some seconds; yields what was finished at each kill."""
+    global way
     turns = count()
     while kills:
         turn, before = next(turns), this.finished(out)
-        pid, way = start(this.work, out), this.ways[turn % len(this.ways)]
+        way = this.ways[turn % len(this.ways)]
+        pid = start(this.work, out)
         # Every other command finishes some parts, however slow the machine is.
-        wanted = before + turn % 2 * random.choice([1, 3])
+        wanted = before + (1 if way == "worker" else turn % 2 * random.choice([1, 3]))
         while this.finished(out) < wanted:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 break
             time.sleep(0.001)
-        time.sleep(random.uniform(0, 0.2 * seconds))
-        kill(pid, way)
+        time.sleep(0.1 if way == "worker" else random.uniform(0, 0.2 * seconds))
+        kill(pid)
         code = exit_code_of(pid)
         assert code in (-signal.SIGKILL, ENDS.get(way), *COMPLETE), (way, code)
         if code in COMPLETE:
@@ -269,6 +283,8 @@ def main() -> None:
 
     def complete() -> None:
         """Completes the command, compares its result, and removes it."""
+        global way
+        way = "all"
         code = exit_code_of(start(this.work, out))
         assert code in COMPLETE, code
         assert this.result(out) == expected, kept
