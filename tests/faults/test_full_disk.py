@@ -114,7 +114,8 @@ def small_disk(folder: Path, size: int) -> Iterator[Callable[[str], bool]]:
         yield remount
     finally:
         if is_mounted:
-            subprocess.run(["umount", folder], check=True)
+            # A traceback may still refer to an open file.
+            subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 POINTS = list(product(COMMANDS, (0, 100, 20_000, 300_000)))

@@ -169,7 +169,7 @@ COMMANDS = {
     "save": Command(save, "run", last_step, latest_step, run_of),
 }
 # How a command may end that is killed in this way, other than complete or by the kill.
-ENDS = {"worker": 1, "after SIGUSR1": ExitCode.PREEMPTED}
+ENDS = {"worker": (1,), "after SIGUSR1": (ExitCode.PREEMPTED, -signal.SIGUSR1)}
 COMPLETE = (ExitCode.OK, ExitCode.OUTPUT)
 
 
@@ -223,7 +223,7 @@ def killed_at_random(this: Command, out: Path, kills: int, seconds: float) -> It
         time.sleep(0.1 if way == "worker" else random.uniform(0, 0.2 * seconds))
         kill(pid)
         code = exit_code_of(pid)
-        assert code in (-signal.SIGKILL, ENDS.get(way), *COMPLETE), (way, code)
+        assert code in (-signal.SIGKILL, *ENDS.get(way, ()), *COMPLETE), (way, code)
         if code in COMPLETE:
             yield -1
         else:
