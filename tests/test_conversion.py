@@ -22,7 +22,7 @@ from protlm.conversion import convert
 from protlm.loading import load_model, model_of
 from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
-from tests.fixtures.documents import SHORT_TRAINING, commands_of
+from tests.fixtures.commands import SHORT_TRAINING, commands_of
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "linearize.md"
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "MKVL", "GSHMLEDPVDAYWQ"]

@@ -180,7 +180,8 @@ TABLE = """
 2 attention x.fasta -m run -o m.h5 --dtype bfloat16 \
     -> --dtype bfloat16 is not one of float32, float16
 2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name
-2 contacts x.fasta -m run -o c.h5 --chain Z -> --chain Z needs a PDB or mmCIF file; x.fasta is a sequence
+2 contacts x.fasta -m run -o c.h5 --chain Z \
+    -> --chain Z needs a PDB or mmCIF file; x.fasta is a sequence
 3 contacts x.fasta again.fasta -m run -o c.h5 -> again.fasta: the identifier P1 is also in
 2 inspect x.fasta -m run -o p.html --layers 3 -> layer 3 does not exist
 2 inspect x.fasta -m run -o p.html --heads 3 -> head 3 does not exist

@@ -19,7 +19,7 @@ from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import scan_figure
 from protlm.system.errors import UserError
-from tests.fixtures.documents import run_page
+from tests.fixtures.commands import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.commands import checkpoint
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
-from tests.fixtures.documents import SHORT_TRAINING, commands_of
+from tests.fixtures.commands import SHORT_TRAINING, commands_of
 from tests.interop.families import ESM, FAIR_ESM
 from tests.small_models import shortest_structures, structure_folder
 
