@@ -11,7 +11,7 @@ import protlm
 from protlm.attention.hedgehog import Hedgehog
 from protlm.commands import checkpoint
 from protlm.system.errors import InputDataError
-from tests.fixtures.documents import SHORT_TRAINING, commands_of
+from tests.fixtures.commands import SHORT_TRAINING, commands_of
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

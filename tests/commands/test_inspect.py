@@ -19,7 +19,7 @@ from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.report import page
 from protlm.system.errors import OutputError, UserError
-from tests.fixtures.documents import run_page
+from tests.fixtures.commands import run_page
 from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"

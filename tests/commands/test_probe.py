@@ -24,7 +24,7 @@ from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
 from protlm.system.errors import InputDataError, OutputError, UserError
-from tests.fixtures.documents import run_page
+from tests.fixtures.commands import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

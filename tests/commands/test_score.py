@@ -20,7 +20,7 @@ from protlm.downstream.predictions import Predictor
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, OutputError, UserError
-from tests.fixtures.documents import run_page
+from tests.fixtures.commands import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

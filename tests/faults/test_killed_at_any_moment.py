@@ -1,76 +1,65 @@
-"""Commands killed by SIGKILL at random moments, or at any call, resume to the same bytes."""
+"""Commands killed by SIGKILL at random moments, or at any call, resume to the same result."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
 
-
-@pytest.fixture
-def run(run_builder):
-    """Runs a program; returns the JSON of its last line, and what it said."""
-
-    def start(program, *arguments):
-        done = run_builder(PROGRAMS / program, *arguments, timeout=290)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-    return start
-
-
-@pytest.fixture
-def cluster_table(tmp_path_factory):
-    path = tmp_path_factory.mktemp("table") / "cluster.tsv"
-    path.write_text("".join(f"P{i % 700}\tP{i}\np{i % 9}\tp{i}\n" for i in range(2_900)))
-    return path
+@pytest.fixture(scope="module")
+def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Path]]:
+    """The arguments of each command."""
+    folder = tmp_path_factory.mktemp("inputs")
+    few, table, labels = (folder / name for name in ("few.fasta", "cluster.tsv", "labels.tsv"))
+    few.write_text("".join(f">p{i}\n{'MKVLAW' * (i % 90 + 1)}\n" for i in range(250)))
+    table.write_text("".join(f"P{i % 700}\tP{i}\np{i % 9}\tp{i}\n" for i in range(2_900)))
+    splits = ("train", "train", "valid", "test")
+    rows = [f"P{n}\t{'WC' * (n % 7 + 1)}MK\tc{n % 2}\t{splits[n % 4]}\n" for n in range(60)]
+    labels.write_text("".join(["identifier\tsequence\tlabel\tsplit\n", *rows]))
+    return {
+        "prepare": [proteins],
+        "prepare with clusters": [proteins, table],
+        "prepare few": [few],
+        "prepare few with clusters": [few, table],
+        "embed": [proteins, tiny_run],
+        "train": [tiny_data],
+        "finetune": [labels, tiny_run],
+        "save": [],
+    }
 
 
 @pytest.mark.parametrize(
-    ("command", "kills", "with_table"),
+    ("command", "kills"),
     [
-        ("build", 5, True),
-        pytest.param("build", 5, False, marks=pytest.mark.slow),
-        pytest.param("build", 20, True, marks=pytest.mark.slow),
-        pytest.param("build", 20, False, marks=pytest.mark.slow),
-        pytest.param("embed", 10, False, marks=pytest.mark.slow),
+        ("prepare with clusters", 5),
+        *(
+            pytest.param(command, kills, marks=pytest.mark.slow)
+            for command, kills in (
+                ("prepare with clusters", 20),
+                ("prepare", 20),
+                ("embed", 10),
+                ("train", 16),
+                ("finetune", 10),
+                ("save", 30),
+            )
+        ),
     ],
 )
-def test_a_killed_command_resumes_to_the_same_bytes(
-    run, command, kills, with_table, proteins, cluster_table, tiny_run, tmp_path
+def test_a_command_killed_at_random_resumes_to_the_same_result(
+    command, kills, inputs, told_by, tmp_path
 ):
-    more = [cluster_table] if with_table else [tiny_run] if command == "embed" else []
-    kept, said = run("kill_at_random.py", command, kills, tmp_path, proteins, *more)
+    """All its processes, one of them, or soon after a signal."""
+    kept = told_by("kill.py", command.split()[0], kills, *inputs[command], cwd=tmp_path)
     assert len(kept) == kills
-    # Some had finished parts when they were killed, which are not made again.
+    # Some had finished parts when they were killed.
     assert max(kept) > 0
-    assert ("resuming" if command == "build" else "batches are finished") in said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_table", [False, True])
-def test_a_build_killed_at_any_call_resumes(run, tmp_path, with_table, cluster_table):
-    source = tmp_path / "few.fasta"
-    source.write_text("".join(f">p{i}\n{'MKVLAW' * (i % 90 + 1)}\n" for i in range(250)))
-    (tmp_path / "builds").mkdir()
-    tables = [cluster_table] if with_table else []
-    calls, _ = run("kill_builds_at_each_call.py", source, tmp_path / "builds", *tables)
-    assert calls > 40
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["reader", "encoder"])
-def test_a_build_resumes_after_one_of_its_processes_is_killed(
-    run_builder, proteins, tmp_path, victim
+@pytest.mark.parametrize(
+    ("command", "fewest"), [("prepare few", 40), ("prepare few with clusters", 40), ("save", 12)]
+)
+def test_a_command_killed_at_any_call_resumes_to_the_same_result(
+    command, fewest, inputs, told_by, tmp_path
 ):
-    done = run_builder(PROGRAMS / "kill_one_process.py", proteins, tmp_path, victim, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moments", ["random", "each"])
-def test_the_latest_checkpoint_is_intact_when_saving_is_killed(run, tmp_path, moments):
-    steps, _ = run("kill_saving.py", tmp_path / "run", moments)
-    assert len(steps) >= (30 if moments == "random" else 12)
-    assert moments == "random" or set(steps) == {1, 2}
+    kept = told_by("kill.py", command.split()[0], "each", *inputs[command], cwd=tmp_path)
+    assert len(kept) >= fewest

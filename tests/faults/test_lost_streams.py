@@ -4,13 +4,19 @@ import gzip
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from protlm.system.paths import sample_dir
 
-PROGRAM = Path(__file__).parent / "programs" / "write_to_closed_pipe.py"
+# Writes to a pipe without a reader, other than standard output.
+WRITE = """
+import os
+from protlm.system.errors import exit_with_message
+reader, writer = os.pipe()
+os.close(reader)
+exit_with_message(lambda: os.write(writer, b"to a worker that has ended"))
+"""
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
 # Redirections: a reader ends at once or after two lines, a disk is full, or a stream is closed, as
@@ -42,7 +48,7 @@ Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
+def shell(one_process, tmp_path) -> Shell:
     """Runs a command of bash in which `protlm` is the command line."""
     define = f'set -o pipefail; protlm() {{ {sys.executable} -m protlm "$@"; }}'
 
@@ -64,15 +70,7 @@ def shell(one_process: dict[str, str], tmp_path: Path) -> Shell:
     ("command", "loss"),
     [("prepare", "no reader"), *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES)],
 )
-def test_a_command_completes(
-    command: str,
-    loss: str,
-    shell: Shell,
-    tiny_run: Path,
-    tiny_data: Path,
-    tiny_settings: list[str],
-    tmp_path: Path,
-) -> None:
+def test_a_command_completes(command, loss, shell, tiny_run, tiny_data, tiny_settings, tmp_path):
     typed, made = COMMANDS[command]
     typed = typed.format(run=tiny_run, data=tiny_data, settings=" ".join(tiny_settings))
     # The readers end before it starts.
@@ -85,36 +83,40 @@ def test_a_command_completes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [*LOG_LOSSES, "no reader of both"])
-def test_a_failure_keeps_its_exit_code(loss: str, shell: Shell, tmp_path: Path) -> None:
+def test_a_failure_keeps_its_exit_code(loss, shell, tmp_path):
     done = shell(f"( {{ sleep 0.3; protlm data info nothing; }} {LOSSES[loss]} )")
     assert done.returncode == 3
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("reader", ["head -1", "true", "head -c 100000"])
-def test_export_ends_silently_without_a_reader(shell: Shell, tiny_data: Path, reader: str) -> None:
+def test_export_ends_silently_without_a_reader(shell, tiny_data, reader):
     done = shell(f"protlm data export {tiny_data} | {reader}")
     assert (done.returncode, done.stderr) == (0, "")
     assert reader == "true" or done.stdout.startswith(">")
 
 
 @pytest.mark.parametrize("command", ["info", "export"])
-def test_output_on_a_full_disk_is_one_sentence(shell: Shell, tiny_data: Path, command: str) -> None:
+def test_output_on_a_full_disk_is_one_sentence(shell, tiny_data, command):
     done = shell(f"protlm data {command} {tiny_data} > /dev/full")
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith("protlm: standard output: no space left")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_pipe_to_another_process_is_not_standard_output(one_process: dict[str, str]) -> None:
+def test_a_pipe_to_another_process_is_not_standard_output(one_process):
     done = subprocess.run(
-        [sys.executable, PROGRAM], capture_output=True, text=True, env=one_process, check=False
+        [sys.executable, "-c", WRITE],
+        capture_output=True,
+        text=True,
+        env=one_process,
+        check=False,
     )
     assert done.returncode == 1
     assert "internal error" in done.stderr
 
 
-def test_standard_input_is_prepared(shell: Shell, tmp_path: Path) -> None:
+def test_standard_input_is_prepared(shell, tmp_path):
     """Plain FASTA cut short is undetectable; its last record is shorter."""
     (tmp_path / "plain.fasta").write_bytes(gzip.decompress(TINY.read_bytes()))
     for number, command in enumerate((f"zcat {TINY}", "head -c 20000 plain.fasta")):
@@ -124,7 +126,7 @@ def test_standard_input_is_prepared(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [f"head -c 20000 {TINY} |", "true |", ""])
-def test_input_that_ends_early_is_one_sentence(shell: Shell, tmp_path: Path, given: str) -> None:
+def test_input_that_ends_early_is_one_sentence(shell, tmp_path, given):
     done = shell(f"{given} protlm prepare - --out data {'' if given else '<&-'}")
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr

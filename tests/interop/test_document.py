@@ -8,7 +8,7 @@ import pytest
 
 import protlm
 from protlm.system.paths import sample_dir
-from tests.fixtures.documents import SHORT_TRAINING, commands_of
+from tests.fixtures.commands import SHORT_TRAINING, commands_of
 from tests.interop.families import FAIR_ESM
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"

@@ -1,14 +1,16 @@
-"""Slurm/train.sbatch under a scheduler of thirty lines: preempted, requeued, complete."""
+"""Jobs of a cluster: slurm/train.sbatch under a scheduler of thirty lines, and a sweep."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from protlm.checkpoints.format import latest
+from tests.faults.processes import ranks_below, wait_for_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "slurm" / "train.sbatch"
@@ -34,7 +36,7 @@ sys.exit(max(128 - code if code < 0 else code for code in (task.wait() for task 
 SCONTROL = '#!/usr/bin/env bash\necho "$@" >> scontrol.log\n'
 
 
-def test_it_is_valid_bash_and_requests_the_options_for_resuming() -> None:
+def test_it_is_valid_bash_and_requests_the_options_for_resuming():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
     asked = re.findall(r"^#SBATCH (\S+)", SCRIPT.read_text(), re.MULTILINE)
     assert {"--signal=USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
@@ -48,7 +50,7 @@ def test_it_is_valid_bash_and_requests_the_options_for_resuming() -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, one_process: dict[str, str]) -> dict[str, str]:
+def cluster(tmp_path) -> dict[str, str]:
     """The environment of a job on two nodes, with srun, scontrol and protlm on its PATH."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -60,49 +62,41 @@ def cluster(tmp_path: Path, one_process: dict[str, str]) -> dict[str, str]:
     with_job = {"JOB_ID": str(os.getpid()), "JOB_NAME": "protlm", "NODELIST": "127.0.0.1"}
     with_job |= {"NTASKS": "2", "NTASKS_PER_NODE": "1", "NNODES": "2"}
     job = {f"SLURM_{name}": value for name, value in with_job.items()}
-    return {**one_process, **job, "PATH": f"{programs}:{os.environ['PATH']}"}
+    return {**job, "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 @pytest.mark.slow
 def test_a_job_is_requeued_until_it_is_complete(
-    cluster: dict[str, str],
-    pair_settings: list[str],
-    tmp_path: Path,
-    wait_for_step: Callable,
-    ranks_below: Callable,
-    assert_same_as_pair: Callable,
-) -> None:
+    cluster, start, pair_settings, tmp_path, assert_same_as_pair
+):
     """USR1 to all tasks, as `--signal` sends it; then to one rank alone; then to none."""
-    command = [SCRIPT, *pair_settings, "run_dir=run"]
-    for restart, whom in enumerate(([0, 1], [1])):
-        with (tmp_path / "log").open("a") as log:
-            job = subprocess.Popen(
-                command,
-                cwd=tmp_path,
-                env={**cluster, "SLURM_RESTART_COUNT": str(restart)},
-                stdout=log,
-                stderr=log,
-                text=True,
-            )
-        try:
+    for restart, whom in enumerate(([0, 1], [1], [])):
+        job = start(SCRIPT, *pair_settings, **cluster, SLURM_RESTART_COUNT=str(restart))
+        if whom:
             wait_for_step(tmp_path / "run", 20 + 40 * restart, job)
             ranks = ranks_below(job.pid)
             assert set(ranks) == {0, 1}
             for rank in whom:
                 os.kill(ranks[rank], signal.SIGUSR1)
-            assert job.wait(timeout=100) == 75, (tmp_path / "log").read_text()
-        finally:
-            job.kill()
+        code = job.wait(timeout=250)
+        assert code == (75 if whom else 0), (tmp_path / "log").read_text()
         requeued = (tmp_path / "scontrol.log").read_text().splitlines()
-        assert requeued == [f"requeue {os.getpid()}"] * (restart + 1)
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**cluster, "SLURM_RESTART_COUNT": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "scontrol.log").read_text().splitlines()) == 2
+        assert requeued == [f"requeue {os.getpid()}"] * min(restart + 1, 2)
     assert_same_as_pair(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_each_run_of_a_sweep_is_a_job(start, tiny_settings, tmp_path):
+    """Over two seeds, with Hydra's submitit launcher, on this machine."""
+    command = [sys.executable, "-m", "protlm", "train", "--multirun"]
+    command += ["hydra/launcher=submitit_local", "seed=0,1", *tiny_settings, "trainer.max_steps=2"]
+    done = start(*command, f"run_dir={tmp_path}/run-${{seed}}")
+    assert done.wait(timeout=150) == 0, (tmp_path / "log").read_text()
+    for seed in (0, 1):
+        newest = latest(tmp_path / f"run-{seed}")
+        assert newest is not None and newest.name == "step-00000002.ckpt"
+        assert f"seed: {seed}\n" in (tmp_path / f"run-{seed}" / "config.yaml").read_text()
+    # A failed job is reported with its exit code.
+    failed = start(*command, "data.dir=nothing", f"run_dir={tmp_path}/other-${{seed}}")
+    assert failed.wait(timeout=150) == 3
+    assert "nothing has no manifest.json" in (tmp_path / "log").read_text()
