@@ -1,8 +1,11 @@
 """Shares of a command's work: computed by processes of this machine, or by jobs of a cluster."""
 
 import os
+import pickle
 import re
+import shutil
 import signal
+import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,7 +17,6 @@ from enum import StrEnum
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from shutil import which
 from threading import Thread
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -41,6 +43,10 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "parallel": ("slurm_array_parallelism", int),
 }
 _TIMEOUT_MINUTES = 24 * 60
+# A result, or the file of a large one. A process that is killed while it writes to a pipe may leave
+# half of a result, and the executor would wait for the rest forever. So little is never divided.
+_Pickled = bytes | Path
+_WRITTEN_AT_ONCE = 2_048
 # SLURM's default limit on the size of a job array.
 _MOST_JOBS = 1_000
 # Items in memory beyond one for each process: keeps all of them busy.
@@ -158,7 +164,7 @@ def here(
     """Yields results in any order, computed by processes here, to which function and items go."""
     with processes(partial(_answer, function), min(at_once, len(items)), advice) as submit:
         for future in as_completed([submit(item) for item in items]):
-            yield _checked(future.result())
+            yield _checked(_loaded(future.result()))
 
 
 def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserError:
@@ -198,7 +204,7 @@ def _submitit() -> ModuleType:
             "--executor slurm needs submitit, which is not installed; type: pip install "
             "'protlm[cluster]'"
         ) from None
-    if not (which("srun") and which("sbatch")):
+    if not (shutil.which("srun") and shutil.which("sbatch")):
         raise UserError(
             "--executor slurm needs srun and sbatch, which are not on the PATH here: run it on a "
             "machine of the cluster, or use --executor local"
@@ -235,7 +241,7 @@ def in_order(
     if num_workers == 1:
         yield from ((tag, function(item)) for tag, item in items)
         return
-    waiting: deque[tuple[Tag, Future[Result]]] = deque()
+    waiting: deque[tuple[Tag, Future[_Pickled]]] = deque()
     with processes(function, num_workers, "use fewer --workers", forked=True) as submit:
         for submitted in _submitted(items, submit):
             waiting.append(submitted)
@@ -246,28 +252,28 @@ def in_order(
 
 
 def _submitted(
-    items: Iterator[tuple[Tag, Item]], submit: Callable[[Item], Future[Result]]
-) -> Iterator[tuple[Tag, Future[Result]]]:
+    items: Iterator[tuple[Tag, Item]], submit: Callable[[Item], "Future[_Pickled]"]
+) -> Iterator[tuple[Tag, "Future[_Pickled]"]]:
     """Yields the future of each item; the last one may be that of an error of the items."""
     tag: Any = None
     try:
         for tag, item in items:
             yield tag, submit(item)
     except Exception as error:
-        failed = Future[Result]()
+        failed = Future[_Pickled]()
         failed.set_exception(error)
         yield tag, failed
 
 
-def _first(waiting: deque[tuple[Tag, Future[Result]]]) -> tuple[Tag, Result]:
+def _first(waiting: "deque[tuple[Tag, Future[_Pickled]]]") -> tuple[Tag, Any]:
     tag, future = waiting.popleft()
-    return tag, future.result()
+    return tag, _loaded(future.result())
 
 
 @contextmanager
 def processes(
-    function: Callable[[Item], Result], count: int, advice: str, *, forked: bool = False
-) -> Iterator[Callable[[Item], Future[Result]]]:
+    function: Callable[[Item], Any], count: int, advice: str, *, forked: bool = False
+) -> "Iterator[Callable[[Item], Future[_Pickled]]]":
     """Yields a function that passes an item to one of several processes, which apply `function`.
 
     They ignore Ctrl-C, SIGTERM and the signals that this process handles, and are killed at the end
@@ -281,11 +287,12 @@ def processes(
             function is pickled.
     """
     others = active_children()
+    folder = Path(tempfile.mkdtemp(prefix="protlm-"))
     with _refusal_explained(count, advice):
         context = get_context("fork" if forked else "spawn")
-        pool = ProcessPoolExecutor(count, context, _begin, (function,))
+        pool = ProcessPoolExecutor(count, context, _begin, (function, folder))
 
-    def submit(item: Item) -> Future[Result]:
+    def submit(item: Item) -> Future[_Pickled]:
         # The first items start the processes. A signal to a fork that is not yet in `_begin` would
         # unwind a copy of this process's stack, and run its cleanup.
         with _refusal_explained(count, advice), interrupts_held(), warnings.catch_warnings():
@@ -312,6 +319,7 @@ def processes(
             pool.shutdown(cancel_futures=True)
             for process in mine:
                 process.join()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -325,10 +333,10 @@ def _refusal_explained(count: int, advice: str) -> Iterator[None]:
         ) from error
 
 
-def _begin(function: Callable[[Any], Any]) -> None:
+def _begin(function: Callable[[Any], Any], folder: Path) -> None:
     """Prepares a process, of whose signals its parent takes care."""
-    global _function
-    _function = function
+    global _function, _folder
+    _function, _folder = function, folder
     # A cluster sends signals to all processes of a job, but only one of them must handle them, for
     # instance when submitit ends a job at its time limit.
     for number in signal.valid_signals():
@@ -341,8 +349,22 @@ def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
+    shutil.rmtree(_folder, ignore_errors=True)
     os._exit(ExitCode.INTERNAL)
 
 
-def _apply(item: Any) -> Any:
-    return _function(item)
+def _apply(item: Any) -> "_Pickled":
+    content = pickle.dumps(_function(item), pickle.HIGHEST_PROTOCOL)
+    if len(content) <= _WRITTEN_AT_ONCE:
+        return content
+    with tempfile.NamedTemporaryFile(dir=_folder, delete=False) as file:
+        file.write(content)
+    return Path(file.name)
+
+
+def _loaded(pickled: "_Pickled") -> Any:
+    """Returns a result; its file is in a folder of this process, and no other user writes there."""
+    if isinstance(pickled, Path):
+        path, pickled = pickled, pickled.read_bytes()
+        path.unlink()
+    return pickle.loads(pickled)  # noqa: S301

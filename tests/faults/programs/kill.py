@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from protlm.data.records import block
 from protlm.data_prep import prepare, split
 from protlm.data_prep.clusters import ClusterTable  # pyright: ignore[reportMissingImports]
-from protlm.data_prep.segments import OpenSegment  # pyright: ignore[reportMissingImports]
 from protlm.system.errors import ExitCode, exit_with_message
 
 command, how, *inputs = sys.argv[1:]
@@ -38,15 +37,6 @@ CALLS += [(Path, "write_text")]
 def build(out: Path) -> None:
     """Prepares INPUT..., a file of proteins and perhaps a table of their clusters."""
     source, *tables = map(Path, inputs)
-    if way == "worker":
-        write = OpenSegment.write
-
-        def write_and_wait(*given: Any) -> None:
-            write(*given)
-            # The workers are idle when one is killed.
-            time.sleep(0.3)
-
-        OpenSegment.write = write_and_wait
     options = prepare.PrepareOptions(
         shard_residues=30_000,
         deduplicate=not is_each,
@@ -220,12 +210,12 @@ def killed_at_random(this: Command, out: Path, kills: int, seconds: float) -> It
         way = this.ways[turn % len(this.ways)]
         pid = start(this.work, out)
         # Every other command finishes some parts, however slow the machine is.
-        wanted = before + (1 if way == "worker" else turn % 2 * random.choice([1, 3]))
+        wanted = before + turn % 2 * random.choice([1, 3])
         while this.finished(out) < wanted:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 break
             time.sleep(0.001)
-        time.sleep(0.1 if way == "worker" else random.uniform(0, 0.2 * seconds))
+        time.sleep(random.uniform(0, 0.2 * seconds))
         kill(pid)
         code = exit_code_of(pid)
         assert code in (-signal.SIGKILL, *ENDS.get(way, ()), *COMPLETE), (way, code)
