@@ -135,6 +135,21 @@ def test_a_killed_process_ends_the_stream_with_a_sentence() -> None:
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
+def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream() -> None:
+    """The executor would wait for the rest of what is in its pipe."""
+    delay = 0.0
+
+    def work(number: int) -> bytes:
+        if number == 3:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return bytes(1 << 23)
+
+    for turn in range(10):
+        delay = 0.003 * turn
+        with pytest.raises(ProcessDiedError):
+            results(work, 60, 2)
+
+
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[str]]:
     """A process with two workers, which is to be killed or interrupted."""
