@@ -16,8 +16,8 @@ from typing import NoReturn
 
 import pytest
 
+from protlm.cli import main as cli
 from protlm.cli.main import _spread
-from protlm.cli.main import main as cli
 from protlm.model.transformer import ProteinLM
 from protlm.system.paths import conf_dir, sample_dir
 from protlm.system.terminal import JobProgress

@@ -102,11 +102,11 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(
     config.write_text("".join(older))
     newest = latest(train_tiny(run, "trainer.max_steps=3"))
     assert newest is not None and newest.name == "step-00000003.ckpt"
-    message = r"a run with model\.token_dropout=False, not True; .* protlm train run_dir="
+    message = r"a run with model\.token_dropout=false, not true; .* protlm train run_dir="
     with pytest.raises(UserError, match=message):
         train_tiny(run, "model.token_dropout=true", "trainer.max_steps=4")
     message = (
-        r"model\.dropout=0\.0, not 0\.1; model\.token_dropout=False, not True; seed=0, not 7; to"
+        r"model\.token_dropout=false, not true; model\.dropout=0\.0, not 0\.1; seed=0, not 7; to"
     )
     with pytest.raises(UserError, match=message):
         train_tiny(run, "seed=7", "model.token_dropout=true", "model.dropout=0.1")
