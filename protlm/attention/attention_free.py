@@ -201,8 +201,10 @@ def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxS
 
     def over_all(terms: Tensor) -> Tensor:
         size = terms.shape[-2]
-        around = with_margins(terms, before=size, after=size)
-        near = torch.einsum("...ml,b...lc->b...mc", weights.near, around)
+        # Without a name, which would keep it alive.
+        near = torch.einsum(
+            "...ml,b...lc->b...mc", weights.near, with_margins(terms, before=size, after=size)
+        )
         totals = terms.sum(dim=-2, keepdim=True)
         before, after = (_before_previous(x) for x in (totals, totals.flip(-3)))
         return near + weights.far * (before + after.flip(-3))
